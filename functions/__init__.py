@@ -1,0 +1,1 @@
+"""The Pulsar Function: a thin host of the router."""

@@ -1,0 +1,1 @@
+"""The Spark sync job: a thin host of the router."""
