@@ -1,8 +1,8 @@
 """Every error of the package, under one root.
 
-Errors that say "your input is wrong" derive from :class:`InvalidInputError` (and from ``ValueError``);
-errors that say "the broker, or what is stored on it, is not as it should be" derive from
-:class:`BrokerError`. Each carries the data it speaks of as attributes, not only in its text.
+Errors that say "your input is wrong" derive from :class:`InvalidInputError` (and from
+``ValueError``); errors that say "the broker, or what is stored on it, is not as it should be"
+derive from :class:`BrokerError`. Each carries the data it speaks of as attributes too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,190 @@
+"""What a level topic says of itself, and the names of all topics that belong to it."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
+from delaylevel.strategy import Levels
+from delaylevel.topicname import TopicName
+
+FORMAT_VERSION = 1
+# The one property, on the level topic itself, that holds the description.
+DESCRIPTION_PROPERTY = "delaylevel.description"
+# On every other topic of the family: the level topic that it belongs to.
+MEMBER_PROPERTY = "delaylevel.member-of"
+# The durable subscription of every source topic: the mover's place, and what keeps the data.
+SUBSCRIPTION = "delaylevel"
+
+LEVEL_SUFFIX = "-delay-level"
+HELD_SUFFIX = "-held"
+DEAD_LETTER_SUFFIX = "-DLQ"
+WINDOW_SUFFIX = "-window"
+
+DEFAULT_HOLD_PAUSE_MS = 30_000
+
+
+class Mover(str, enum.Enum):
+    """Who moves what is near-due."""
+
+    SPARK = "spark"
+    FUNCTION = "function"
+
+
+class FinalWindow(str, enum.Enum):
+    """Who holds a message between its last hand-off and its due time."""
+
+    BROKER = "broker"
+    TRACKER = "tracker"
+
+
+class Role(str, enum.Enum):
+    """What a topic of the family is for."""
+
+    LEVEL = "level"
+    HELD = "held"
+    DEAD_LETTER = "dead-letter"
+    WINDOW = "window"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One topic of a level topic's family.
+
+    Attributes:
+        topic: its full name.
+        role: what it is for.
+        partitions: how many partitions it has (at least 1: all are partitioned topics).
+        level: for a level, its index in the list, 0 for the coarsest; otherwise -1.
+    """
+
+    topic: TopicName
+    role: Role
+    partitions: int
+    level: int = -1
+
+
+@dataclass(frozen=True)
+class LevelTopicDescription:
+    """A level topic, as it describes itself.
+
+    Attributes:
+        topic: the full name of the level topic (its coarsest level).
+        levels: the list of levels.
+        targets: full names of the business topics that may be written through it.
+        mover: who moves what is near-due.
+        final_window: who holds a message in the end.
+        hold_pause_ms: how long a message rests in the held topic before the next try.
+        window_partitions: partitions of the window topic (``tracker`` only).
+    """
+
+    topic: str
+    levels: Levels
+    targets: tuple[str, ...]
+    mover: Mover = Mover.SPARK
+    final_window: FinalWindow = FinalWindow.BROKER
+    hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
+    window_partitions: int = 1
+    version: int = field(default=FORMAT_VERSION)
+
+    def __post_init__(self) -> None:
+        if self.hold_pause_ms < 1:
+            raise InvalidInputError(f"hold_pause_ms is {self.hold_pause_ms}: it must be above 0")
+        if not self.targets:
+            raise InvalidInputError(f"level topic {self.topic} needs at least one target")
+        object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
+        names = sorted({TopicName.parse(target).full for target in self.targets})
+        object.__setattr__(self, "targets", tuple(names))
+
+    @property
+    def name(self) -> TopicName:
+        """The level topic's name in its parts."""
+        return TopicName.parse(self.topic)
+
+    def level_topic(self, level: int) -> TopicName:
+        """Return the topic of a level, by its index."""
+        return self.name.with_suffix(self.levels[level].suffix)
+
+    @property
+    def held_topic(self) -> TopicName:
+        """Where messages wait whose target cannot be written now."""
+        return self.name.with_suffix(HELD_SUFFIX)
+
+    @property
+    def dead_letter_topic(self) -> TopicName:
+        """Where messages go that cannot be understood."""
+        return self.name.with_suffix(DEAD_LETTER_SUFFIX)
+
+    @property
+    def window_topic(self) -> TopicName:
+        """Where messages spend the final window with ``tracker``."""
+        return self.name.with_suffix(WINDOW_SUFFIX)
+
+    def members(self) -> Iterator[Member]:
+        """Yield every topic of the family: levels coarse to fine, held, dead letters, window."""
+        for level in self.levels:
+            yield Member(self.level_topic(level.index), Role.LEVEL, level.partitions, level.index)
+        yield Member(self.held_topic, Role.HELD, 1)
+        yield Member(self.dead_letter_topic, Role.DEAD_LETTER, 1)
+        if self.final_window is FinalWindow.TRACKER:
+            yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
+
+    def check_target(self, target: str) -> None:
+        """Raise TargetNotAllowedError unless the description lists this business topic."""
+        if target not in self.targets:
+            raise TargetNotAllowedError(
+                f"level topic {self.topic} does not carry messages for {target}; it carries them "
+                f"for {', '.join(self.targets)}: add the target with `delaylevel levels create`, "
+                "or name another level topic"
+            )
+
+    def to_json(self) -> str:
+        """Return the description as one versioned JSON value."""
+        value: dict[str, Any] = {
+            "version": self.version,
+            **self.levels.to_json(),
+            "targets": list(self.targets),
+            "mover": self.mover.value,
+            "final_window": self.final_window.value,
+            "hold_pause_ms": self.hold_pause_ms,
+            "window_partitions": self.window_partitions,
+        }
+        return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, topic: str, text: str) -> LevelTopicDescription:
+        """Read what :meth:`to_json` wrote, for the level topic of this name.
+
+        Raises:
+            LevelTopicError: the text is damaged, or of a later format than this release knows.
+        """
+        try:
+            value = json.loads(text)
+            version = value["version"]
+            if version != FORMAT_VERSION:
+                raise LevelTopicError(
+                    f"level topic {topic} is described in format {version}; this release "
+                    f"understands format {FORMAT_VERSION}: upgrade delaylevel"
+                )
+            return cls(
+                topic=topic,
+                levels=Levels.from_json(value),
+                targets=tuple(value["targets"]),
+                mover=Mover(value["mover"]),
+                final_window=FinalWindow(value["final_window"]),
+                hold_pause_ms=int(value["hold_pause_ms"]),
+                window_partitions=int(value["window_partitions"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LevelTopicError(
+                f"the description of level topic {topic} cannot be read: {error!r}"
+            ) from error
+
+
+def default_level_topic(business_topic: str) -> str:
+    """Return the level topic that a business topic has unless another is named."""
+    return TopicName.parse(business_topic).with_suffix(LEVEL_SUFFIX).full

@@ -1,0 +1,87 @@
+"""Full topic names, their parts, and the names that are derived from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from delaylevel.errors import InvalidInputError
+
+_PARTITION = re.compile(r"^(?P<base>.+)-partition-(?P<index>\d+)$")
+
+
+@dataclass(frozen=True, order=True)
+class TopicName:
+    """A persistent topic: ``persistent://tenant/namespace/local``."""
+
+    tenant: str
+    namespace: str
+    local: str
+
+    @classmethod
+    def parse(cls, topic: str) -> TopicName:
+        """Read a short (``orders``), a medium (``tenant/ns/orders``) or a full topic name.
+
+        Args:
+            topic: the name as an application writes it; a short one is in ``public/default``.
+
+        Raises:
+            InvalidInputError: it is empty, not persistent, or has too many or empty parts.
+        """
+        scheme, separator, rest = topic.partition("://")
+        if not separator:
+            rest = topic
+        elif scheme != "persistent":
+            raise InvalidInputError(
+                f"topic {topic!r}: only persistent topics keep delayed messages; "
+                "name it persistent://tenant/namespace/topic"
+            )
+        parts = rest.split("/")
+        if len(parts) == 1 and not separator:
+            parts = ["public", "default", *parts]
+        if len(parts) != 3 or not all(parts):
+            raise InvalidInputError(
+                f"topic {topic!r} is not a topic name: "
+                "give topic, tenant/namespace/topic or persistent://tenant/namespace/topic"
+            )
+        return cls(*parts)
+
+    @property
+    def full(self) -> str:
+        """``persistent://tenant/namespace/local``."""
+        return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
+
+    @property
+    def namespace_path(self) -> str:
+        """``tenant/namespace``."""
+        return f"{self.tenant}/{self.namespace}"
+
+    @property
+    def rest_path(self) -> str:
+        """The path of the topic in the admin REST interface, each part percent-encoded."""
+        local = quote(self.local, safe="")
+        return f"persistent/{quote(self.tenant)}/{quote(self.namespace)}/{local}"
+
+    @property
+    def partition_index(self) -> int | None:
+        """Which partition this names, or None for a topic that names no partition."""
+        match = _PARTITION.match(self.local)
+        return int(match["index"]) if match else None
+
+    @property
+    def without_partition(self) -> TopicName:
+        """The partitioned topic that this partition belongs to, or the topic itself."""
+        match = _PARTITION.match(self.local)
+        return TopicName(self.tenant, self.namespace, match["base"]) if match else self
+
+    def partition(self, index: int) -> TopicName:
+        """Return the name of partition ``index`` (from 0)."""
+        return TopicName(self.tenant, self.namespace, f"{self.local}-partition-{index}")
+
+    def with_suffix(self, suffix: str) -> TopicName:
+        """Return the topic beside this one whose local name ends in ``suffix``."""
+        return TopicName(self.tenant, self.namespace, self.local + suffix)
+
+    def __str__(self) -> str:
+        return self.full
