@@ -1,0 +1,5 @@
+"""``python -m delaylevel`` is the ``delaylevel`` command."""
+
+from delaylevel.cli.main import main
+
+main()
