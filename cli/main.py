@@ -119,7 +119,7 @@ def _exists(target: str) -> bool:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples(
         "delaylevel broker start",
-        "delaylevel --service-url pulsar://broker.example:6650 broker status",
+        "delaylevel --service-url pulsar://broker.example:6650 levels list",
         "delaylevel demo",
     ),
 )

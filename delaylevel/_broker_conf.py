@@ -1,0 +1,119 @@
+"""The configuration files and the command of one embedded broker instance."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+ConfValue = str | int | float | bool
+
+# What a start must not inherit: settings of another Pulsar or BookKeeper on the same machine.
+_FOREIGN = ("PULSAR_", "BOOKIE_", "BK_", "OTEL_")
+
+
+def conf_text(value: ConfValue) -> str:
+    """A value as Pulsar's configuration files spell it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def write_conf(
+    home: Path,
+    folder: Path,
+    *,
+    service_port: int,
+    web_port: int,
+    overrides: Mapping[str, str],
+) -> None:
+    """Copy the server's ``conf`` folder for one instance, with its ports and overrides.
+
+    A name in ``overrides`` that no configuration file of the server mentions is warned about:
+    Pulsar itself ignores it in silence.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(home / "conf", folder)
+    known = _names(home / "conf")
+    for name in sorted(overrides.keys() - known):
+        log.warning("the broker's configuration files do not know %r; it may have no effect", name)
+    settings = {
+        **overrides,
+        "brokerServicePort": str(service_port),
+        "webServicePort": str(web_port),
+        "bindAddress": "127.0.0.1",
+    }
+    path = folder / "standalone.conf"
+    kept = [
+        line
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.partition("=")[0].strip() not in settings
+    ]
+    added = [f"{name}={value}" for name, value in settings.items()]
+    path.write_text("\n".join([*kept, *added, ""]), encoding="utf-8")
+
+    worker = folder / "functions_worker.yml"
+    text = worker.read_text(encoding="utf-8")
+    data = folder.parent
+    text = re.sub(r"(?m)^downloadDirectory:.*$", f"downloadDirectory: {data}/download", text)
+    text = re.sub(r"(?m)^(\s+logDirectory:).*$", rf"\1 {data}/logs", text)
+    worker.write_text(text, encoding="utf-8")
+
+
+def _names(conf: Path) -> set[str]:
+    names: set[str] = set()
+    for file in ("standalone.conf", "broker.conf", "bookkeeper.conf"):
+        text = (conf / file).read_text(encoding="utf-8")
+        names.update(re.findall(r"(?m)^\s*#?\s*([A-Za-z_][\w.]*)=", text))
+    return names
+
+
+def command(home: Path, directory: Path, *, functions: bool) -> list[str]:
+    """What starts the instance; ``bin/pulsar`` becomes the JVM, so its pid is the JVM's.
+
+    Without the stream storage (``-nss``) and, unless asked for, without the functions worker.
+    """
+    return [
+        str(home / "bin" / "pulsar"),
+        "standalone",
+        "-a",
+        "127.0.0.1",
+        "-nss",
+        *(
+            ["--functions-worker-conf", str(directory / "conf" / "functions_worker.yml")]
+            if functions
+            else ["-nfw"]
+        ),
+        "--bookkeeper-port",
+        "0",
+        "--bookkeeper-dir",
+        str(directory / "data" / "bookkeeper"),
+        "--metadata-dir",
+        str(directory / "data" / "metadata"),
+    ]
+
+
+def environment(directory: Path, *, java: str, functions: bool, heap_mb: int) -> dict[str, str]:
+    """The environment of the instance: a small heap, and nothing of another Pulsar's."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_FOREIGN) and name != "OPTS"
+    }
+    path = [str(Path(java).parent), environ.get("PATH", os.defpath)]
+    if functions:
+        # The functions worker starts `python3` from the PATH: it must be the one that has us.
+        path.insert(0, str(Path(sys.executable).parent))
+    return environ | {
+        "PATH": os.pathsep.join(path),
+        "PULSAR_STANDALONE_CONF": str(directory / "conf" / "standalone.conf"),
+        "PULSAR_LOG_CONF": str(directory / "conf" / "log4j2.yaml"),
+        "PULSAR_LOG_DIR": str(directory / "logs"),
+        "PULSAR_MEM": f"-Xms64m -Xmx{heap_mb}m -XX:MaxDirectMemorySize={max(heap_mb, 300)}m",
+        "PULSAR_GC": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "PULSAR_GC_LOG": "-Xlog:disable",
+    }

@@ -1,0 +1,194 @@
+"""The Pulsar server that the embedded broker runs: fetched with Maven, unpacked once a user."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from platformdirs.unix import Unix
+
+from delaylevel.errors import PrerequisiteError
+
+PULSAR_VERSION = "4.0.8"
+MINIMUM_JAVA = 17
+_ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{PULSAR_VERSION}:tar.gz:bin"
+_MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+_MAVEN_TIMEOUT_SECONDS = 1800
+
+Report = Callable[[str], None]
+
+# The XDG layout on every system: Pulsar's start script cannot bear the blank in macOS's
+# "Application Support".
+_DIRECTORIES = Unix("delaylevel")
+
+
+def state_directory() -> Path:
+    """Where instances keep their data: ``$XDG_STATE_HOME/delaylevel``."""
+    return Path(_DIRECTORIES.user_state_dir)
+
+
+def distribution_directory() -> Path:
+    """Where the server stands once it is fetched: ``$XDG_CACHE_HOME/delaylevel/…``."""
+    return Path(_DIRECTORIES.user_cache_dir) / f"apache-pulsar-{PULSAR_VERSION}"
+
+
+def is_fetched() -> bool:
+    """Whether the server is there already."""
+    return (distribution_directory() / "bin" / "pulsar").is_file()
+
+
+def fetch(report: Report = lambda message: None) -> Path:
+    """Fetch and unpack the Pulsar server, unless it is there; two processes at once do it once.
+
+    Maven resolves it with the user's own settings (mirrors, proxies, local repository).
+
+    Parameters:
+        report: is told what happens, a line at a time.
+
+    Returns:
+        The directory of the server.
+
+    Raises:
+        PrerequisiteError: Java or Maven is missing, or Maven cannot get the server.
+    """
+    home = distribution_directory()
+    if is_fetched():
+        return home
+    java()
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with locked(home.with_name(f"{home.name}.lock")):
+        if is_fetched():
+            return home
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetch-") as scratch:
+            report(f"Fetching the Pulsar server {PULSAR_VERSION} with Maven (about 240 MB) ...")
+            archive = _download(Path(scratch))
+            report("Unpacking it ...")
+            unpacked = _unpack(archive, Path(scratch))
+            shutil.rmtree(home, ignore_errors=True)  # half a tree, of a version without this lock
+            unpacked.rename(home)
+    report(f"The server is in {home}")
+    return home
+
+
+def java() -> str:
+    """The Java that runs the broker: of ``JAVA_HOME``, or else of the PATH.
+
+    Raises:
+        PrerequisiteError: there is none, or it is too old.
+    """
+    remedy = (
+        f"Install Java {MINIMUM_JAVA} or later (Debian and Ubuntu: apt install "
+        f"openjdk-{MINIMUM_JAVA}-jre-headless; macOS: brew install openjdk@{MINIMUM_JAVA}), "
+        "or set JAVA_HOME to one."
+    )
+    java_home = os.environ.get("JAVA_HOME")
+    found = shutil.which(str(Path(java_home) / "bin" / "java") if java_home else "java")
+    if found is None:
+        place = f"JAVA_HOME ({java_home})" if java_home else "the PATH"
+        raise PrerequisiteError(f"The embedded broker needs Java; none is in {place}. {remedy}")
+    try:
+        answer = subprocess.run(
+            [found, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PrerequisiteError(f"{found} does not run ({error}). {remedy}") from error
+    version = java_version(answer.stderr + answer.stdout)
+    if answer.returncode != 0 or version is None:
+        raise PrerequisiteError(f"{found} does not tell its version. {remedy}")
+    if version < MINIMUM_JAVA:
+        raise PrerequisiteError(f"{found} is Java {version}, which is too old. {remedy}")
+    return found
+
+
+def java_version(text: str) -> int | None:
+    """The major version in what ``java -version`` prints; 8 for ``1.8.0``."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if match is None:
+        return None
+    major = int(match[1])
+    return int(match[2] or 0) if major == 1 else major
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock between processes while the block runs; the system frees it if we die."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _download(folder: Path) -> Path:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise PrerequisiteError(
+            "The embedded broker is fetched with Maven, and `mvn` is not on the PATH. Install it "
+            "(Debian and Ubuntu: apt install maven; macOS: brew install maven)."
+        )
+    command = [
+        maven,
+        "--batch-mode",
+        "--quiet",
+        "--strict-checksums",
+        _MAVEN_GOAL,
+        f"-Dartifact={_ARTIFACT}",
+        f"-DoutputDirectory={folder}",
+    ]
+    try:
+        # In an empty folder, so that no project's own pom.xml has a say.
+        answer = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_MAVEN_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PrerequisiteError(
+            f"Maven did not get {_ARTIFACT} within {_MAVEN_TIMEOUT_SECONDS // 60} minutes; "
+            "look at the network and try again."
+        ) from None
+    archives = sorted(folder.glob("pulsar-server-distribution-*.tar.gz"))
+    if answer.returncode != 0 or not archives:
+        said = [line for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
+        raise PrerequisiteError(
+            f"Maven could not get {_ARTIFACT} (exit code {answer.returncode}). Look at the network "
+            "and at Maven's settings.xml. It said:\n  " + "\n  ".join(said[:5])
+        )
+    return archives[0]
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    target = folder / "unpacked"
+    try:
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(target, filter="data")
+            else:  # Python before 3.10.12 and 3.11.4
+                tar.extractall(target)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise PrerequisiteError(
+            f"{archive.name} cannot be unpacked ({error}). Is the disk full? Otherwise delete it "
+            "from Maven's local repository and fetch again."
+        ) from error
+    trees = [path for path in target.iterdir() if (path / "bin" / "pulsar").is_file()]
+    if len(trees) != 1:
+        raise PrerequisiteError(f"{archive.name} does not hold a Pulsar server.")
+    return trees[0]

@@ -1,0 +1,114 @@
+"""Processes and ports of the embedded broker: find ours by its command line, end it, follow us."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+# Below the range from which systems take the ports of outgoing connections, so that a broker that
+# is started again finds its ports free.
+_PORTS = range(20_000, 31_000)
+_POLL_SECONDS = 0.05
+
+
+def command_line(pid: int) -> str:
+    """The command line of a process; empty where there is none, or it is a zombie."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        if Path("/proc/self").exists():
+            return ""
+    except OSError:
+        return ""
+    else:
+        return raw.replace(b"\0", b" ").decode(errors="replace")
+    answer = subprocess.run(
+        ["ps", "-ww", "-p", str(pid), "-o", "command="],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.rstrip("\n") + " "
+
+
+def is_ours(pid: int, marker: str) -> bool:
+    """Whether the process lives and is the one whose command line carries the marker."""
+    return marker in command_line(pid)
+
+
+def end(pid: int, marker: str, *, timeout_seconds: float) -> bool:
+    """End our process with SIGTERM, and after the timeout with SIGKILL.
+
+    Returns:
+        Whether SIGTERM was enough.
+    """
+    if _signal(pid, marker, signal.SIGTERM) and _wait_gone(pid, marker, timeout_seconds):
+        return True
+    return not kill(pid, marker)
+
+
+def kill(pid: int, marker: str) -> bool:
+    """End our process at once (SIGKILL); whether there was one."""
+    was_there = _signal(pid, marker, signal.SIGKILL)
+    _wait_gone(pid, marker, 10)
+    return was_there
+
+
+def _signal(pid: int, marker: str, number: signal.Signals) -> bool:
+    if not is_ours(pid, marker):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_gone(pid: int, marker: str, timeout_seconds: float) -> bool:
+    limit = time.monotonic() + timeout_seconds
+    while is_ours(pid, marker):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server can listen on this loopback port now."""
+    with socket.socket() as candidate:
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Different loopback ports that nobody listens on."""
+    chosen: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port_is_free(port):
+            chosen.append(port)
+            if len(chosen) == count:
+                return chosen
+    raise OSError(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+
+
+def follow_parent(pid: int) -> subprocess.Popen[bytes]:
+    """End the process when this one dies, in whatever way; end the watcher itself to call it off.
+
+    The watcher waits on a pipe of which only we hold the other end.
+    """
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'read -r _; kill "$1" 2>/dev/null', "delaylevel-watch", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
