@@ -48,6 +48,19 @@ class SchemaVersion:
 
 
 @dataclass(frozen=True)
+class LedgerInfo:
+    """One ledger of a partition.
+
+    Attributes:
+        ledger: its id.
+        entries: how many entries it has, acknowledged ones included.
+    """
+
+    ledger: int
+    entries: int
+
+
+@dataclass(frozen=True)
 class ConsumerStats:
     """One connected consumer.
 
@@ -253,6 +266,23 @@ class TopicAdmin(Protocol):
         """Return when an entry was published (ms since the epoch), or None if it is not there.
 
         The batch index of the position does not count.
+        """
+        ...
+
+    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+        """Return the ledgers that a partition still has, oldest first, with what is in each.
+
+        The open ledger counts with the entries that it holds now.
+        """
+        ...
+
+    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
+        """Return the last position up to which a subscription has acknowledged everything.
+
+        Its entry is -1 where nothing of the ledger is acknowledged.
+
+        Raises:
+            NotFoundError: the partition or the subscription does not exist.
         """
         ...
 
