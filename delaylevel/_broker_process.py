@@ -89,6 +89,16 @@ def port_is_free(port: int) -> bool:
         return True
 
 
+def become_free(ports: list[int], *, timeout_seconds: float) -> bool:
+    """Wait until all these ports are free: a killed process may hold them a moment longer."""
+    limit = time.monotonic() + timeout_seconds
+    while not all(port_is_free(port) for port in ports):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
 def free_ports(count: int) -> list[int]:
     """Different loopback ports that nobody listens on."""
     chosen: list[int] = []

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 DEFAULT_HEAP_MB = 400
 _START_ATTEMPTS = 3
 _POLL_SECONDS = 0.1
+_PORT_WAIT_SECONDS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -279,7 +280,7 @@ class EmbeddedBroker:
 
     def _launch(self, home: Path, settings: _Saved) -> _Saved:
         ports = [settings.service_port, settings.web_port]
-        if not all(port and process.port_is_free(port) for port in ports):
+        if 0 in ports or not process.become_free(ports, timeout_seconds=_PORT_WAIT_SECONDS):
             ports = process.free_ports(2)
         write_conf(
             home,

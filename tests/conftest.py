@@ -1,0 +1,167 @@
+"""Fixtures for every test: a real broker, and an environment without the developer's own settings.
+
+``connection``      where to reach a broker: the shared embedded one, or the one that
+                    DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL name
+``client``          a ``pulsar.Client`` on it
+``namespace``       a namespace of the test's own, ``public/test-…``, gone afterwards
+``broker``          the shared embedded broker itself
+``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
+                    these settings, shared by all tests that ask for the same
+``private_broker``  makes brokers of the test's own, which it may kill and start again
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.config import Connection
+from delaylevel.errors import PrerequisiteError
+
+# PySpark's workers run in the Python that runs the tests.
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+FAST_CONF: dict[str, str | int | float | bool] = {
+    "brokerDeduplicationEnabled": False,
+    "forceDeleteNamespaceAllowed": True,
+    "journalSyncData": False,  # survives kill -9 all the same: only a machine's crash would tell
+}
+TEST_HEAP_MB = 256
+_BROKER_FIXTURES = {"broker", "broker_with", "private_broker", "connection", "namespace", "client"}
+
+BrokerFactory = Callable[..., EmbeddedBroker]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a broker, so that ``-m "not broker"`` leaves it out."""
+    for item in items:
+        if _BROKER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.broker)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No settings, and no running broker, of whoever runs the tests."""
+    for name in list(os.environ):
+        if name.startswith("DELAYLEVEL_") and not name.startswith("DELAYLEVEL_TEST_"):
+            monkeypatch.delenv(name)
+    nowhere = tmp_path_factory.getbasetemp() / "home"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(nowhere / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(nowhere / "state"))
+
+
+def _started(broker: EmbeddedBroker) -> EmbeddedBroker:
+    """Start it; without Java or Maven skip on a laptop, and fail in CI."""
+    try:
+        broker.start()
+    except PrerequisiteError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    return broker
+
+
+def _embedded(
+    directory: Path,
+    conf: Mapping[str, str | int | float | bool] | None = None,
+    functions: bool = False,
+    heap_mb: int = TEST_HEAP_MB,
+) -> EmbeddedBroker:
+    return EmbeddedBroker(
+        "test",
+        directory=directory,
+        conf={**FAST_CONF, **(conf or {})},
+        functions=functions,
+        heap_mb=heap_mb,
+        follow_parent=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
+    """``broker_with(conf, functions=False)``: a broker shared by all who ask for the same."""
+    shared: dict[object, EmbeddedBroker] = {}
+
+    def get(
+        conf: Mapping[str, str | int | float | bool] | None = None, functions: bool = False
+    ) -> EmbeddedBroker:
+        key = (tuple(sorted((conf or {}).items())), functions)
+        if key not in shared:
+            directory = tmp_path_factory.mktemp("broker")
+            shared[key] = _started(_embedded(directory, conf, functions))
+        return shared[key]
+
+    try:
+        yield get
+    finally:
+        for broker in shared.values():
+            broker.remove()
+
+
+@pytest.fixture(scope="session")
+def broker(broker_with: BrokerFactory) -> EmbeddedBroker:
+    """The embedded broker that tests share; do not stop it."""
+    return broker_with()
+
+
+@pytest.fixture
+def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
+    """``private_broker(conf, functions=False, heap_mb=…)``: a started broker of the test's own."""
+    made: list[EmbeddedBroker] = []
+
+    def make(
+        conf: Mapping[str, str | int | float | bool] | None = None,
+        functions: bool = False,
+        heap_mb: int = TEST_HEAP_MB,
+    ) -> EmbeddedBroker:
+        broker = _embedded(tmp_path_factory.mktemp("private"), conf, functions, heap_mb)
+        made.append(broker)
+        return _started(broker)
+
+    try:
+        yield make
+    finally:
+        for broker in made:
+            broker.remove()
+
+
+@pytest.fixture(scope="session")
+def connection(request: pytest.FixtureRequest) -> Connection:
+    """Where to reach the broker under test."""
+    service_url = os.environ.get("DELAYLEVEL_TEST_SERVICE_URL")
+    admin_url = os.environ.get("DELAYLEVEL_TEST_ADMIN_URL")
+    if service_url or admin_url:
+        return Connection.load(service_url=service_url, admin_url=admin_url, environ={})
+    broker: EmbeddedBroker = request.getfixturevalue("broker")
+    return broker.connection
+
+
+@pytest.fixture
+def namespace(connection: Connection) -> Iterator[str]:
+    """A fresh namespace, so that tests do not meet."""
+    name = f"public/test-{uuid.uuid4().hex[:12]}"
+    url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
+    http = urllib3.PoolManager(timeout=30)
+    answer = http.request("PUT", url)
+    assert answer.status == 204, answer.data
+    yield name
+    http.request("DELETE", url, fields={"force": "true"}, retries=False)
+
+
+@pytest.fixture
+def client(connection: Connection) -> Iterator[pulsar.Client]:
+    """A Pulsar client, closed at the end; its own log is left out."""
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    yield client
+    client.close()
