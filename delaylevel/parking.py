@@ -1,0 +1,224 @@
+"""Where one producer's messages go and what is written on them: the wrapper's pure part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from delaylevel import envelope as env
+from delaylevel.clock import Clock, format_duration
+from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.duetime import due_time_ms
+from delaylevel.envelope import Envelope, SchemaRef
+from delaylevel.errors import UnsupportedOptionError
+from delaylevel.router import Hop, Router
+
+# So many messages fit a batch: (ledger, entry, batch) has to pack into one sequence id.
+LARGEST_BATCH = 1024
+_SHORTEST_SEND_TIMEOUT_MS = 5000
+_LONGEST_SEND_TIMEOUT_MS = 30_000
+
+# Arguments of send that mean nothing on the way through a level topic.
+NOT_PARKABLE = ("sequence_id", "replication_clusters", "disable_replication")
+
+_REFUSED_OPTIONS = {
+    "encryption_key": "a mover would have to decrypt and encrypt anew what it sends on",
+    "crypto_key_reader": "a mover would have to decrypt and encrypt anew what it sends on",
+    "chunking_enabled": "a mover reads whole messages; keep bodies below the broker's limit",
+    "message_router": "a mover cannot call it; give a partition_key and the hash decides, "
+    "the same for delayed and undelayed messages",
+}
+
+
+class Placement(NamedTuple):
+    """Where a message is sent, and what is written on it.
+
+    Attributes:
+        level: the level's index; -1 for the business topic itself.
+        partition: the partition of the level's topic; -1 for the business topic.
+        properties: all properties of the message; None for none.
+        deliver_at_ms: until when the broker itself holds it; None for not at all.
+    """
+
+    level: int
+    partition: int
+    properties: dict[str, str] | None
+    deliver_at_ms: int | None
+
+    @property
+    def parked(self) -> bool:
+        """Whether it goes into a level topic."""
+        return self.level >= 0
+
+
+class Parking:
+    """Places the messages of one producer.
+
+    Args:
+        description: the level topic.
+        target: the full name of the business topic.
+        schema: what payloads are encoded with; None for plain bytes.
+        clock: the producer's own.
+    """
+
+    def __init__(
+        self,
+        description: LevelTopicDescription,
+        target: str,
+        schema: SchemaRef | None,
+        clock: Clock,
+    ) -> None:
+        self.description = description
+        self._target = target
+        self._schema = schema
+        self._clock = clock
+        self._router = Router(description.levels)
+
+    def place(
+        self,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        properties: Mapping[str, str] | None,
+        message_id: str | None,
+        **unsupported: Any,
+    ) -> Placement:
+        """Decide where a message goes.
+
+        Args:
+            deliver_at, deliver_after: as in :func:`~delaylevel.duetime.due_time_ms`.
+            properties: the application's; ``delaylevel.*`` is left out.
+            message_id: an id that the application gives, or None.
+            unsupported: options of send that a parked message cannot have, with their values.
+
+        Raises:
+            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: nothing may be sent.
+        """
+        now_ms = self._clock.now_ms()
+        due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
+        if due_ms is None:
+            return Placement(-1, -1, _undelayed(properties, message_id), None)
+        decision = self._router.decide(due_ms, now_ms)
+        application = env.application_properties(properties or {})
+        sealed = Envelope(
+            due_ms,
+            self._target,
+            env.check_id(message_id) if message_id is not None else None,
+            self._schema,
+        )
+        if decision.hop is not Hop.PARK:
+            deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
+            return Placement(-1, -1, sealed.delivered_properties(application), deliver_at_ms)
+        _check_parkable(unsupported)
+        hand_off_ms = None
+        if self.description.mover is Mover.FUNCTION:
+            hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
+        return Placement(
+            decision.level, decision.partition, sealed.parked_properties(application), hand_off_ms
+        )
+
+
+def _undelayed(
+    properties: Mapping[str, str] | None, message_id: str | None
+) -> dict[str, str] | None:
+    if message_id is not None:
+        own = env.application_properties(properties or {})
+        own[env.ID] = env.check_id(message_id)
+        return own
+    if not properties:
+        return None
+    return env.application_properties(properties)
+
+
+def _check_parkable(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if not value:
+            continue
+        if name == "sequence_id":
+            raise UnsupportedOptionError(
+                f"sequence_id={value!r} cannot be kept for a message that is parked: partitions "
+                "of the level topic count for themselves, and the broker would drop a lower one "
+                "in silence. Give message_id= instead, by which consumers can deduplicate; "
+                "the message was not sent"
+            )
+        raise UnsupportedOptionError(
+            f"{name}={value!r} does not survive the way through a level topic, which is not "
+            "replicated; set replication on the business topic; the message was not sent"
+        )
+
+
+def check_producer_options(options: Mapping[str, Any], description: LevelTopicDescription) -> None:
+    """Refuse producer options that would not hold for delayed messages.
+
+    Args:
+        options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
+        description: the level topic.
+
+    Raises:
+        UnsupportedOptionError: one of them; the text says why and what to do instead.
+    """
+    for name, reason in _REFUSED_OPTIONS.items():
+        if options.get(name):
+            raise UnsupportedOptionError(
+                f"{name} cannot be combined with a delay-level topic: {reason}"
+            )
+    access_mode = options.get("access_mode")
+    if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
+        raise UnsupportedOptionError(
+            f"access_mode {access_mode} would lock out the mover, which publishes to the same "
+            "topic what has become due: use Shared"
+        )
+    if description.final_window is not FinalWindow.BROKER:
+        raise UnsupportedOptionError(
+            f"level topic {description.topic} has the final window "
+            f"{description.final_window.value!r}, which this release cannot serve: use 'broker'"
+        )
+
+
+def level_producer_settings(
+    options: Mapping[str, Any], description: LevelTopicDescription
+) -> tuple[dict[str, Any], str | None]:
+    """Return the arguments for producers of level topics, made from the application's own.
+
+    Args:
+        options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
+        description: the level topic.
+
+    Returns:
+        The arguments, and a warning for the application or None.
+
+    Raises:
+        UnsupportedOptionError: a send timeout of 0.
+    """
+    kept = (
+        "compression_type",
+        "max_pending_messages",
+        "block_if_queue_full",
+        "batching_max_publish_delay_ms",
+        "batching_max_allowed_size_in_bytes",
+        "properties",
+    )
+    settings: dict[str, Any] = {name: options[name] for name in kept if name in options}
+    settings["batching_enabled"] = description.mover is Mover.SPARK
+    settings["batching_max_messages"] = min(
+        int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
+    )
+    lead_ms = description.levels.smallest_lead_ms
+    timeout_ms = options.get("send_timeout_millis")
+    warning = None
+    if timeout_ms is None:
+        timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
+    elif timeout_ms == 0:
+        raise UnsupportedOptionError(
+            "send_timeout_millis=0 cannot be combined with a delay-level topic: a message that "
+            "waits in the client without an end lies behind younger ones in its partition and is "
+            f"handed off too late; set it to at most the lead ({format_duration(lead_ms)})"
+        )
+    elif timeout_ms > lead_ms:
+        warning = (
+            f"send_timeout_millis={timeout_ms} is above the lead of the level topic "
+            f"({format_duration(lead_ms)}): a message that waits so long in the client can be "
+            "handed off late"
+        )
+    settings["send_timeout_millis"] = timeout_ms
+    return settings, warning

@@ -1,0 +1,246 @@
+"""The drop-in producer: pulsar.Producer's own calls, with long delays parked in level topics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import pulsar
+from pulsar.schema import BytesSchema
+
+from delaylevel.clock import Clock
+from delaylevel.description import LevelTopicDescription
+from delaylevel.parking import NOT_PARKABLE, Parking, Placement
+from delaylevel.schemas import reference_to
+
+
+class DelayLevelProducer:
+    """Sends undelayed messages as before, and delayed ones by way of a delay-level topic.
+
+    Made by :meth:`delaylevel.DelayLevelClient.create_producer` and :func:`delaylevel.wrap`. It may
+    be used from several threads, as a ``pulsar.Producer`` may.
+
+    Args:
+        client: the ``pulsar.Client`` that makes producers for partitions of level topics.
+        business: the producer of the business topic; it is closed with this one.
+        description: the level topic.
+        target: the full name of the business topic.
+        level_settings: arguments for the producers of level topics.
+        clock: says what time it is when a message is sent.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        business: Any,
+        description: LevelTopicDescription,
+        target: str,
+        level_settings: Mapping[str, Any],
+        clock: Clock,
+    ) -> None:
+        self._client = client
+        self._business = business
+        self._schema = business._schema
+        self._description = description
+        self._parking = Parking(description, target, reference_to(self._schema), clock)
+        self._settings = dict(level_settings)
+        self._lock = threading.Lock()
+        self._parked: dict[tuple[int, int], Any] = {}
+        self._closed = False
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The level topic that delayed messages go through."""
+        return self._description
+
+    def topic(self) -> str:
+        """Return the business topic."""
+        return str(self._business.topic())
+
+    def producer_name(self) -> str:
+        """Return the name of the business topic's producer."""
+        return str(self._business.producer_name())
+
+    def last_sequence_id(self) -> int:
+        """Return the last sequence id that was published to the business topic itself."""
+        return int(self._business.last_sequence_id())
+
+    def is_connected(self) -> bool:
+        """Return whether the business producer and every level producer in use is connected."""
+        return all(producer.is_connected() for producer in self._producers())
+
+    def send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+    ) -> Any:
+        """Publish a message and wait until the broker has stored it.
+
+        Args:
+            content: the payload, encoded by the producer's schema; None for a null value.
+            properties: the application's; ``delaylevel.*`` among them is left out.
+            partition_key, ordering_key, event_timestamp: survive every hop.
+            sequence_id, replication_clusters, disable_replication: for messages only that are not
+                parked.
+            deliver_at: when it is due, in ms since the epoch or as an aware datetime.
+            deliver_after: or how long from now.
+            message_id: an id of the application's own; copies that a resend makes then share it
+                as their ``delaylevel.id``. Without it, every send is a message of its own.
+
+        Returns:
+            The message id: in the business topic, or in the level topic it is parked in.
+
+        Raises:
+            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
+            pulsar.PulsarException: as ``pulsar.Producer.send`` does.
+        """
+        producer, body, arguments = self._routed(
+            content,
+            properties,
+            deliver_at,
+            deliver_after,
+            message_id,
+            partition_key=partition_key,
+            ordering_key=ordering_key,
+            event_timestamp=event_timestamp,
+            sequence_id=sequence_id,
+            replication_clusters=replication_clusters,
+            disable_replication=disable_replication,
+        )
+        return producer.send(body, **arguments)
+
+    def send_async(
+        self,
+        content: Any,
+        callback: Callable[[Any, Any], Any] | None,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        sequence_id: int | None = None,
+        replication_clusters: list[str] | None = None,
+        disable_replication: bool = False,
+        event_timestamp: int | None = None,
+        deliver_at: int | datetime | None = None,
+        deliver_after: timedelta | None = None,
+        *,
+        message_id: str | None = None,
+    ) -> None:
+        """Publish a message and have ``callback(result, message_id)`` called once it is stored.
+
+        The arguments are those of :meth:`send`. The first message for a partition of a level topic
+        waits until the producer for it is connected.
+
+        Raises:
+            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent
+                and the callback will not be called.
+        """
+        producer, body, arguments = self._routed(
+            content,
+            properties,
+            deliver_at,
+            deliver_after,
+            message_id,
+            partition_key=partition_key,
+            ordering_key=ordering_key,
+            event_timestamp=event_timestamp,
+            sequence_id=sequence_id,
+            replication_clusters=replication_clusters,
+            disable_replication=disable_replication,
+        )
+        producer.send_async(body, callback, **arguments)
+
+    def flush(self) -> None:
+        """Wait until everything sent so far is stored, in the business topic and in the levels.
+
+        Raises:
+            pulsar.PulsarException: the first failure; the others are flushed all the same.
+        """
+        self._for_all("flush")
+
+    def close(self) -> None:
+        """Flush and close the business producer and every level producer.
+
+        Raises:
+            pulsar.PulsarException: the first failure; the others are closed all the same.
+        """
+        with self._lock:
+            self._closed = True
+        self._for_all("close")
+
+    def __enter__(self) -> DelayLevelProducer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _routed(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        **options: Any,
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the producer that a message goes through, its body there, and its arguments."""
+        if deliver_at is None and deliver_after is None and message_id is None and not properties:
+            return self._business, content, options
+        placement = self._parking.place(
+            deliver_at,
+            deliver_after,
+            properties,
+            message_id,
+            **{name: options[name] for name in NOT_PARKABLE},
+        )
+        options["properties"] = placement.properties
+        options["deliver_at"] = placement.deliver_at_ms
+        if not placement.parked:
+            return self._business, content, options
+        for name in NOT_PARKABLE:
+            del options[name]
+        body = None if content is None else self._schema.encode(content)
+        return self._level_producer(placement), body, options
+
+    def _producers(self) -> list[Any]:
+        with self._lock:
+            return [self._business, *self._parked.values()]
+
+    def _level_producer(self, placement: Placement) -> Any:
+        key = (placement.level, placement.partition)
+        producer = self._parked.get(key)
+        if producer is None:
+            with self._lock:
+                if self._closed:
+                    raise pulsar.AlreadyClosed("the producer is closed")
+                producer = self._parked.get(key)
+                if producer is None:
+                    topic = self._description.level_topic(placement.level)
+                    producer = self._client.create_producer(
+                        topic.partition(placement.partition).full,
+                        schema=BytesSchema(),
+                        **self._settings,
+                    )
+                    self._parked[key] = producer
+        return producer
+
+    def _for_all(self, call: str) -> None:
+        failure: Exception | None = None
+        for producer in self._producers():
+            try:
+                getattr(producer, call)()
+            except pulsar.PulsarException as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure

@@ -1,0 +1,224 @@
+"""Reading a source partition from one position to another, neither more nor less."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pulsar
+
+from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.errors import BrokerError
+from delaylevel.positions import EARLIEST, Position, stable_id
+from delaylevel.topicname import TopicName
+
+RECEIVER_QUEUE_SIZE = 2000
+DEFAULT_POLL_TIMEOUT_MS = 30_000
+_FIRST_POLL_MS = 200
+
+
+@dataclass(frozen=True)
+class SourcePartition:
+    """One partition that a mover reads from the front.
+
+    Attributes:
+        family: the full name of the level topic that it belongs to.
+        topic: the full name of the partition.
+        role: LEVEL or HELD.
+        level: the level whose lead a message read here has used up. For the held topic that is
+            the finest: what is held was on its way out.
+        partition: its index.
+        hand_off_after_ms: how long after its publish time a message is ripe.
+    """
+
+    family: str
+    topic: str
+    role: Role
+    level: int
+    partition: int
+    hand_off_after_ms: int
+
+    @property
+    def name(self) -> TopicName:
+        """The partition's name in its parts."""
+        return TopicName.parse(self.topic)
+
+
+def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartition, ...]:
+    """Return every partition that a mover of this level topic reads, levels coarse to fine."""
+    found = []
+    for member in description.members():
+        for index in range(member.partitions):
+            if member.role is Role.LEVEL:
+                level = member.level
+                after_ms = description.levels[level].hand_off_after_ms(index)
+            elif member.role is Role.HELD:
+                level, after_ms = len(description.levels) - 1, description.hold_pause_ms
+            else:
+                continue
+            topic = member.topic.partition(index).full
+            found.append(
+                SourcePartition(description.topic, topic, member.role, level, index, after_ms)
+            )
+    return tuple(found)
+
+
+class ParkedMessage(NamedTuple):
+    """A message as it was read from a source partition.
+
+    Attributes:
+        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
+        publish_ms: when its producer published it, by that producer's clock; for a batched
+            message, when the first of the batch was.
+        key, ordering_key: as published; an empty string where there is none.
+        event_ms: the application's event time in ms; 0 where there is none.
+        properties: all of them, ours included.
+        value: the payload; None for a null value (which differs from an empty one).
+    """
+
+    ledger: int
+    entry: int
+    batch: int
+    publish_ms: int
+    key: str
+    ordering_key: str
+    event_ms: int
+    properties: dict[str, str]
+    value: bytes | None
+
+    @property
+    def position(self) -> Position:
+        """Where it stands in its partition."""
+        return Position(self.ledger, self.entry, self.batch)
+
+    def stable_id(self, partition_topic: str) -> str:
+        """Return its identity, if it was first stored in this partition."""
+        return stable_id(partition_topic, self.position)
+
+
+def read_range(
+    client: Any,
+    partition_topic: str,
+    start: Position,
+    end: Position,
+    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
+) -> Iterator[ParkedMessage]:
+    """Yield the messages of a partition in [start, end), in their order.
+
+    What the range no longer has (trimmed, or skipped by an administrator) is passed over; the
+    caller counts. The reader has no subscription and acknowledges nothing.
+
+    Args:
+        client: a ``pulsar.Client``.
+        partition_topic: the full name of the partition.
+        start: the first position; it may lie in the middle of a batch.
+        end: the first position that is not read.
+        poll_timeout_ms: how long to wait for a message that the broker says is there.
+
+    Raises:
+        BrokerError: the broker holds further messages of the range and does not deliver them.
+    """
+    if start >= end:
+        return
+    reader = client.create_reader(
+        partition_topic,
+        _message_id(start),
+        start_message_id_inclusive=True,
+        receiver_queue_size=RECEIVER_QUEUE_SIZE,
+        # Readers of processes that were forked would otherwise share one generated name.
+        subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
+    )
+    try:
+        waited_ms = 0
+        while True:
+            try:
+                message = reader.read_next(_FIRST_POLL_MS if not waited_ms else poll_timeout_ms)
+            except pulsar.Timeout:
+                # The broker may have nothing more of the range for us; asking it costs a round
+                # trip, so that it is asked only when it delivers nothing.
+                if not reader.has_message_available():
+                    return
+                if waited_ms:
+                    raise BrokerError(
+                        f"{partition_topic} has messages before {end} but delivered none within "
+                        f"{poll_timeout_ms} ms: is the broker overloaded? Nothing was acknowledged"
+                    ) from None
+                waited_ms = _FIRST_POLL_MS
+                continue
+            waited_ms = 0
+            parked, last = _place(message, end)
+            if parked is not None:
+                yield parked
+            if last:
+                return
+    finally:
+        reader.close()
+
+
+def _place(message: Any, end: Position) -> tuple[ParkedMessage | None, bool]:
+    """Return the message if it is in the range, and whether nothing of the range follows."""
+    message_id = message.message_id()
+    ledger, entry, batch = (
+        message_id.ledger_id(),
+        message_id.entry_id(),
+        message_id.batch_index(),
+    )
+    position = Position(ledger, entry, batch)
+    if position >= end:
+        return None, True
+    parked = ParkedMessage(
+        ledger,
+        entry,
+        batch,
+        message.publish_timestamp(),
+        message.partition_key(),
+        message.ordering_key(),
+        message.event_timestamp(),
+        message.properties(),
+        None if message.has_null_value() else message.data(),
+    )
+    if (ledger, entry + 1) != (end.ledger, end.entry):
+        return parked, position.next == end
+    # The last entry of the range: done with its last message.
+    return parked, batch < 0 or batch + 1 >= batch_size(message_id)
+
+
+def batch_size(message_id: Any) -> int:
+    """Return how many messages the entry of a batched message has.
+
+    The client keeps it in the serialized id only: field 6 of Pulsar's ``MessageIdData``.
+
+    Returns:
+        The size; 0 where the id does not carry it.
+    """
+    data: bytes = message_id.serialize()
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag & 7 == 2:  # length-delimited
+            length, at = _varint(data, at)
+            at += length
+            continue
+        value, at = _varint(data, at)
+        if tag >> 3 == 6:
+            return value
+    return 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _message_id(position: Position) -> Any:
+    if position == EARLIEST:
+        return pulsar.MessageId.earliest
+    return pulsar.MessageId(-1, position.ledger, position.entry, position.batch)
