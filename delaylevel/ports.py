@@ -246,7 +246,7 @@ class TopicAdmin(Protocol):
     def last_message_id(self, partition: TopicName) -> Position | None:
         """Return the position of a partition's last message (batch -1: unbatched).
 
-        None where nothing was ever published. What it names may be acknowledged and gone.
+        None where nothing is stored. What it names may be acknowledged already.
         """
         ...
 

@@ -1,0 +1,372 @@
+"""The admin REST client: what the package asks a cluster, and does to it, beside messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from delaylevel import _admin_values as read
+from delaylevel._rest import Rest, Token
+from delaylevel.config import Connection
+from delaylevel.errors import AdminError, NotFoundError
+from delaylevel.ports import (
+    BrokerSettings,
+    LedgerInfo,
+    NamespacePolicies,
+    PartitionStats,
+    SchemaVersion,
+    TopicMetadata,
+    TopicPolicies,
+)
+from delaylevel.positions import Position
+from delaylevel.topicname import TopicName
+
+_METADATA = "application/vnd.partitioned-topic-metadata+json"
+_EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
+_LATEST = {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
+_STATS = {
+    "getPreciseBacklog": "true",
+    "subscriptionBacklogSize": "false",
+    "getEarliestTimeInBacklog": "true",
+}
+
+
+class Admin:
+    """A cluster's admin REST interface, as :class:`~delaylevel.ports.TopicAdmin` and beyond.
+
+    One instance may be used by many threads; it opens connections when it needs them. Errors:
+    NotFoundError (404), ConflictError (409, 412), PermissionDeniedError (401, 403),
+    BrokerUnreachableError (no answer), else AdminError. None of them contains the token.
+
+    Args:
+        admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
+        token: the token, or what returns the one that is valid now.
+        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
+        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
+        tls_allow_insecure: accept certificates that nobody vouches for.
+        tls_validate_hostname: compare the certificate's name with the host's.
+        timeout_s: seconds to wait for an answer.
+
+    Raises:
+        ConfigError: the address or a certificate file cannot be used.
+    """
+
+    def __init__(
+        self,
+        admin_url: str,
+        *,
+        token: Token = None,
+        tls_trust_certs_file: str | None = None,
+        tls_certificate_file: str | None = None,
+        tls_private_key_file: str | None = None,
+        tls_allow_insecure: bool = False,
+        tls_validate_hostname: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self._rest = Rest(
+            admin_url,
+            token=token,
+            tls_trust_certs_file=tls_trust_certs_file,
+            tls_certificate_file=tls_certificate_file,
+            tls_private_key_file=tls_private_key_file,
+            tls_allow_insecure=tls_allow_insecure,
+            tls_validate_hostname=tls_validate_hostname,
+            timeout_s=timeout_s,
+        )
+
+    @classmethod
+    def from_connection(cls, connection: Connection) -> Admin:
+        """Return the admin interface of the cluster that a connection names."""
+        has_token = connection.token is not None or connection.token_file is not None
+
+        def path(value: object) -> str | None:
+            return None if value is None else str(value)
+
+        return cls(
+            connection.admin_url,
+            token=connection.read_token if has_token else None,
+            tls_trust_certs_file=path(connection.tls_trust_certs_file),
+            tls_certificate_file=path(connection.tls_certificate_file),
+            tls_private_key_file=path(connection.tls_private_key_file),
+            tls_allow_insecure=connection.tls_allow_insecure,
+            tls_validate_hostname=connection.tls_validate_hostname,
+            timeout_s=connection.operation_timeout_seconds,
+        )
+
+    @property
+    def admin_url(self) -> str:
+        """The address it was made with."""
+        return self._rest.admin_url
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        self._rest.close()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the cluster -----------------------------------------------------------------------
+
+    def health(self) -> bool:
+        """Say whether the broker can store and deliver messages now.
+
+        Raises:
+            BrokerUnreachableError: nothing answers at all.
+        """
+        try:
+            self._rest.request("GET", "brokers/health", patient=False)
+        except AdminError:
+            return False
+        return True
+
+    def version(self) -> str:
+        """Return the broker's version, e.g. ``4.0.8``."""
+        return self._rest.request("GET", "brokers/version").data.decode().strip().strip('"')
+
+    def broker_settings(self) -> BrokerSettings:
+        """Return the broker's own configuration; all None where it may not be read."""
+        try:
+            value = self._rest.get("brokers/configuration/runtime")
+        except AdminError as error:
+            if error.status in (401, 403, 404, 405):
+                return BrokerSettings()  # only superusers may
+            raise
+        return read.broker_settings(value)
+
+    # --- namespaces ------------------------------------------------------------------------
+
+    def namespace_policies(self, namespace: str) -> NamespacePolicies:
+        """Return what applies to the topics of a namespace (``tenant/namespace``)."""
+        return read.namespace_policies(self._rest.get(f"namespaces/{_namespace(namespace)}"))
+
+    def list_topics(self, namespace: str) -> list[TopicName]:
+        """Return the topics of a namespace that hold data, partitions one by one, sorted."""
+        names = self._rest.get(f"persistent/{_namespace(namespace)}") or ()
+        return sorted(TopicName.parse(name) for name in names)
+
+    def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
+        """Return the partitioned topics of a namespace (``tenant/namespace``), sorted."""
+        names = self._rest.get(f"persistent/{_namespace(namespace)}/partitioned") or ()
+        return sorted(TopicName.parse(name) for name in names)
+
+    # --- topics ----------------------------------------------------------------------------
+
+    def topic_exists(self, topic: TopicName) -> bool:
+        """Say whether the topic exists, partitioned or not; never creates it."""
+        try:
+            metadata = self.partitioned_metadata(topic)
+        except NotFoundError:
+            return False
+        if metadata.partitions:
+            return True
+        # Brokers before 4.0 say "0 partitions" of a topic that does not exist, too.
+        try:
+            self._rest.get(f"{topic.rest_path}/stats")
+        except NotFoundError:
+            return False
+        return True
+
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        """Return partitions (0: not partitioned) and properties of a topic that exists."""
+        value = self._rest.get(f"{topic.rest_path}/partitions", checkAllowAutoCreation="false")
+        return TopicMetadata(int(value["partitions"]), value.get("properties") or {})
+
+    def create_partitioned(
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a partitioned topic and all its partitions, with its properties at once.
+
+        Raises:
+            ConflictError: a topic of that name exists, partitioned or not.
+            AdminError: 406 where the broker's limit of partitions is exceeded.
+        """
+        body = {"partitions": partitions, "properties": dict(properties or {})}
+        self._rest.put(f"{topic.rest_path}/partitions", body, kind=_METADATA)
+
+    def expand(self, topic: TopicName, partitions: int) -> None:
+        """Give a partitioned topic more partitions; the new ones get its subscriptions.
+
+        Raises:
+            AdminError: 422 where it has more already.
+        """
+        self._rest.post(f"{topic.rest_path}/partitions", partitions)
+
+    def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """Delete a topic, partitioned or not, with its data and subscriptions.
+
+        Args:
+            force: disconnect producers and consumers first; without it they make it fail.
+        """
+        end = "/partitions" if self.partitioned_metadata(topic).partitions else ""
+        self._rest.delete(f"{topic.rest_path}{end}", force="true" if force else "false")
+
+    def terminate(self, topic: TopicName) -> None:
+        """Let nothing be published to the topic any more; what is stored can still be read."""
+        end = (
+            "/terminate/partitions" if self.partitioned_metadata(topic).partitions else "/terminate"
+        )
+        self._rest.post(f"{topic.rest_path}{end}")
+
+    def unload(self, topic: TopicName) -> None:
+        """Let the broker close the topic (or partition), and open it anew when it is needed."""
+        self._rest.put(f"{topic.rest_path}/unload")
+
+    def properties(self, topic: TopicName) -> dict[str, str]:
+        """Return the properties of a topic."""
+        return dict(self._rest.get(f"{topic.rest_path}/properties") or {})
+
+    def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        """Set properties of a topic; those that are not named stay as they are."""
+        self._rest.put(f"{topic.rest_path}/properties", dict(properties))
+
+    def remove_property(self, topic: TopicName, key: str) -> None:
+        """Remove a property of a topic, if it has it."""
+        self._rest.delete(f"{topic.rest_path}/properties", key=key)
+
+    def topic_policies(self, topic: TopicName) -> TopicPolicies:
+        """Return the policies that are set for this very topic."""
+        path = topic.rest_path
+        inactive = self._rest.get(f"{path}/inactiveTopicPolicies")
+        clusters = self._rest.get(f"{path}/replication")
+        return TopicPolicies(
+            message_ttl_s=self._rest.get(f"{path}/messageTTL"),
+            delete_while_inactive=inactive["deleteWhileInactive"] if inactive else None,
+            replication_clusters=frozenset(clusters) if clusters else None,
+        )
+
+    def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
+        """Set policies of a topic; they show soon after, not at once.
+
+        Raises:
+            AdminError: 405 where the broker has no policies for single topics.
+        """
+        path = topic.rest_path
+        if policies.message_ttl_s is not None:
+            # As a parameter: a body is ignored, and the answer is 204 all the same.
+            self._rest.post(f"{path}/messageTTL", messageTTL=str(policies.message_ttl_s))
+        if policies.delete_while_inactive is not None:
+            value = {
+                "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+                "maxInactiveDurationSeconds": 60,
+                "deleteWhileInactive": policies.delete_while_inactive,
+            }
+            self._rest.post(f"{path}/inactiveTopicPolicies", value)
+        if policies.replication_clusters is not None:
+            self._rest.post(f"{path}/replication", sorted(policies.replication_clusters))
+
+    # --- subscriptions and figures -----------------------------------------------------------
+
+    def create_subscription(
+        self, topic: TopicName, subscription: str, *, earliest: bool = True
+    ) -> None:
+        """Create a durable subscription on every partition of a topic that exists.
+
+        Raises:
+            ConflictError: every partition has it already.
+            NotFoundError: there is no such topic; it is not created.
+        """
+        # The call itself would create a missing topic, unpartitioned, where the broker may.
+        self.partitioned_metadata(topic)
+        body = _EARLIEST if earliest else _LATEST
+        self._rest.put(f"{topic.rest_path}/subscription/{quote(subscription, safe='')}", body)
+
+    def subscriptions(self, topic: TopicName) -> list[str]:
+        """Return the names of a topic's subscriptions, sorted."""
+        return sorted(self._rest.get(f"{topic.rest_path}/subscriptions") or ())
+
+    def delete_subscription(
+        self, topic: TopicName, subscription: str, *, force: bool = False
+    ) -> None:
+        """Delete a subscription of a topic: what it alone kept is gone."""
+        path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
+        self._rest.delete(path, force="true" if force else "false")
+
+    def partition_stats(self, partition: TopicName) -> PartitionStats:
+        """Return the figures of one partition."""
+        return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
+
+    def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
+        """Return the figures of all partitions of a partitioned topic, by number.
+
+        A partition that could not be asked is missing.
+        """
+        path = f"{topic.rest_path}/partitioned-stats"
+        value = self._rest.get(path, perPartition="true", **_STATS)
+        figures = {}
+        for name, stats in value["partitions"].items():
+            index = TopicName.parse(name).partition_index
+            if index is not None and stats:
+                figures[index] = read.partition_stats(stats)
+        return figures
+
+    def internal_stats(self, partition: TopicName) -> dict[str, Any]:
+        """Return the ledgers and cursors of one partition, as the broker says them.
+
+        An open ledger shows 0 entries: ``currentLedgerEntries`` has them.
+        """
+        return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
+
+    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+        """Return the ledgers that a partition still has, oldest first, with what is in each."""
+        return read.ledgers(self.internal_stats(partition))
+
+    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
+        """Return the last position up to which a subscription has acknowledged everything.
+
+        Raises:
+            NotFoundError: the partition or the subscription does not exist.
+        """
+        cursors = self.internal_stats(partition)["cursors"]
+        if subscription not in cursors:
+            reason = f"{partition} has no subscription {subscription!r}"
+            raise NotFoundError(reason, status=404, reason=reason)
+        return Position.parse(cursors[subscription]["markDeletePosition"])
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def last_message_id(self, partition: TopicName) -> Position | None:
+        """Return the position of a partition's last message; None where nothing is stored."""
+        position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
+        return position if position.entry >= 0 else None
+
+    def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
+        """Return the front of the first entry published at or after a time, or None for none."""
+        path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
+        position = read.position(self._rest.get(path)).entry_start
+        # Past the end the broker names the entry that the next message will get.
+        last = self.last_message_id(partition)
+        return position if last is not None and position <= last else None
+
+    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
+        """Return when an entry was published (ms since the epoch), or None if it is not there."""
+        path = f"{partition.rest_path}/ledger/{position.ledger}/entry/{position.entry}"
+        if position.ledger < 0 or position.entry < 0:
+            return None
+        try:
+            answer = self._rest.request("GET", path, patient=False)
+        except NotFoundError:
+            self.partitioned_metadata(partition)  # no such entry, or no such partition?
+            return None
+        except AdminError as error:
+            if error.status == 500 and read.says_no_such_entry(error.reason):
+                return None
+            raise
+        said = answer.headers.get("X-Pulsar-publish-time")
+        return read.instant(said) if said else None
+
+    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
+        """Return every version of the topic's schema, oldest first; empty if it has none."""
+        path = topic.rest_path.removeprefix("persistent/")
+        try:
+            value = self._rest.get(f"schemas/{path}/schemas")
+        except NotFoundError:
+            return []
+        return read.schema_versions(value)
+
+
+def _namespace(namespace: str) -> str:
+    return "/".join(quote(part, safe="") for part in namespace.split("/"))
