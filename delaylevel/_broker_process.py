@@ -14,19 +14,32 @@ from pathlib import Path
 # is started again finds its ports free.
 _PORTS = range(20_000, 31_000)
 _POLL_SECONDS = 0.05
+_EXEC_SECONDS = 1.0
+_EXEC_POLL_SECONDS = 0.002
 
 
 def command_line(pid: int) -> str:
     """The command line of a process; empty where there is none, or it is a zombie."""
-    try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
+    if not Path("/proc/self/stat").exists():
+        return _command_line_from_ps(pid)
+    limit = time.monotonic() + _EXEC_SECONDS
+    while True:
+        try:
+            raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+            # The state follows the name, which stands in brackets and may hold anything.
+            state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
             return ""
-    except OSError:
-        return ""
-    else:
-        return raw.replace(b"\0", b" ").decode(errors="replace")
+        if raw or state in (b"Z", b"X"):
+            return raw.replace(b"\0", b" ").decode(errors="replace")
+        # Alive without a command line: in the middle of exec(), or on its way out. To call it gone
+        # now would leave a broker running that somebody asked to stop.
+        if time.monotonic() > limit:
+            return ""
+        time.sleep(_EXEC_POLL_SECONDS)
+
+
+def _command_line_from_ps(pid: int) -> str:
     answer = subprocess.run(
         ["ps", "-ww", "-p", str(pid), "-o", "command="],
         capture_output=True,

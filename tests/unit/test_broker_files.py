@@ -167,6 +167,18 @@ def test_only_our_own_process_is_ended() -> None:
     assert child.returncode == -15
 
 
+def test_a_process_in_the_middle_of_exec_is_not_taken_for_dead() -> None:
+    # The kernel shows no command line between exec() and its end; Popen returns in that moment.
+    for _ in range(30):
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "read -r _", "exec-marker"], stdin=subprocess.PIPE
+        )
+        try:
+            assert process.is_ours(child.pid, " exec-marker ")
+        finally:
+            child.communicate()
+
+
 def test_what_ignores_a_request_is_killed() -> None:
     child = subprocess.Popen(
         [
