@@ -1,0 +1,80 @@
+# `make help` lists what can be made. Needed: Python 3.10 or later, Java 17 or later, and Maven.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+SOURCES = delaylevel functions spark_sync cli tests tools benchmarks docs
+PYTEST_ARGS ?=
+
+# PySpark's workers must run in the Python that has the package.
+export PYSPARK_PYTHON = $(abspath $(BIN))/python
+export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint format typecheck wheel-check pytest broker broker-stop fetch bench install clean distclean
+
+help: ## Show this list
+	@echo "Usage: make TARGET"
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON=$(PYTHON) (for the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest)"
+
+demo: fetch ## Send delayed messages through a real broker and watch them arrive
+	$(BIN)/delaylevel demo
+
+test: lint typecheck wheel-check pytest ## Everything that CI checks
+
+unit: $(STAMP) ## Only the tests that need no broker
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+lint: $(STAMP) ## Look for mistakes and formatting (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## Format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(STAMP) ## Check the types (mypy, strict)
+	$(BIN)/python tools/check_types.py
+
+wheel-check: $(STAMP) ## Build the wheel and try it in a clean environment
+	$(BIN)/python tools/check_wheel.py
+
+pytest: fetch ## All tests; PYTEST_ARGS="-k name" for some
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+broker: fetch ## Start a broker of your own (stop it with `make broker-stop`)
+	$(BIN)/delaylevel broker start
+
+broker-stop: $(STAMP) ## Stop it; its data stays
+	$(BIN)/delaylevel broker stop
+
+fetch: $(STAMP) ## Fetch the Pulsar server, once, with Maven
+	@$(BIN)/delaylevel broker fetch
+
+bench: fetch ## Run the benchmarks
+	@set -e; found=; for file in benchmarks/bench_*.py; do \
+		test -f "$$file" || continue; found=yes; \
+		echo "$$file"; $(BIN)/python "$$file"; \
+	done; test -n "$$found" || echo "There are no benchmarks yet."
+
+install: $(STAMP) ## Make the virtual environment
+
+# Installed again only when what is to be installed has changed.
+$(STAMP): setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "Python 3.10 or later is needed, and $(PYTHON) is" \
+			"`$(PYTHON) --version 2>&1`: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean: ## Delete what was built, but not the virtual environment
+	rm -rf build dist delaylevel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
+	find $(wildcard $(SOURCES)) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Delete the virtual environment as well
+	rm -rf $(VENV)

@@ -1,0 +1,96 @@
+"""Build the wheel, install it into a clean environment, and look at what it brings.
+
+It must bring exactly one top-level name, run ``delaylevel --version``, and ``import delaylevel``
+must not pull in what only some users install.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = (
+    "setup.cfg",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "delaylevel",
+    "functions",
+    "spark_sync",
+    "cli",
+)
+HEAVY = ("pyspark", "numpy", "pyarrow", "duckdb", "pandas")
+
+PROBE = f"""
+import sys
+from importlib.metadata import distribution
+import delaylevel
+heavy = sorted(set({HEAVY!r}) & sys.modules.keys())
+assert not heavy, f"`import delaylevel` loads {{heavy}}"
+files = distribution("delaylevel").files or []
+names = sorted({{
+    file.parts[0] for file in files
+    if not file.parts[0].endswith(".dist-info") and ".." not in file.parts
+}})
+assert names == ["delaylevel"], f"the wheel installs the top-level names {{names}}"
+for name in ("functions", "spark_sync", "cli"):
+    __import__(f"delaylevel.{{name}}")
+for name in delaylevel.__all__:
+    assert name in dir(delaylevel), f"dir(delaylevel) lacks {{name}}"
+print("one top-level name, nothing heavy on import, version", delaylevel.__version__)
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a program; show what it said and stop where it fails."""
+    answer = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if answer.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{answer.stdout}{answer.stderr}")
+    return answer.stdout
+
+
+def main() -> None:
+    """Do it all in a temporary directory; the working tree's own build/ has no say."""
+    with tempfile.TemporaryDirectory(prefix="delaylevel-wheel-") as scratch:
+        work = Path(scratch)
+        tree = work / "tree"
+        tree.mkdir()
+        for name in SOURCES:
+            source = ROOT / name
+            if source.is_dir():
+                ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+                shutil.copytree(source, tree / name, ignore=ignore)
+            else:
+                shutil.copy2(source, tree / name)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+        run(*pip, "wheel", "--no-deps", "--wheel-dir", work / "dist", tree, cwd=work)
+        (wheel,) = (work / "dist").glob("*.whl")
+        tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+        extra = {top for top in tops if not top.endswith(".dist-info")} - {"delaylevel"}
+        if extra:
+            sys.exit(f"{wheel.name} has the top-level names {sorted(extra)} besides delaylevel")
+
+        venv.create(work / "clean", with_pip=True)
+        python = work / "clean" / "bin" / "python"
+        quiet = ["--disable-pip-version-check", "--quiet"]
+        run(python, "-m", "pip", *quiet, "install", wheel, cwd=work)
+        print(wheel.name + ":", run(python, "-I", "-c", PROBE, cwd=work).strip())
+        print(run(work / "clean" / "bin" / "delaylevel", "--version", cwd=work).strip())
+        run(work / "clean" / "bin" / "delaylevel", "--help", cwd=work)
+
+
+if __name__ == "__main__":
+    main()
