@@ -32,6 +32,7 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
         message_ttl_s=_number(value, "ttlDurationDefaultInSeconds"),
         subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
         delete_inactive_topics="" if deletes is False else mode,
+        backlog_quotas=_default_quotas(value),
     )
 
 
@@ -126,6 +127,22 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
         subscriptions=subscriptions,
         producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
     )
+
+
+def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
+    if _flag(value, "backlogQuotaCheckEnabled") is False:
+        return ()
+    policy = value.get("backlogQuotaDefaultRetentionPolicy", "")
+    size = _number(value, "backlogQuotaDefaultLimitBytes") or 0
+    if size <= 0:
+        size = int(float(value.get("backlogQuotaDefaultLimitGB") or 0) * (1 << 30))
+    age = _number(value, "backlogQuotaDefaultLimitSecond") or 0
+    quotas = []
+    if size > 0:
+        quotas.append(BacklogQuota("destination_storage", size, None, policy))
+    if age > 0:
+        quotas.append(BacklogQuota("message_age", None, age, policy))
+    return tuple(quotas)
 
 
 def _flag(value: Mapping[str, str], name: str) -> bool | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
@@ -15,8 +15,13 @@ from delaylevel.topicname import TopicName
 FORMAT_VERSION = 1
 # The one property, on the level topic itself, that holds the description.
 DESCRIPTION_PROPERTY = "delaylevel.description"
-# On every other topic of the family: the level topic that it belongs to.
+# On every topic of the family: the level topic that it belongs to.
 MEMBER_PROPERTY = "delaylevel.member-of"
+# On the level topic from its first moment: what the family is to become. Where the description
+# is missing, its creation was not finished.
+PLAN_PROPERTY = "delaylevel.plan"
+# One property for each target, so that clients that add targets at once lose none of them.
+TARGET_PREFIX = "delaylevel.target."
 # The durable subscription of every source topic: the mover's place, and what keeps the data.
 SUBSCRIPTION = "delaylevel"
 
@@ -183,6 +188,27 @@ class LevelTopicDescription:
             raise LevelTopicError(
                 f"the description of level topic {topic} cannot be read: {error!r}"
             ) from error
+
+    def to_properties(self) -> dict[str, str]:
+        """Return the properties that describe the level topic; they are added to those it has."""
+        targets = {TARGET_PREFIX + target: "1" for target in self.targets}
+        return {DESCRIPTION_PROPERTY: self.to_json(), **targets}
+
+    @classmethod
+    def from_properties(
+        cls, topic: str, properties: Mapping[str, str]
+    ) -> LevelTopicDescription | None:
+        """Read a level topic's properties; None where they hold no description.
+
+        Raises:
+            LevelTopicError: it is damaged, or of a later format than this release knows.
+        """
+        text = properties.get(DESCRIPTION_PROPERTY)
+        if text is None:
+            return None
+        described = cls.from_json(topic, text)
+        added = [key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)]
+        return replace(described, targets=(*described.targets, *added))
 
 
 def default_level_topic(business_topic: str) -> str:

@@ -151,7 +151,7 @@ class NamespacePolicies:
         message_ttl_s: seconds after which unacknowledged messages expire; 0 for never.
         subscription_expiration_min: minutes after which a subscription that nobody uses is
             deleted; 0 for never.
-        backlog_quotas: those with a limit, the broker's default included.
+        backlog_quotas: those that are set for the namespace and limit something.
         replication_clusters: where topics are replicated to, the own cluster included.
     """
 
@@ -172,6 +172,7 @@ class BrokerSettings:
         message_ttl_s: the default for namespaces; 0 for never.
         subscription_expiration_min: the default for namespaces; 0 for never.
         delete_inactive_topics: the mode in which inactive topics are deleted; empty for never.
+        backlog_quotas: the defaults for namespaces, those that limit something.
     """
 
     cluster: str | None = None
@@ -180,6 +181,7 @@ class BrokerSettings:
     message_ttl_s: int | None = None
     subscription_expiration_min: int | None = None
     delete_inactive_topics: str | None = None
+    backlog_quotas: tuple[BacklogQuota, ...] = ()
 
 
 class TopicAdmin(Protocol):
