@@ -180,8 +180,8 @@ class Rest:
                 failure = error
         raise BrokerUnreachableError(
             f"the admin interface at {self.admin_url} does not answer ({_words(failure)}): "
-            "is the broker running (`delaylevel broker start` starts one), and is this its web "
-            "address? Name it with --admin-url or DELAYLEVEL_ADMIN_URL"
+            "is the broker running, and is this its web "
+            "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
         ) from failure
 
     def _ask(
