@@ -160,7 +160,7 @@ class DelayLevelProducer:
                 raise outcome
 
 
-class DelayLevelClient(pulsar.asyncio.Client):  # type: ignore[misc]
+class DelayLevelClient(pulsar.asyncio.Client):
     """A ``pulsar.asyncio.Client`` whose producers can have a delay-level topic.
 
     Args:

@@ -68,6 +68,11 @@ class Claim:
             pulsar.MessageId(-1, end.ledger, end.entry - 1, -1)
         )
 
+    def merge(self, other: Claim) -> None:
+        """Take over the partitions of another claim of this process, e.g. after an expansion."""
+        taken, other._consumers = other._consumers, {}
+        self._consumers.update(taken)
+
     def close(self) -> None:
         """Give the partitions back."""
         consumers, self._consumers = list(self._consumers.values()), {}

@@ -27,7 +27,7 @@ from delaylevel.topicname import TopicName
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
 
 
-class DelayLevelClient(pulsar.Client):  # type: ignore[misc]
+class DelayLevelClient(pulsar.Client):
     """A ``pulsar.Client`` that can also send long-delayed messages by way of level topics.
 
     Args:

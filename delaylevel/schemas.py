@@ -75,7 +75,7 @@ def find(registry: SchemaRegistry, target: TopicName, reference: SchemaRef) -> E
     return None
 
 
-class EncodedSchema(Schema):  # type: ignore[misc]
+class EncodedSchema(Schema):
     """A schema whose payloads are encoded already: it declares the type and passes bytes through.
 
     Args:

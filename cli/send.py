@@ -1,0 +1,280 @@
+"""``delaylevel send``: one message, or as many as a file of JSON lines has."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TextIO
+
+import click
+
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.errors import DelayLevelError, InvalidInputError
+
+from .options import (
+    DURATION,
+    TIME,
+    examples,
+    output_option,
+    parse_duration,
+    parse_time_ms,
+    pass_connection,
+    settings_of,
+)
+from .output import Column, emit_one, progress
+
+_COLUMNS = (
+    Column("topic"),
+    Column("sent", "number"),
+    Column("failed", "number"),
+    Column("message_id"),
+    Column("due_ms", "time"),
+)
+_LINE_KEYS = frozenset(
+    ("body", "base64", "key", "ordering_key", "properties", "event_time", "at", "after", "id")
+)
+
+
+@dataclass
+class Outgoing:
+    """One message as the command line or a JSON line says it."""
+
+    body: bytes | None
+    key: str | None = None
+    ordering_key: str | None = None
+    properties: dict[str, str] = field(default_factory=dict)
+    event_ms: int | None = None
+    due_ms: int | None = None
+    after: timedelta | None = None
+    id: str | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``DelayLevelProducer.send`` besides the body."""
+        return {
+            "partition_key": self.key,
+            "ordering_key": self.ordering_key,
+            "properties": self.properties or None,
+            "event_timestamp": self.event_ms,
+            "deliver_at": self.due_ms,
+            "deliver_after": self.after,
+            "message_id": self.id,
+        }
+
+
+def parse_line(text: str, now_ms: int) -> Outgoing:
+    """Read one JSON line.
+
+    Parameters:
+        text: an object with ``body`` (text, or null for a null value) or ``base64``, and, as
+            wanted, ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
+            and ``id``. Times are ISO-8601, epoch ms or ``+2h``; ``after`` is a duration (``3d``).
+        now_ms: what ``+2h`` is relative to.
+
+    Raises:
+        InvalidInputError: what is wrong with it.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInputError("it is not a JSON object")
+    unknown = sorted(set(value) - _LINE_KEYS)
+    if unknown:
+        raise InvalidInputError(f"unknown key {unknown[0]!r}; there are {sorted(_LINE_KEYS)}")
+    if ("body" in value) == ("base64" in value):
+        raise InvalidInputError("give either body (text or null) or base64")
+    try:
+        body = value.get("body")
+        if "base64" in value:
+            body = base64.b64decode(value["base64"], validate=True)
+        properties = value.get("properties") or {}
+        if not all(isinstance(v, str) for v in properties.values()):
+            raise InvalidInputError("properties has a value that is not a string")
+        return Outgoing(
+            body=body.encode() if isinstance(body, str) else body,
+            key=value.get("key"),
+            ordering_key=value.get("ordering_key"),
+            properties=properties,
+            event_ms=_time(value.get("event_time"), now_ms),
+            due_ms=_time(value.get("at"), now_ms),
+            after=parse_duration(value["after"]) if value.get("after") is not None else None,
+            id=value.get("id"),
+        )
+    except (binascii.Error, ValueError, AttributeError, TypeError) as error:
+        raise InvalidInputError(str(error)) from None
+
+
+def _time(value: Any, now_ms: int) -> int | None:
+    return None if value is None else parse_time_ms(str(value), now_ms)
+
+
+@click.command(
+    epilog=examples(
+        "delaylevel send orders 'pay me' --after 3d",
+        "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
+        "delaylevel send orders --jsonl reminders.jsonl",
+        'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
+    )
+)
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--after", type=DURATION, help="Deliver after this long: 90s, 2h, 3d.")
+@click.option("--at", "due_ms", type=TIME, help="Deliver at this time: ISO-8601, epoch ms, +2h.")
+@click.option("--key", help="The partition key.")
+@click.option("--ordering-key", help="The ordering key (Key_Shared).")
+@click.option("--property", "properties", multiple=True, metavar="K=V", help="Repeatable.")
+@click.option("--event-time", "event_ms", type=TIME, help="The application's event time.")
+@click.option("--id", "own_id", help="An id of your own: copies share it.")
+@click.option("--level-topic", help="The level topic, if it is not TOPIC-delay-level.")
+@click.option("--jsonl", type=click.File("r"), help="A file of JSON lines, - for stdin.")
+@output_option
+@pass_connection
+def send(
+    connection: Connection,
+    topic: str,
+    body: str | None,
+    after: timedelta | None,
+    due_ms: int | None,
+    key: str | None,
+    ordering_key: str | None,
+    properties: tuple[str, ...],
+    event_ms: int | None,
+    own_id: str | None,
+    level_topic: str | None,
+    jsonl: TextIO | None,
+    output: str,
+) -> None:
+    """Send BODY (or stdin) to TOPIC, now or delayed by way of its level topic.
+
+    With --jsonl each line is an object: body (text or null) or base64; key, ordering_key,
+    properties, event_time; at or after; id. A line that is wrong ends the command with exit 2 and
+    its number; the lines before it are sent.
+    """
+    now_ms = SystemClock().now_ms()
+    if jsonl is not None:
+        if body is not None or after or due_ms or key or properties or own_id:
+            raise click.UsageError("with --jsonl, each line says its own body, key and delay")
+        messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
+        length = _count(jsonl)
+    else:
+        if after is not None and due_ms is not None:
+            raise click.UsageError("give --after or --at, not both")
+        content = body.encode() if body is not None else sys.stdin.buffer.read()
+        messages = [
+            Outgoing(
+                content,
+                key,
+                ordering_key,
+                dict(_property(item) for item in properties),
+                event_ms,
+                due_ms,
+                after,
+                own_id,
+            )
+        ]
+        length = 1
+    result = deliver(connection, topic, level_topic, messages, length)
+    emit_one(result, _COLUMNS, output)
+    if result["failed"]:
+        click.get_current_context().exit(1)
+
+
+def deliver(
+    connection: Connection,
+    topic: str,
+    level_topic: str | None,
+    messages: Iterable[Outgoing],
+    length: int | None,
+) -> dict[str, Any]:
+    """Send messages and wait for every confirmation.
+
+    Returns:
+        topic, sent, failed, and for a single message its id and due time.
+
+    Raises:
+        InvalidInputError: a message cannot be sent; those before it have been.
+    """
+    from delaylevel.client import DelayLevelClient
+
+    kwargs = settings_of(click.get_current_context()).client_kwargs(connection)
+    client = DelayLevelClient.from_connection(connection, logger=kwargs["logger"])
+    outcomes: Counter[str] = Counter()
+    last: dict[str, Any] = {}
+    lock = threading.Lock()
+
+    def confirmed(result: Any, message_id: Any) -> None:
+        with lock:
+            outcomes[str(result).rpartition(".")[2]] += 1
+            last["message_id"] = str(message_id)
+
+    due_ms: int | None = None
+    attempted = 0
+    try:
+        with (
+            client.create_producer(
+                topic,
+                enable_delay_level_topic=True,
+                delay_level_topic=level_topic,
+                create_level_topic=False,
+                block_if_queue_full=True,
+                batching_enabled=True,
+            ) as producer,
+            progress(f"Sending to {topic}", length) as bar,
+        ):
+            try:
+                for message in messages:
+                    due_ms = message.due_ms
+                    if message.after is not None:
+                        now = time.time_ns() // 1_000_000
+                        due_ms = now + round(message.after / timedelta(milliseconds=1))
+                    producer.send_async(message.body, confirmed, **message.arguments())
+                    attempted += 1
+                    bar.update(1)
+            except DelayLevelError as error:
+                producer.flush()
+                raise InvalidInputError(
+                    f"message {attempted + 1}: {error} ({outcomes['Ok']} before it were sent)"
+                ) from error
+            producer.flush()
+    finally:
+        client.close()
+    failed = sum(count for name, count in outcomes.items() if name != "Ok")
+    return {
+        "topic": topic,
+        "sent": outcomes["Ok"],
+        "failed": failed,
+        "message_id": last.get("message_id") if attempted == 1 else None,
+        "due_ms": due_ms if attempted == 1 else None,
+    }
+
+
+def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing]:
+    for text in source:
+        if text.strip():
+            yield parse_line(text, now_ms)
+
+
+def _count(source: TextIO) -> int | None:
+    """How many lines a file has; None for what can be read only once."""
+    if not source.seekable():
+        return None
+    count = sum(1 for line in source if line.strip())
+    source.seek(0)
+    return count
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")
+    return name, value

@@ -1,0 +1,173 @@
+"""Messages as rows: the schema of the source, and the way to Arrow and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from delaylevel import envelope as env
+from delaylevel.description import Role
+from delaylevel.errors import EnvelopeError
+from delaylevel.reading import ParkedMessage, SourcePartition
+
+ROWS_PER_BATCH = 2000
+BYTES_PER_BATCH = 8 * 1024 * 1024
+
+# What a user's own step may look at and, for `due`, change; then what carries the message on.
+SCHEMA = StructType(
+    [
+        StructField("due", TimestampType(), True),
+        StructField("target", StringType(), True),
+        StructField("key", StringType(), True),
+        StructField("ordering_key", StringType(), True),
+        StructField("event_time", TimestampType(), True),
+        StructField("properties", MapType(StringType(), StringType(), False), False),
+        StructField("value", BinaryType(), True),
+        StructField("level_topic", StringType(), False),
+        StructField("topic", StringType(), False),
+        StructField("role", StringType(), False),
+        StructField("level", IntegerType(), False),
+        StructField("partition", IntegerType(), False),
+        StructField("ledger", LongType(), False),
+        StructField("entry", LongType(), False),
+        StructField("batch", IntegerType(), False),
+        StructField("publish_time", TimestampType(), False),
+        StructField("routed_at", TimestampType(), False),
+    ]
+)
+
+_MOMENT = pa.timestamp("us", tz="UTC")
+# Spark compares what a reader yields with this, field by field.
+ARROW_SCHEMA = to_arrow_schema(SCHEMA, timezone="UTC")
+
+
+def to_batches(
+    source: SourcePartition, messages: Iterable[ParkedMessage], now_ms: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one partition as Arrow record batches of ``ARROW_SCHEMA``.
+
+    Args:
+        source: the partition.
+        messages: as they were read there.
+        now_ms: the present time that all of them are routed by.
+    """
+    held: list[ParkedMessage] = []
+    size = 0
+    for message in messages:
+        held.append(message)
+        size += len(message.value or b"")
+        if len(held) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+            yield _batch(source, held, now_ms)
+            held, size = [], 0
+    if held:
+        yield _batch(source, held, now_ms)
+
+
+def _batch(source: SourcePartition, messages: list[ParkedMessage], now_ms: int) -> pa.RecordBatch:
+    count = len(messages)
+    ledgers, entries, batches, published, keys, ordering, events, properties, values = zip(
+        *messages, strict=True
+    )
+    sealed = [_due_and_target(item) for item in properties]
+
+    def same(value: Any, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), count)
+
+    columns = [
+        _moments([due for due, _ in sealed]),
+        pa.array([target for _, target in sealed], pa.string()),
+        pa.array([key or None for key in keys], pa.string()),
+        pa.array([key or None for key in ordering], pa.string()),
+        _moments([event or None for event in events]),
+        pa.array([list(p.items()) for p in properties], ARROW_SCHEMA.field("properties").type),
+        pa.array(values, pa.binary()),
+        same(source.family, pa.string()),
+        same(source.topic, pa.string()),
+        same(source.role.value, pa.string()),
+        same(source.level, pa.int32()),
+        same(source.partition, pa.int32()),
+        pa.array(ledgers, pa.int64()),
+        pa.array(entries, pa.int64()),
+        pa.array(batches, pa.int32()),
+        _moments(list(published)),
+        _moments([now_ms] * count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage, int]]:
+    """Yield (source, message, routing time in ms) for each row of a record batch.
+
+    A ``due`` that a user's step has changed replaces the one in the envelope.
+
+    Raises:
+        ValueError: a column that carries the message on is missing.
+    """
+    missing = [name for name in ARROW_SCHEMA.names if name not in batch.schema.names]
+    if missing:
+        raise ValueError(
+            f"the rows lack {', '.join(missing)}: keep every column of the source, and change none "
+            "but due"
+        )
+    columns = {name: batch.column(name) for name in ARROW_SCHEMA.names}
+    lists = {
+        name: (_milliseconds(column) if pa.types.is_timestamp(column.type) else column.to_pylist())
+        for name, column in columns.items()
+    }
+    sources: dict[str, SourcePartition] = {}
+    for row in zip(*(lists[name] for name in ARROW_SCHEMA.names), strict=True):
+        (due_ms, _target, key, ordering_key, event_ms, pairs, value, family, topic, role) = row[:10]
+        level, partition, ledger, entry, index, published_ms, now_ms = row[10:]
+        source = sources.get(topic)
+        if source is None:
+            source = sources[topic] = SourcePartition(
+                family, topic, Role(role), level, partition, 0
+            )
+        properties = dict(pairs)
+        if due_ms is not None:
+            properties[env.DUE] = str(due_ms)
+        message = ParkedMessage(
+            ledger,
+            entry,
+            index,
+            published_ms,
+            key or "",
+            ordering_key or "",
+            event_ms or 0,
+            properties,
+            value,
+        )
+        yield source, message, now_ms
+
+
+def _due_and_target(properties: dict[str, str]) -> tuple[int | None, str | None]:
+    try:
+        sealed = env.Envelope.read(properties)
+    except EnvelopeError:
+        return None, None  # the sink says why, on the dead letter
+    return sealed.due_ms, sealed.target
+
+
+def _moments(values: list[int | None]) -> pa.Array:
+    milliseconds = pa.array(values, pa.timestamp("ms", tz="UTC"))
+    return milliseconds.cast(_MOMENT)
+
+
+def _milliseconds(column: pa.Array) -> list[int | None]:
+    found: list[int | None] = (
+        column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64()).to_pylist()
+    )
+    return found

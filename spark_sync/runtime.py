@@ -1,0 +1,84 @@
+"""What one Python process of Spark keeps between tasks: client, admin client and forwarders.
+
+The Pulsar client does not survive a fork, so everything is made on first use in the process that
+uses it. A Python worker runs one task at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from delaylevel import topics
+from delaylevel.admin import Admin
+from delaylevel.clock import SystemClock
+from delaylevel.description import LevelTopicDescription
+from delaylevel.forwarder import Forwarder
+
+from .options import SyncOptions
+
+# A level topic that was changed (expanded, a target added) is seen after so long.
+DESCRIPTION_LIFETIME_MS = 5000
+
+
+class Runtime:
+    """The connections of this process for one set of options.
+
+    Args:
+        options: where the cluster is, and which level topics are moved.
+    """
+
+    def __init__(self, options: SyncOptions) -> None:
+        import pulsar
+
+        connection = options.load_connection()
+        self.admin = Admin.from_connection(connection)
+        logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr")
+        self.client: Any = pulsar.Client(**connection.client_kwargs(), logger=logger)
+        self._clock = SystemClock()
+        self._described: dict[str, tuple[int, LevelTopicDescription]] = {}
+        self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}
+
+    def describe(self, level_topic: str) -> LevelTopicDescription:
+        """Return what a level topic says of itself, at most some seconds old."""
+        now_ms = self._clock.now_ms()
+        read_ms, description = self._described.get(level_topic, (0, None))
+        if description is None or now_ms - read_ms > DESCRIPTION_LIFETIME_MS:
+            description = topics.describe(self.admin, level_topic)
+            self._described[level_topic] = (now_ms, description)
+        return description
+
+    def forwarder(self, level_topic: str) -> Forwarder:
+        """Return the process's forwarder for a level topic, made anew where that has changed."""
+        description = self.describe(level_topic)
+        known, forwarder = self._forwarders.get(level_topic, (None, None))
+        if forwarder is None or known != description:
+            if forwarder is not None:
+                forwarder.close()
+            forwarder = Forwarder(self.client, self.admin, description)
+            self._forwarders[level_topic] = (description, forwarder)
+        return forwarder
+
+    def forget_forwarders(self) -> None:
+        """Drop every forwarder, with whatever it has not confirmed."""
+        forwarders, self._forwarders = self._forwarders, {}
+        for _, forwarder in forwarders.values():
+            forwarder.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.forget_forwarders()
+        self.client.close()
+        self.admin.close()
+
+
+_runtimes: dict[tuple[int, SyncOptions], Runtime] = {}
+
+
+def runtime(options: SyncOptions) -> Runtime:
+    """Return this process's runtime for these options."""
+    key = (os.getpid(), options)
+    found = _runtimes.get(key)
+    if found is None:
+        found = _runtimes[key] = Runtime(options)
+    return found

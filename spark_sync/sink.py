@@ -1,0 +1,88 @@
+"""The streaming sink: every row goes where the router sends it, and a task ends confirmed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from delaylevel.forwarder import Forwarder, ForwardReport
+
+from .options import SyncOptions
+from .rows import from_batch
+from .runtime import runtime
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TaskReport(WriterCommitMessage):
+    """What became of one task's rows, by level topic."""
+
+    reports: dict[str, ForwardReport] = field(default_factory=dict)
+
+
+class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
+    """Sends rows on with a forwarder; at least once.
+
+    A task succeeds only after the broker has confirmed all that its rows became. If it fails,
+    Spark runs it again, and what had arrived arrives again with the same ``delaylevel.id``.
+    """
+
+    def __init__(self, options: SyncOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Send the rows of one task on and wait for their confirmations.
+
+        Raises:
+            BrokerError: a topic of our own cannot be written; the batch is not committed.
+        """
+        here = runtime(self._options)
+        used: dict[str, Forwarder] = {}
+        done = TaskReport()
+        try:
+            for batch in iterator:
+                for source, message, now_ms in from_batch(batch):
+                    forwarder = used.get(source.family)
+                    if forwarder is None:
+                        forwarder = used[source.family] = here.forwarder(source.family)
+                    forwarder.forward(source, message, now_ms)
+            for family, forwarder in used.items():
+                done.reports[family] = forwarder.flush()
+        except BaseException:
+            here.forget_forwarders()
+            raise
+        for forwarder in used.values():
+            forwarder.close_targets()
+        return done
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Log what became of a batch."""
+        total: dict[str, ForwardReport] = {}
+        for message in messages:
+            if isinstance(message, TaskReport):
+                for family, report in message.reports.items():
+                    total.setdefault(family, ForwardReport()).add(report)
+        for family, report in total.items():
+            log.info("batch %d of %s: %s", batchId, family, json.dumps(summary(report)))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Log that a batch failed; its source messages stay unacknowledged."""
+        log.warning("batch %d failed; nothing of it is acknowledged", batchId)
+
+
+def summary(report: ForwardReport) -> dict[str, Any]:
+    """Return a report as plain values."""
+    return {
+        "parked": report.parked.total(),
+        "window": report.window,
+        "due": report.due,
+        "held": report.held.total(),
+        "dead": report.dead.total(),
+        "latest_ms": report.latest_ms,
+    }
