@@ -54,20 +54,31 @@ def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
 
 
 def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
+    """Return what applies in the topic's namespace.
+
+    Raises:
+        NotFoundError: the namespace does not exist; the text says how to make it.
+    """
     try:
         return admin.namespace_policies(name.namespace_path)
     except NotFoundError as error:
-        raise NotFoundError(
-            f"namespace {name.namespace_path} does not exist: create it first "
-            f"(`pulsar-admin namespaces create {name.namespace_path}`)",
-            status=404,
-            reason=error.reason,
-        ) from None
+        raise no_namespace(name.namespace_path, error) from None
+
+
+def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
+    """Return the error that says how to make a namespace that is missing."""
+    return NotFoundError(
+        f"namespace {namespace} does not exist: create it first "
+        f"(`pulsar-admin namespaces create {namespace}`)",
+        status=404,
+        reason=error.reason,
+    )
 
 
 def refuse_unsafe(
     description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
 ) -> None:
+    """Raise UnsafeNamespaceError, with all problems and remedies, if there are any."""
     problems = safety.problems(description, policies, settings)
     if problems:
         raise UnsafeNamespaceError(

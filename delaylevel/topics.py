@@ -14,7 +14,7 @@ from delaylevel.description import (
     LevelTopicDescription,
     default_level_topic,
 )
-from delaylevel.errors import LevelTopicError
+from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.ports import TopicAdmin
 from delaylevel.topicname import TopicName
 
@@ -166,6 +166,9 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
     Args:
         admin: the cluster.
         namespace: ``tenant/namespace``.
+
+    Raises:
+        NotFoundError: the namespace does not exist.
     """
 
     def look(name: TopicName) -> FoundLevelTopic | None:
@@ -178,7 +181,10 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
             return FoundLevelTopic(name.full, None, str(error))
         return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
 
-    names = admin.list_partitioned_topics(namespace)
+    try:
+        names = admin.list_partitioned_topics(namespace)
+    except NotFoundError as error:
+        raise family.no_namespace(namespace, error) from None
     with ThreadPoolExecutor(_THREADS) as pool:
         return [found for found in pool.map(look, names) if found is not None]
 
