@@ -76,7 +76,10 @@ def translate(error: BaseException) -> click.ClickException | None:
     if isinstance(error, pulsar_error):
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:
-            return NotReached(f"the broker does not answer ({name}: {text})")
+            return NotReached(
+                f"the broker does not answer, or refuses the token; the Pulsar client only says "
+                f"{name}"
+            )
         return Failed(f"the Pulsar client reports {name}: {text}")
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -10,11 +9,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-import urllib3
+from pydantic import SecretStr
 
 from delaylevel import _broker_process as process
 from delaylevel._broker_conf import ConfValue, command, conf_text, environment, write_conf
@@ -28,6 +27,8 @@ from delaylevel._broker_distribution import (
     locked,
     state_directory,
 )
+from delaylevel._broker_ready import NotReadyError, wait_ready
+from delaylevel._broker_state import Saved, load, save
 from delaylevel.config import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_HEAP_MB = 400
 _START_ATTEMPTS = 3
-_POLL_SECONDS = 0.1
 _PORT_WAIT_SECONDS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -72,19 +72,6 @@ class BrokerStatus:
     started_ms: int | None
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """What an instance remembers in its directory between processes."""
-
-    pid: int
-    service_port: int
-    web_port: int
-    functions: bool
-    conf: dict[str, str]
-    heap_mb: int
-    started_ms: int
-
-
 class EmbeddedBroker:
     """One instance of Pulsar standalone on loopback ports of its own, with data of its own.
 
@@ -97,6 +84,7 @@ class EmbeddedBroker:
         functions: with the functions worker. None: as at the last start, or else without.
         conf: settings of ``standalone.conf``. None: as at the last start.
         heap_mb: the largest Java heap. None: as at the last start, or else 400 MB.
+        token: a superuser's token, where ``conf`` asks for one; it is not written down.
         follow_parent: end the broker when this process dies, however it dies.
         report: is told what happens while it is fetched and started, a line at a time.
 
@@ -112,6 +100,7 @@ class EmbeddedBroker:
         functions: bool | None = None,
         conf: Mapping[str, ConfValue] | None = None,
         heap_mb: int | None = None,
+        token: str | None = None,
         follow_parent: bool = False,
         report: Report = log.info,
     ) -> None:
@@ -129,6 +118,7 @@ class EmbeddedBroker:
         self._functions = functions
         self._conf = None if conf is None else {k: conf_text(v) for k, v in conf.items()}
         self._heap_mb = heap_mb
+        self._token = token
         self._follow_parent = follow_parent
         self._report = report
         self._child: subprocess.Popen[bytes] | None = None
@@ -152,6 +142,7 @@ class EmbeddedBroker:
         return Connection(
             service_url=status.service_url,
             admin_url=status.admin_url,
+            token=SecretStr(self._token) if self._token else None,
             origin=f"the embedded broker {self.name!r}",
         )
 
@@ -197,15 +188,15 @@ class EmbeddedBroker:
     def status(self) -> BrokerStatus:
         """What is known of it; a state file that another process left behind does not mislead."""
         self._reap()
-        saved = self._load()
+        saved = load(self.directory)
         running = saved is not None and process.is_ours(saved.pid, self._marker)
         return BrokerStatus(
             name=self.name,
             directory=self.directory,
             running=running,
             pid=saved.pid if saved and running else None,
-            service_url=f"pulsar://127.0.0.1:{saved.service_port}" if saved else "",
-            admin_url=f"http://127.0.0.1:{saved.web_port}" if saved else "",
+            service_url=saved.service_url if saved else "",
+            admin_url=saved.admin_url if saved else "",
             functions=saved.functions if saved else bool(self._functions),
             started_ms=saved.started_ms if saved else None,
         )
@@ -261,14 +252,14 @@ class EmbeddedBroker:
         """What only our process has in its command line, from the start script to the JVM."""
         return f" --metadata-dir {self.directory / 'data' / 'metadata'} "
 
-    def _settings(self) -> _Saved:
-        last = self._load()
+    def _settings(self) -> Saved:
+        last = load(self.directory)
         conf, functions, heap_mb = self._conf, self._functions, self._heap_mb
         if last is not None:
             conf = last.conf if conf is None else conf
             functions = last.functions if functions is None else functions
             heap_mb = last.heap_mb if heap_mb is None else heap_mb
-        return _Saved(
+        return Saved(
             pid=0,
             service_port=last.service_port if last else 0,
             web_port=last.web_port if last else 0,
@@ -278,7 +269,7 @@ class EmbeddedBroker:
             started_ms=0,
         )
 
-    def _launch(self, home: Path, settings: _Saved) -> _Saved:
+    def _launch(self, home: Path, settings: Saved) -> Saved:
         ports = [settings.service_port, settings.web_port]
         if 0 in ports or not process.become_free(ports, timeout_seconds=_PORT_WAIT_SECONDS):
             ports = process.free_ports(2)
@@ -314,41 +305,26 @@ class EmbeddedBroker:
             web_port=ports[1],
             started_ms=time.time_ns() // 1_000_000,
         )
-        self._save(launched)
+        save(self.directory, launched)
         if self._follow_parent:
             self._watcher = process.follow_parent(launched.pid)
         return launched
 
-    def _wait_ready(self, saved: _Saved, timeout_seconds: float) -> None:
-        admin = f"http://127.0.0.1:{saved.web_port}/admin"
-        checks = [f"{admin}/v2/brokers/health", f"{admin}/v2/namespaces/public/default"]
-        if saved.functions:
-            checks.append(f"{admin}/v3/functions/public/default")
-        limit = time.monotonic() + timeout_seconds
-        pool = urllib3.PoolManager(retries=False, timeout=10)
-        while checks:
-            child = self._child
-            if child is not None and child.poll() is not None:
-                raise BrokerError(
-                    f"The embedded broker {self.name!r} ended with code {child.returncode} before "
-                    f"it was ready. Its log, {self.log_file}, ends:\n{self.logs(15)}"
-                )
-            if time.monotonic() > limit:
-                raise BrokerError(
-                    f"The embedded broker {self.name!r} was not ready within {timeout_seconds:g} s "
-                    f"(still waiting for {checks[0]}). Its log, {self.log_file}, ends:\n"
-                    f"{self.logs(15)}"
-                )
-            try:
-                answer = pool.request("GET", checks[0])
-            except urllib3.exceptions.HTTPError:
-                time.sleep(_POLL_SECONDS)
-                continue
-            if answer.status == 200:
-                checks.pop(0)
-            else:
-                time.sleep(_POLL_SECONDS)
-        pool.clear()
+    def _wait_ready(self, saved: Saved, timeout_seconds: float) -> None:
+        child = self._child
+        try:
+            wait_ready(
+                saved.admin_url,
+                functions=saved.functions,
+                token=self._token,
+                exit_code=child.poll if child is not None else lambda: None,
+                timeout_seconds=timeout_seconds,
+            )
+        except NotReadyError as error:
+            raise BrokerError(
+                f"The embedded broker {self.name!r} {error}. "
+                f"Its log, {self.log_file}, ends:\n{self.logs(15)}"
+            ) from None
 
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()
@@ -366,20 +342,6 @@ class EmbeddedBroker:
         """Take a dead child's exit code, so that it is no zombie."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
-
-    def _load(self) -> _Saved | None:
-        try:
-            return _Saved(**json.loads((self.directory / "instance.json").read_text("utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as error:
-            log.warning("%s is of no use and ignored: %s", self.directory / "instance.json", error)
-            return None
-
-    def _save(self, saved: _Saved) -> None:
-        scratch = self.directory / "instance.json.new"
-        scratch.write_text(json.dumps(asdict(saved), indent=2), encoding="utf-8")
-        scratch.replace(self.directory / "instance.json")
 
 
 def instances() -> list[BrokerStatus]:

@@ -8,6 +8,9 @@
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
                     these settings, shared by all tests that ask for the same
 ``private_broker``  makes brokers of the test's own, which it may kill and start again
+``started``         starts an `EmbeddedBroker` that a test configured itself
+
+Where Java or Maven is missing, tests that need a broker are skipped, and fail in CI.
 """
 
 from __future__ import annotations
@@ -35,7 +38,15 @@ FAST_CONF: dict[str, str | int | float | bool] = {
     "journalSyncData": False,  # survives kill -9 all the same: only a machine's crash would tell
 }
 TEST_HEAP_MB = 256
-_BROKER_FIXTURES = {"broker", "broker_with", "private_broker", "connection", "namespace", "client"}
+_BROKER_FIXTURES = {
+    "broker",
+    "broker_with",
+    "private_broker",
+    "connection",
+    "namespace",
+    "client",
+    "started",
+}
 
 BrokerFactory = Callable[..., EmbeddedBroker]
 
@@ -69,6 +80,12 @@ def _started(broker: EmbeddedBroker) -> EmbeddedBroker:
             pytest.fail(str(error))
         pytest.skip(str(error))
     return broker
+
+
+@pytest.fixture(scope="session")
+def started() -> Callable[[EmbeddedBroker], EmbeddedBroker]:
+    """Starts a broker that a test configured itself; the test has to remove it."""
+    return _started
 
 
 def _embedded(

@@ -1,0 +1,187 @@
+"""Token and TLS settings, from `Connection` to the client and the admin calls, on a real broker."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel._broker_process import free_ports
+from delaylevel.admin import Admin
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.config import Connection
+from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError, PrerequisiteError
+from delaylevel.topicname import TopicName
+
+TOPIC = "persistent://public/default/secured"
+
+
+def jwt(key: bytes, subject: str) -> str:
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    head = part(b'{"alg":"HS256"}') + "." + part(json.dumps({"sub": subject}).encode())
+    return head + "." + part(hmac.digest(key, head.encode(), hashlib.sha256))
+
+
+class Secured:
+    """A broker with token authentication, and TLS ports beside the plain ones."""
+
+    def __init__(self, folder: Path) -> None:
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            raise PrerequisiteError("openssl is needed to make a certificate: install it")
+        self.certificate, key = folder / "cert.pem", folder / "key.pem"
+        subprocess.run(
+            f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker "
+            f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {self.certificate}".split(),
+            check=True,
+            capture_output=True,
+        )
+        secret = secrets.token_bytes(32)
+        (folder / "secret.key").write_bytes(secret)
+        self.token = jwt(secret, "admin")
+        self.foreign_token = jwt(secrets.token_bytes(32), "admin")
+        service_port, web_port = free_ports(2)
+        self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
+        self.admin_url = f"https://127.0.0.1:{web_port}"
+        conf: dict[str, Any] = {
+            "authenticationEnabled": True,
+            "authorizationEnabled": True,
+            "authenticationProviders": (
+                "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+            ),
+            "superUserRoles": "admin",
+            "tokenSecretKey": f"file://{folder}/secret.key",
+            "brokerClientAuthenticationPlugin": (
+                "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+            ),
+            "brokerClientAuthenticationParameters": json.dumps({"token": self.token}),
+            "brokerServicePortTls": service_port,
+            "webServicePortTls": web_port,
+            "tlsCertificateFilePath": self.certificate,
+            "tlsKeyFilePath": key,
+        }
+        self.broker = EmbeddedBroker(
+            "secured",
+            directory=folder / "broker",
+            conf=conf,
+            heap_mb=256,
+            token=self.token,
+            follow_parent=True,
+        )
+
+    def load(self, **settings: Any) -> Connection:
+        trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
+        addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
+        defaults = {**addresses, "operation_timeout_seconds": 4}
+        return Connection.load(environ={}, **{**defaults, **trust, **settings})
+
+
+@pytest.fixture(scope="module")
+def secured(
+    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
+) -> Iterator[Secured]:
+    try:
+        secured = Secured(tmp_path_factory.mktemp("secured"))
+    except PrerequisiteError as error:
+        pytest.skip(str(error))
+    started(secured.broker)
+    yield secured
+    secured.broker.remove()
+
+
+def publish(connection: Connection) -> None:
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    try:
+        consumer = client.subscribe(TOPIC, "s")
+        client.create_producer(TOPIC).send(b"body")
+        message = consumer.receive(timeout_millis=10_000)
+        consumer.acknowledge(message)
+        assert message.data() == b"body"
+    finally:
+        client.close()
+
+
+def partitions(connection: Connection) -> None:
+    with Admin.from_connection(connection) as admin:
+        admin.list_topics("public/default")
+
+
+def test_token_and_certificate_let_both_in(secured: Secured) -> None:
+    connection = secured.load(token=secured.token)
+    publish(connection)
+    with Admin.from_connection(connection) as admin:
+        assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
+
+
+def test_the_plain_ports_want_the_token_too(secured: Secured) -> None:
+    publish(secured.broker.connection)
+    with pytest.raises(PermissionDeniedError):
+        partitions(secured.broker.connection.model_copy(update={"token": None}))
+
+
+def test_a_renewed_token_file_is_taken_up(secured: Secured, tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(secured.foreign_token)
+    connection = secured.load(token_file=path)
+    with Admin.from_connection(connection) as admin:
+        with pytest.raises(PermissionDeniedError):
+            admin.list_topics("public/default")
+        path.write_text(secured.token)
+        admin.list_topics("public/default")
+    publish(connection)
+
+
+@pytest.mark.parametrize("kind", ["none", "foreign"])
+def test_without_the_right_token_nobody_gets_in(secured: Secured, kind: str) -> None:
+    token = None if kind == "none" else secured.foreign_token
+    connection = secured.load(token=token)
+    with pytest.raises(PermissionDeniedError) as refused:
+        partitions(connection)
+    with pytest.raises(pulsar.PulsarException) as refused_by_client:
+        publish(connection)
+    # The client tries again until its timeout, and says no more than that.
+    assert isinstance(refused_by_client.value, pulsar.Timeout)
+    if token:
+        assert token not in str(refused.value)
+        assert token not in str(refused_by_client.value)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Secured) -> None:
+    connection = secured.load(token=secured.token, tls_trust_certs_file=None)
+    with pytest.raises(BrokerUnreachableError):
+        partitions(connection)
+    with pytest.raises(pulsar.PulsarException):
+        publish(connection)
+    accepting = secured.load(
+        token=secured.token, tls_trust_certs_file=None, tls_allow_insecure=True
+    )
+    partitions(accepting)
+
+
+def test_the_host_must_be_the_certificates(secured: Secured) -> None:
+    addresses = {
+        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
+        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
+    }
+    strict = secured.load(token=secured.token, **addresses)
+    with pytest.raises(BrokerUnreachableError):
+        partitions(strict)
+    with pytest.raises(pulsar.PulsarException):
+        publish(strict)
+    lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
+    partitions(lenient)
+    publish(lenient)
