@@ -158,7 +158,7 @@ class EmbeddedBroker:
             BrokerError: it ended, or was not ready in time; the text has the end of its log.
         """
         home = fetch(self._report)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its conf may hold secrets
         with locked(self.directory / "lock"):
             status = self.status()
             if status.running:
