@@ -167,7 +167,8 @@ def create(
 ) -> None:
     """Make the level topic of a business topic TOPIC.
 
-    With its held and dead-letter topics, subscriptions and policies. Doing it again does no harm: what is missing is made, new targets are added.
+    With its held and dead-letter topics, subscriptions and policies. Doing it again does no harm:
+    what is missing is made, new targets are added.
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):

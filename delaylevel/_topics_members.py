@@ -162,6 +162,7 @@ def existing(
 
 
 def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> None:
+    """Make a topic of the family; where somebody else was quicker, it has to be the same."""
     properties: Mapping[str, str] = {MEMBER_PROPERTY: description.topic}
     if member.topic == description.name:
         properties = {**properties, PLAN_PROPERTY: description.to_json()}
@@ -179,6 +180,7 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
 
 
 def subscribe(admin: TopicAdmin, member: Member) -> None:
+    """Make sure that every partition has its durable subscription."""
     try:
         admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
     except ConflictError as error:

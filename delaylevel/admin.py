@@ -193,6 +193,7 @@ class Admin:
         Raises:
             AdminError: 422 where it has more already.
         """
+        self.partitioned_metadata(topic)  # of a missing topic the broker says 409
         self._rest.post(f"{topic.rest_path}/partitions", partitions)
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
@@ -221,10 +222,13 @@ class Admin:
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; those that are not named stay as they are."""
+        # Asked to set properties of a missing topic, a 4.0.8 broker never answers.
+        self.partitioned_metadata(topic)
         self._rest.put(f"{topic.rest_path}/properties", dict(properties))
 
     def remove_property(self, topic: TopicName, key: str) -> None:
         """Remove a property of a topic, if it has it."""
+        self.partitioned_metadata(topic)
         self._rest.delete(f"{topic.rest_path}/properties", key=key)
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:

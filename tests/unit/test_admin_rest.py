@@ -136,7 +136,7 @@ def test_a_status_becomes_an_error_that_never_shows_the_token(
     server.answer = lambda method, path: reply(status, {"reason": f"because {SECRET} is bad"})
 
     with pytest.raises(kind) as caught:
-        Admin(server.url, token=SECRET).set_properties(TOPIC, {"a": "b"})
+        Admin(server.url, token=SECRET).properties(TOPIC)
 
     assert type(caught.value) is kind
     assert caught.value.status == status
@@ -158,8 +158,8 @@ def test_the_token_is_asked_for_at_every_call(servers: Callable[[], Server]) -> 
     tokens = iter(["one", "two"])
     admin = Admin(server.url, token=lambda: next(tokens))
 
-    admin.set_properties(TOPIC, {})
-    admin.set_properties(TOPIC, {})
+    admin.health()
+    admin.health()
 
     assert [seen[2]["Authorization"] for seen in server.seen] == ["Bearer one", "Bearer two"]
 
@@ -285,7 +285,7 @@ def test_a_connection_hands_on_address_and_token(servers: Callable[[], Server]) 
     server = servers()
     connection = Connection(admin_url=server.url + "/", token=SecretStr(SECRET))
 
-    Admin.from_connection(connection).set_properties(TOPIC, {})
+    Admin.from_connection(connection).health()
 
     assert server.seen[0][2]["Authorization"] == f"Bearer {SECRET}"
     assert pickle.loads(pickle.dumps(connection)) == connection  # executors build their own

@@ -1,0 +1,310 @@
+"""The admin client on a real broker: every answer that the rest of the package relies on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import AvroSchema, Integer, Record, String
+
+from delaylevel.admin import Admin
+from delaylevel.config import Connection
+from delaylevel.errors import AdminError, BrokerUnreachableError, ConflictError, NotFoundError
+from delaylevel.ports import TopicPolicies
+from delaylevel.positions import Position
+from delaylevel.topicname import TopicName
+
+
+@pytest.fixture
+def admin(connection: Connection) -> Iterator[Admin]:
+    with Admin.from_connection(connection) as admin:
+        yield admin
+
+
+@pytest.fixture
+def topic(namespace: str) -> TopicName:
+    return TopicName.parse(f"{namespace}/orders")
+
+
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any) -> list[int]:
+    """Publish so many entries, each at a millisecond of its own; return bounds between them."""
+    producer = client.create_producer(topic.full, **{"batching_enabled": False, **options})
+    bounds = []
+    for number in range(count):
+        bounds.append(time.time_ns() // 1_000_000)
+        wait_for(lambda: time.time_ns() // 1_000_000 > bounds[-1], "the next millisecond")
+        producer.send(str(number).encode())
+    producer.close()
+    return bounds
+
+
+def test_the_broker_answers_and_tells_its_settings(admin: Admin) -> None:
+    assert admin.health() is True
+    assert admin.version()[0].isdigit()
+    settings = admin.broker_settings()
+    assert settings.cluster
+    assert settings.topic_policies is True
+    assert settings.max_partitions == 0
+
+
+def test_asking_never_creates_a_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
+    assert admin.topic_exists(topic) is False
+    assert admin.topic_exists(topic.partition(0)) is False
+    assert admin.topic_exists(TopicName.parse("public/no-such-namespace/t")) is False
+    assert admin.schemas(topic) == []
+    asks: list[Callable[[], object]] = [
+        lambda: admin.partitioned_metadata(topic),
+        lambda: admin.properties(topic),
+        lambda: admin.set_properties(topic, {"a": "b"}),
+        lambda: admin.remove_property(topic, "a"),
+        lambda: admin.create_subscription(topic, "s"),
+        lambda: admin.subscriptions(topic),
+        lambda: admin.partition_stats(topic),
+        lambda: admin.partitioned_stats(topic),
+        lambda: admin.internal_stats(topic),
+        lambda: admin.ledgers(topic),
+        lambda: admin.mark_delete_position(topic, "s"),
+        lambda: admin.last_message_id(topic),
+        lambda: admin.message_id_at(topic, 5),
+        lambda: admin.entry_publish_time(topic, Position(1, 1)),
+        lambda: admin.set_topic_policies(topic, TopicPolicies(message_ttl_s=0)),
+        lambda: admin.expand(topic, 3),
+        lambda: admin.delete(topic),
+    ]
+    for ask in asks:
+        with pytest.raises(NotFoundError):
+            ask()
+    assert admin.list_topics(namespace) == []
+    assert admin.list_partitioned_topics(namespace) == []
+
+
+def test_a_partitioned_topic_from_birth_to_end(
+    admin: Admin, namespace: str, topic: TopicName
+) -> None:
+    admin.create_partitioned(topic, 2, {"a": "1"})
+    with pytest.raises(ConflictError):
+        admin.create_partitioned(topic, 3, {"a": "2"})
+    assert admin.partitioned_metadata(topic).partitions == 2
+    assert admin.partitioned_metadata(topic).properties == {"a": "1"}
+    assert admin.topic_exists(topic)
+    assert admin.topic_exists(topic.partition(1))
+    assert not admin.topic_exists(topic.partition(2))
+
+    admin.set_properties(topic, {"b": "2"})
+    assert admin.properties(topic) == {"a": "1", "b": "2"}
+    admin.remove_property(topic, "a")
+    assert admin.properties(topic) == {"b": "2"}
+
+    admin.create_subscription(topic, "s")
+    with pytest.raises(ConflictError):
+        admin.create_subscription(topic, "s")
+    admin.expand(topic, 3)
+    with pytest.raises(AdminError):
+        admin.expand(topic, 2)
+    assert set(admin.partitioned_stats(topic)) == {0, 1, 2}
+    assert all("s" in stats.subscriptions for stats in admin.partitioned_stats(topic).values())
+    assert admin.subscriptions(topic) == ["s"]
+    assert admin.list_partitioned_topics(namespace) == [topic]
+    assert len(admin.list_topics(namespace)) == 3
+
+    admin.delete_subscription(topic, "s")
+    assert admin.subscriptions(topic) == []
+    admin.delete(topic)
+    assert not admin.topic_exists(topic)
+
+
+def test_a_topic_without_partitions(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
+    publish(client, topic, 1)
+    assert admin.topic_exists(topic)
+    assert admin.partitioned_metadata(topic).partitions == 0
+    admin.set_properties(topic, {"a": "b"})
+    assert admin.properties(topic) == {"a": "b"}
+    with pytest.raises(ConflictError):
+        admin.create_partitioned(topic, 2)
+    admin.terminate(topic)
+    with pytest.raises(pulsar.PulsarException):
+        client.create_producer(topic.full)
+    admin.delete(topic)
+    assert not admin.topic_exists(topic)
+
+
+def test_a_subscription_at_the_start_and_one_at_the_end(
+    admin: Admin, client: pulsar.Client, topic: TopicName
+) -> None:
+    publish(client, topic, 3)
+    admin.create_subscription(topic, "all", earliest=True)
+    admin.create_subscription(topic, "new", earliest=False)
+    stats = admin.partition_stats(topic)
+    assert stats.subscriptions["all"].backlog_entries == 3
+    assert stats.subscriptions["all"].durable
+    assert stats.subscriptions["all"].consumers == ()
+    assert stats.subscriptions["new"].backlog_entries == 0
+    assert stats.subscriptions["new"].oldest_publish_ms is None
+    assert stats.storage_bytes > 0
+
+
+def test_who_consumes_and_what_is_oldest(
+    admin: Admin, client: pulsar.Client, topic: TopicName
+) -> None:
+    bounds = publish(client, topic, 3)
+    admin.create_subscription(topic, "s")
+    consumer = client.subscribe(topic.full, "s", consumer_name="the mover")
+    consumer.acknowledge_cumulative(consumer.receive(10_000))
+    found = wait_for(
+        lambda: [
+            item
+            for item in [admin.partition_stats(topic).subscriptions["s"]]
+            if item.backlog_entries == 2
+        ],
+        "the acknowledgement",
+    )[0]
+    assert [item.name for item in found.consumers] == ["the mover"]
+    assert found.consumers[0].connected_since
+    assert found.type == "Exclusive"
+    assert bounds[1] < found.oldest_publish_ms <= bounds[2]
+    mark = admin.mark_delete_position(topic, "s")
+    assert mark == Position(admin.ledgers(topic)[0].ledger, 0)
+    with pytest.raises(NotFoundError, match="no subscription"):
+        admin.mark_delete_position(topic, "other")
+    consumer.close()
+
+
+def test_positions_by_publish_time(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
+    admin.create_partitioned(topic, 1)
+    admin.create_subscription(topic, "s")
+    partition = topic.partition(0)
+    assert admin.last_message_id(partition) is None
+    assert admin.message_id_at(partition, 0) is None
+    assert admin.ledgers(partition)[-1].entries == 0
+
+    bounds = publish(client, partition, 3)
+    last = admin.last_message_id(partition)
+    assert last is not None
+    assert last.entry == 2
+    assert admin.ledgers(partition)[-1].entries == 3
+    for entry, bound in enumerate(bounds):
+        position = admin.message_id_at(partition, bound + 1)
+        assert position == Position(last.ledger, entry)
+        published = admin.entry_publish_time(partition, position)
+        assert published is not None
+        assert bound < published
+        assert admin.message_id_at(partition, published) == position
+    assert admin.message_id_at(partition, 0) == Position(last.ledger, 0)
+    assert admin.message_id_at(partition, -5) == Position(last.ledger, 0)
+    assert admin.message_id_at(partition, bounds[2] + 3_600_000) is None
+    assert admin.entry_publish_time(partition, last.next_entry) is None
+    assert admin.entry_publish_time(partition, Position(1 << 40, 0)) is None
+    assert admin.entry_publish_time(partition, Position(-1, -1)) is None
+
+
+def test_positions_over_several_ledgers(
+    admin: Admin, client: pulsar.Client, topic: TopicName
+) -> None:
+    admin.create_partitioned(topic, 1)
+    admin.create_subscription(topic, "s")
+    partition = topic.partition(0)
+    bounds = publish(client, partition, 2)
+    first = admin.last_message_id(partition)
+    assert first is not None
+
+    admin.unload(partition)
+    assert admin.last_message_id(partition) == first
+    assert admin.message_id_at(partition, bounds[1] + 3_600_000) is None
+    assert admin.entry_publish_time(partition, first.next_entry) is None
+    later = publish(client, partition, 1)
+
+    last = admin.last_message_id(partition)
+    assert last is not None
+    assert last.ledger > first.ledger
+    assert admin.message_id_at(partition, later[0] + 1) == last
+    assert [info.entries for info in admin.ledgers(partition)] == [2, 1]
+    assert admin.entry_publish_time(partition, first.next_entry) is None
+
+
+def test_a_batch_is_one_entry(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
+    producer = client.create_producer(
+        topic.full, batching_enabled=True, batching_max_publish_delay_ms=60_000
+    )
+    for number in range(5):
+        producer.send_async(str(number).encode(), None)
+    producer.flush()
+    admin.create_subscription(topic, "s")
+    last = admin.last_message_id(topic)
+    assert last is not None
+    assert (last.entry, last.batch) == (0, 4)
+    assert admin.message_id_at(topic, 0) == last.entry_start
+    assert admin.partition_stats(topic).subscriptions["s"].backlog_entries == 1
+    assert admin.entry_publish_time(topic, last) is not None
+    assert len(admin.partition_stats(topic).producers) == 1
+    producer.close()
+
+
+def test_topic_policies_show_soon(admin: Admin, topic: TopicName) -> None:
+    admin.create_partitioned(topic, 1)
+    assert admin.topic_policies(topic) == TopicPolicies()
+    cluster = admin.broker_settings().cluster
+    assert cluster is not None
+    wanted = TopicPolicies(
+        message_ttl_s=0, delete_while_inactive=False, replication_clusters=frozenset({cluster})
+    )
+    admin.set_topic_policies(topic, wanted)
+    wait_for(lambda: admin.topic_policies(topic) == wanted, "the policies")
+
+
+def test_a_namespace_tells_what_is_set(admin: Admin, namespace: str) -> None:
+    policies = admin.namespace_policies(namespace)
+    assert policies.message_ttl_s is None
+    assert policies.subscription_expiration_min is None
+    assert policies.backlog_quotas == ()
+    assert policies.replication_clusters == {admin.broker_settings().cluster}
+    with pytest.raises(NotFoundError):
+        admin.namespace_policies("public/no-such-namespace")
+
+
+class V1(Record):  # type: ignore[misc]
+    """The first version."""
+
+    _avro_namespace = "test"
+    name = String()
+
+
+class V2(Record):  # type: ignore[misc]
+    """The second version."""
+
+    _avro_namespace = "test"
+    name = String()
+    size = Integer(required_default=True)
+
+
+def test_every_version_of_a_schema(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
+    V2.__name__ = "V1"  # one record, grown
+    schemas = [AvroSchema(V1), AvroSchema(V2)]
+    for schema in schemas:
+        client.create_producer(topic.full, schema=schema).close()
+    versions = admin.schemas(topic)
+    assert [item.version for item in versions] == [0, 1]
+    assert {item.type for item in versions} == {"AVRO"}
+    assert '"size"' not in versions[0].definition
+    assert '"size"' in versions[1].definition
+
+
+def test_a_broker_that_is_stopped_is_not_reached(private_broker: Any) -> None:
+    broker = private_broker()
+    admin = Admin.from_connection(broker.connection)
+    assert admin.health()
+    broker.stop()
+    with pytest.raises(BrokerUnreachableError, match="refused"):
+        admin.health()
