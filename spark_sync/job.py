@@ -83,6 +83,7 @@ class SparkSyncJob:
         self._settings = settings
         self._given = spark
         self._stop = threading.Event()
+        self._ready = threading.Event()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
             _check_unclaimed(admin, self.descriptions)
@@ -130,6 +131,10 @@ class SparkSyncJob:
                     self._stop.wait(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the job has its claim and Spark is warm; return whether it is."""
+        return self._ready.wait(timeout_s)
+
     def stop(self) -> None:
         """Ask the job to end after the batch that runs now; may be called from a signal handler."""
         self._stop.set()
@@ -165,6 +170,7 @@ class SparkSyncJob:
                 progress = query.lastProgress
                 if progress is not None and progress.batchId != seen:
                     seen = progress.batchId
+                    self._ready.set()
                     if on_progress is not None:
                         on_progress(progress)
                 if self._stop.is_set() and not query.status["isTriggerActive"]:
@@ -222,8 +228,6 @@ def default_checkpoint(
     state_dir: Path, connection: Connection, level_topics: tuple[str, ...]
 ) -> str:
     """Return the checkpoint folder for a set of level topics of one cluster."""
-    import hashlib
-
     identity = "\n".join([connection.service_url, *sorted(level_topics)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return str(state_dir / "checkpoints" / digest)

@@ -43,6 +43,8 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
             BrokerError: a topic of our own cannot be written; the batch is not committed.
         """
         here = runtime(self._options)
+        for name in self._options.level_topics:
+            here.describe(name)
         used: dict[str, Forwarder] = {}
         done = TaskReport()
         try:

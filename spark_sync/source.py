@@ -47,6 +47,8 @@ _SEARCH_THREADS = 8
 # A mover that was killed leaves its claim after some seconds; a living one keeps it.
 CLAIM_PATIENCE_S = 15.0
 
+_WARM_SLICES = 4
+
 Offset = dict[str, Any]
 
 
@@ -186,6 +188,7 @@ class _Driver:
         self._acknowledged: dict[str, Position] = {}
         self._look_at_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
+        self._warm = False
         self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
         self._refresh()
 
@@ -209,6 +212,9 @@ class _Driver:
     def latest_offset(self, start: Offset) -> Offset:
         """Return the bounds of what is ripe now."""
         self._refresh()
+        if not self._warm and self._fixed_now_ms is None:
+            self._warm = True
+            return _offset(self._clock.now_ms(), {**self._first, **_positions(start)})
         now_ms = self._clock.now_ms() if self._fixed_now_ms is None else self._fixed_now_ms
         positions = _positions(start)
         # A partition that this query has not met yet begins where it is acknowledged up to; it is
@@ -231,7 +237,11 @@ class _Driver:
         return _offset(now_ms, {**positions, **new})
 
     def slices(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return what lies between two offsets, a slice for each partition."""
+        """Return what lies between two offsets, a slice for each partition.
+
+        Where that is nothing (the first batch of a run) some empty slices start the Python workers
+        and their connections, before there is a message that would have to wait for them.
+        """
         begin = _positions(start)
         found: list[InputPartition] = []
         for topic, until in _positions(end).items():
@@ -247,6 +257,10 @@ class _Driver:
                     "with a new checkpoint"
                 )
             found.append(Slice(source, str(since), str(until), int(end["now_ms"])))
+        if not found:
+            nowhere = str(EARLIEST)
+            some = list(self._sources.values())[:_WARM_SLICES]
+            return [Slice(source, nowhere, nowhere, int(end["now_ms"])) for source in some]
         return found
 
     def acknowledge(self, end: Offset) -> None:

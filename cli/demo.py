@@ -1,0 +1,154 @@
+"""``delaylevel demo``: see it work, on a real broker, in about two minutes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.errors import MissingExtraError
+
+from .options import examples, output_option
+from .output import Column, emit, format_duration, note
+
+_PARTITIONS = (
+    Column("level"),
+    Column("partition", "number"),
+    Column("from_producer", "number"),
+    Column("from_mover", "number"),
+)
+_LINE_EVERY_S = 5.0
+
+
+@click.command(epilog=examples("delaylevel demo", "delaylevel demo --messages 20000 -o json"))
+@click.option(
+    "--messages",
+    type=click.IntRange(1, 1_000_000),
+    default=3000,
+    show_default=True,
+    help="How many to send.",
+)
+@output_option
+def demo(messages: int, output: str) -> None:
+    """Start a broker, send delayed messages through two levels, and watch them come out in time.
+
+    Everything is real, and runs on this machine only: a Pulsar broker of its own, the producer
+    wrapper, the Spark sync job, consumers that check every message. Exit 0 only if nothing was
+    lost, duplicated, changed, or early beyond the broker's tick.
+    """
+    run = _load()
+    with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
+        note("Starting a Pulsar broker of its own (the first time it is fetched with Maven)...")
+        with (
+            EmbeddedBroker(
+                "demo", directory=Path(folder) / "broker", follow_parent=True, report=note
+            ) as broker,
+            _view() as show,
+        ):
+            result = run(broker.connection, Path(folder) / "checkpoint", messages, show)
+    rows = [vars(item) for item in result.partitions]
+    summary = {
+        "sent": result.sent,
+        "straight_to_business_topic": result.undelayed,
+        "lost": result.lost,
+        "duplicated": result.duplicated,
+        "changed": result.damaged,
+        "early": result.early,
+        "late_p50_ms": result.late_at(0.5),
+        "late_p99_ms": result.late_at(0.99),
+        "late_max_ms": result.late_at(1.0),
+        "seconds": round(result.seconds, 1),
+        "ok": result.ok,
+    }
+    if output in ("json", "jsonl"):
+        emit([{**summary, "partitions": rows}], _PARTITIONS, output)
+    else:
+        emit(rows, _PARTITIONS, output)
+        click.echo()
+        click.echo(_verdict(summary))
+    if not result.ok:
+        click.get_current_context().exit(1)
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    late = ", ".join(
+        f"{name} {format_duration(summary[f'late_{name}_ms'])}" for name in ("p50", "p99", "max")
+    )
+    return (
+        f"{summary['sent']:,} sent, {summary['straight_to_business_topic']:,} of them near-due and "
+        f"straight to their topic; {summary['lost']:,} lost, {summary['duplicated']:,} duplicated, "
+        f"{summary['changed']:,} changed, {summary['early']:,} early beyond the broker's tick.\n"
+        f"Lateness: {late} (negative: within the tick early).\n"
+        + ("All is well." if summary["ok"] else "This is not as it should be.")
+    )
+
+
+def _load() -> Callable[..., Any]:
+    try:
+        from delaylevel.spark_sync import job  # noqa: F401 - says at once if Spark is missing
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
+            raise
+        raise MissingExtraError(
+            f"the demo needs {error.name}: pip install 'delaylevel[spark]'"
+        ) from error
+    from delaylevel.demo import run
+
+    return run
+
+
+@contextmanager
+def _view() -> Iterator[Callable[[Any], None]]:
+    """What shows how far it is: a live table on a terminal, now and then a line elsewhere."""
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.live import Live
+        except ModuleNotFoundError:
+            pass
+        else:
+            console = Console(stderr=True)
+            with Live(console=console, refresh_per_second=4, transient=True) as live:
+                yield lambda snapshot: live.update(_table(snapshot))
+            return
+    last: dict[str, Any] = {"phase": None, "at": -_LINE_EVERY_S}
+
+    def line(snapshot: Any) -> None:
+        if snapshot.phase != last["phase"] or snapshot.elapsed_s - last["at"] >= _LINE_EVERY_S:
+            last.update(phase=snapshot.phase, at=snapshot.elapsed_s)
+            note(_line(snapshot))
+
+    yield line
+
+
+def _line(snapshot: Any) -> str:
+    waiting = sum(snapshot.pending.values())
+    late = sorted(snapshot.late_ms)
+    median = f", median lateness {format_duration(late[len(late) // 2])}" if late else ""
+    return (
+        f"{snapshot.elapsed_s:5.0f}s {snapshot.phase}: {snapshot.sent:,} of {snapshot.total:,} "
+        f"sent, {snapshot.delivered:,} delivered, {waiting:,} entries in the levels{median}"
+    )
+
+
+def _table(snapshot: Any) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("LEVEL")
+    table.add_column("PARTITION", justify="right")
+    table.add_column("WAITING", justify="right")
+    table.add_column("")
+    most = max(snapshot.pending.values(), default=0) or 1
+    for (level, partition), waiting in snapshot.pending.items():
+        bar = "█" * round(30 * waiting / most)
+        table.add_row(level, str(partition), f"{waiting:,}", Text(bar, style="cyan"))
+    return Group(Text(_line(snapshot)), table)
