@@ -117,6 +117,17 @@ class PartitionStrategy(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> PartitionStrategy:
         unit, maximum = self.unit, self.maximum_delay
+        for name, value in (
+            ("partition_by", unit),
+            ("maximum_delay", maximum),
+            ("lead", self.lead),
+        ):
+            # What a level topic stores of itself is in milliseconds: no other number of partitions
+            # may come of it when it is read again.
+            if value is not None and value.microseconds % 1000:
+                raise ValueError(
+                    f"{name}={value!r} is not a whole number of milliseconds: round it"
+                )
         if unit < SMALLEST_UNIT:
             raise ValueError(
                 f"a unit of {_say(unit)} is too short for a topic; "
@@ -327,7 +338,7 @@ class Levels:
                 )
                 for item in value["levels"]
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise InvalidStrategyError(f"a stored list of levels is damaged: {error!r}") from error
 
 
