@@ -175,16 +175,19 @@ class LevelTopicDescription:
                     f"level topic {topic} is described in format {version}; this release "
                     f"understands format {FORMAT_VERSION}: upgrade delaylevel"
                 )
+            targets = value["targets"]
+            if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
+                raise ValueError(f"targets is {targets!r}, not a list of topics")
             return cls(
                 topic=topic,
                 levels=Levels.from_json(value),
-                targets=tuple(value["targets"]),
+                targets=tuple(targets),
                 mover=Mover(value["mover"]),
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
                 window_partitions=int(value["window_partitions"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(
                 f"the description of level topic {topic} cannot be read: {error!r}"
             ) from error

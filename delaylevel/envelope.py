@@ -91,7 +91,7 @@ class Envelope:
         return cls(
             due_ms=due,
             target=full,
-            id=properties.get(ID),
+            id=_identity(properties),
             schema=SchemaRef.parse(schema) if schema is not None else None,
             attempt=_integer(properties, ATTEMPT) if ATTEMPT in properties else 0,
         )
@@ -147,6 +147,13 @@ def check_id(value: str) -> str:
         raise InvalidInputError(
             f"a message id has 1 to {LONGEST_ID} characters, not {len(value)}: {value[:40]!r}"
         )
+    return value
+
+
+def _identity(properties: Mapping[str, str]) -> str | None:
+    value = properties.get(ID)
+    if value == "":
+        raise EnvelopeError(f"{ID} is empty: different messages would be taken for one")
     return value
 
 
