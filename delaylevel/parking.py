@@ -188,7 +188,7 @@ def level_producer_settings(
         The arguments, and a warning for the application or None.
 
     Raises:
-        UnsupportedOptionError: a send timeout of 0.
+        UnsupportedOptionError: a send timeout of 0 or below.
     """
     kept = (
         "compression_type",
@@ -208,9 +208,9 @@ def level_producer_settings(
     warning = None
     if timeout_ms is None:
         timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
-    elif timeout_ms == 0:
+    elif timeout_ms <= 0:
         raise UnsupportedOptionError(
-            "send_timeout_millis=0 cannot be combined with a delay-level topic: a message that "
+            f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a message that "
             "waits in the client without an end lies behind younger ones in its partition and is "
             f"handed off too late; set it to at most the lead ({format_duration(lead_ms)})"
         )
