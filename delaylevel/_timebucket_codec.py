@@ -1,0 +1,289 @@
+"""Rows of (due, ledger, entry), and how a few thousand of them are packed into bytes.
+
+A chunk holds rows in the order of their positions. Neighbours then differ by a small gap, and the
+three columns (due offset, ledger step, entry gap) are cut into byte planes that are compressed one
+by one: sequences shrink to almost nothing, random due times to little more than their entropy.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+#: One column each for due time, ledger id and entry id: shape (3, n).
+Rows: TypeAlias = "npt.NDArray[np.int64]"
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
+#: (due, ledger, entry): what rows are ordered by when they are handed out.
+Key: TypeAlias = "tuple[int, int, int]"
+
+DUE, LEDGER, ENTRY = 0, 1, 2
+BY_DUE = (DUE, LEDGER, ENTRY)
+BY_POSITION = (LEDGER, ENTRY, DUE)
+#: The most rows in one chunk; the lengths of its planes are written in 16 bits.
+CHUNK_ROWS = 8192
+
+_HEADER = struct.Struct("<I8q")
+_PLANE = struct.Struct("<BH")
+_FIRST = struct.Struct("<q")
+_CONSTANT, _PACKED, _RAW = 0, 1, 2
+_SPREAD, _STEADY = b"\0", b"\1"
+
+
+class ChunkInfo(NamedTuple):
+    """What a chunk says of itself without being decoded.
+
+    Attributes:
+        rows: how many.
+        min_due, max_due: the range of due times, ms.
+        key_ledger, key_entry: the position of the first row of those due at ``min_due``.
+        first_ledger, first_entry: the lowest position.
+        last_ledger, last_entry: the highest position.
+    """
+
+    rows: int
+    min_due: int
+    max_due: int
+    key_ledger: int
+    key_entry: int
+    first_ledger: int
+    first_entry: int
+    last_ledger: int
+    last_entry: int
+
+
+def chunk_info(chunk: bytes) -> ChunkInfo:
+    """Read a chunk's header."""
+    return ChunkInfo._make(_HEADER.unpack_from(chunk))
+
+
+def chunk_key(chunk: bytes) -> Key:
+    """Return the least (due, ledger, entry) of a chunk."""
+    header = _HEADER.unpack_from(chunk)
+    return header[1], header[3], header[4]
+
+
+def empty_rows() -> Rows:
+    """Return rows without any row."""
+    return np.empty((3, 0), dtype=np.int64)
+
+
+def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
+    if bool((a[1:] < a[:-1]).any()):
+        return False
+    tie = a[1:] == a[:-1]
+    if not tie.any():
+        return True
+    if bool(((b[1:] < b[:-1]) & tie).any()):
+        return False
+    tie &= b[1:] == b[:-1]
+    return not bool(((c[1:] < c[:-1]) & tie).any())
+
+
+def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
+    """Sort rows lexicographically, by one packed 64-bit key where the three columns fit into it.
+
+    Args:
+        rows: shape (3, n), any order.
+        order: the columns, the most significant first.
+
+    Returns:
+        The rows in order; the same array if they were in order already.
+    """
+    first, second, third = order
+    if rows.shape[1] < 2 or _in_order(rows[first], rows[second], rows[third]):
+        return rows
+    low = [int(x) for x in rows.min(axis=1)]
+    bits = [(int(x) - y).bit_length() for x, y in zip(rows.max(axis=1), low, strict=True)]
+    if sum(bits) > 63:
+        return np.take(rows, np.lexsort((rows[third], rows[second], rows[first])), axis=1)
+    key = rows[first] - low[first]
+    for column in (second, third):
+        if bits[column]:
+            key <<= bits[column]
+            key |= rows[column] - low[column]
+    key.sort()
+    out = np.empty_like(rows)
+    for column in (third, second):
+        np.bitwise_and(key, (1 << bits[column]) - 1, out=out[column])
+        out[column] += low[column]
+        key >>= bits[column]
+    np.add(key, low[first], out=out[first])
+    return out
+
+
+def find_key(rows: Rows, key: Key, start: int = 0) -> int:
+    """Return the index, from ``start`` on, of the first row that is not below ``key``.
+
+    Args:
+        rows: shape (3, n), in the order of ``BY_DUE``.
+        key: (due, ledger, entry).
+        start: where to begin.
+    """
+    stop = rows.shape[1]
+    if start < stop and rows.item(DUE, start) > key[0]:
+        return start
+    for column, value in zip(rows, key, strict=True):
+        part = column[start:stop]
+        stop = start + int(part.searchsorted(value, side="right"))
+        start += int(part.searchsorted(value, side="left"))
+        if start == stop:
+            break
+    return start
+
+
+class ChunkCodec:
+    """Packs and unpacks chunks; keeps the compressor's working memory, a few tens of kilobytes."""
+
+    def __init__(self, shift: int) -> None:
+        """Create a codec.
+
+        Args:
+            shift: how many low bits of every due time are zero.
+        """
+        self._shift = shift
+        params = zstandard.ZstdCompressionParameters.from_level(
+            1,
+            source_size=CHUNK_ROWS,
+            min_match=7,
+            write_content_size=False,
+            format=zstandard.FORMAT_ZSTD1_MAGICLESS,
+        )
+        self._compress = zstandard.ZstdCompressor(compression_params=params).compress
+        self._decompress = zstandard.ZstdDecompressor(
+            format=zstandard.FORMAT_ZSTD1_MAGICLESS
+        ).decompress
+
+    def encode(self, rows: Rows) -> bytes:
+        """Pack 1 to ``CHUNK_ROWS`` rows, given in any order."""
+        rows = sort_rows(rows, BY_POSITION)
+        due, ledger, entry = rows
+        n = due.size
+        least = int(due.argmin())
+        min_due = int(due[least])
+        step = np.zeros(n, dtype=np.int64)
+        np.subtract(ledger[1:], ledger[:-1], out=step[1:])
+        gap = np.zeros(n, dtype=np.int64)
+        np.subtract(entry[1:], entry[:-1], out=gap[1:])
+        change = np.flatnonzero(step)
+        gap[change] = entry[change]
+        parts = [
+            _HEADER.pack(
+                n,
+                min_due,
+                int(due.max()),
+                int(ledger[least]),
+                int(entry[least]),
+                int(ledger[0]),
+                int(entry[0]),
+                int(ledger[-1]),
+                int(entry[-1]),
+            )
+        ]
+        self._encode_due((due - min_due) >> self._shift, parts)
+        self._encode_column(step, parts)
+        self._encode_column(gap, parts)
+        return b"".join(parts)
+
+    def _encode_due(self, offset: Int64s, parts: list[bytes]) -> None:
+        """Write differences where many are zero or none is negative, otherwise plain offsets."""
+        change = np.zeros_like(offset)
+        np.subtract(offset[1:], offset[:-1], out=change[1:])
+        steady = offset.size - np.count_nonzero(change) > offset.size // 4 or change.min() >= 0
+        parts.append(_STEADY if steady else _SPREAD)
+        if steady:
+            # Zigzag: small differences of either sign become small positive numbers.
+            parts.append(_FIRST.pack(int(offset[0])))
+            offset = (change << 1) ^ (change >> 63)
+        self._encode_column(offset, parts)
+
+    def _decode_due(self, chunk: bytes, info: ChunkInfo) -> tuple[Int64s, int]:
+        at = _HEADER.size
+        steady = chunk[at : at + 1] == _STEADY
+        if not steady:
+            offset, at = self._decode_column(chunk, at + 1, info.rows)
+        else:
+            change, end = self._decode_column(chunk, at + 1 + _FIRST.size, info.rows)
+            offset = ((change >> 1) ^ -(change & 1)).cumsum()
+            offset += _FIRST.unpack_from(chunk, at + 1)[0]
+            at = end
+        offset <<= self._shift
+        offset += info.min_due
+        return offset, at
+
+    def _encode_column(self, column: Int64s, parts: list[bytes]) -> None:
+        width = (int(column.max()).bit_length() + 7) // 8
+        parts.append(bytes((width,)))
+        if not width:
+            return
+        wide = 1 if width == 1 else 2 if width == 2 else 4 if width <= 4 else 8
+        planes = column.astype(f"<u{wide}").view(np.uint8).reshape(-1, wide)
+        for index in range(width):
+            plane = np.ascontiguousarray(planes[:, index])
+            if bool((plane == plane[0]).all()):
+                parts.append(_PLANE.pack(_CONSTANT, int(plane[0])))
+                continue
+            data = self._compress(plane.tobytes())
+            if len(data) < plane.size:
+                parts.append(_PLANE.pack(_PACKED, len(data)))
+                parts.append(data)
+            else:
+                parts.append(_PLANE.pack(_RAW, plane.size))
+                parts.append(plane.tobytes())
+
+    def decode(self, chunk: bytes) -> Rows:
+        """Unpack a chunk.
+
+        Returns:
+            Shape (3, n), in the order of the positions.
+        """
+        info = chunk_info(chunk)
+        rows = np.empty((3, info.rows), dtype=np.int64)
+        rows[DUE], at = self._decode_due(chunk, info)
+        step, at = self._decode_column(chunk, at, info.rows)
+        gap, at = self._decode_column(chunk, at, info.rows)
+        change = np.flatnonzero(step)
+        rows[LEDGER] = info.first_ledger
+        rows[ENTRY] = info.first_entry
+        if not change.size:
+            rows[ENTRY] += gap.cumsum()
+            return rows
+        rows[LEDGER] += step.cumsum()
+        # Where the ledger changes, the gap is the entry itself: take off what was summed up before
+        # it.
+        start = gap[change]
+        gap[change] = 0
+        total = gap.cumsum()
+        rows[ENTRY] += total
+        lengths = np.diff(change, append=info.rows)
+        rows[ENTRY, change[0] :] += np.repeat(start - total[change] - info.first_entry, lengths)
+        return rows
+
+    def decode_due(self, chunk: bytes) -> Int64s:
+        """Unpack the due times only, in the order of the positions."""
+        return self._decode_due(chunk, chunk_info(chunk))[0]
+
+    def _decode_column(self, chunk: bytes, at: int, n: int) -> tuple[Int64s, int]:
+        width = chunk[at]
+        at += 1
+        column = np.zeros(n, dtype=np.int64)
+        for index in range(width):
+            kind, length = _PLANE.unpack_from(chunk, at)
+            at += _PLANE.size
+            if kind == _CONSTANT:
+                if length:
+                    column |= length << (8 * index)
+                continue
+            data: bytes | memoryview = memoryview(chunk)[at : at + length]
+            at += length
+            if kind == _PACKED:
+                data = self._decompress(data, max_output_size=n)
+            plane = np.frombuffer(data, dtype=np.uint8)
+            if index:
+                column |= plane.astype(np.int64) << (8 * index)
+            else:
+                column |= plane
+        return column, at
