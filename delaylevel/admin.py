@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -9,7 +10,7 @@ from urllib.parse import quote
 from delaylevel import _admin_values as read
 from delaylevel._rest import Rest, Token
 from delaylevel.config import Connection
-from delaylevel.errors import AdminError, NotFoundError
+from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.ports import (
     BrokerSettings,
     LedgerInfo,
@@ -30,6 +31,8 @@ _STATS = {
     "subscriptionBacklogSize": "false",
     "getEarliestTimeInBacklog": "true",
 }
+_BUSY_TRIES = 40
+_BUSY_PAUSE_S = 0.05
 
 
 class Admin:
@@ -276,7 +279,16 @@ class Admin:
         # The call itself would create a missing topic, unpartitioned, where the broker may.
         self.partitioned_metadata(topic)
         body = _EARLIEST if earliest else _LATEST
-        self._rest.put(f"{topic.rest_path}/subscription/{quote(subscription, safe='')}", body)
+        path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
+        for attempt in range(_BUSY_TRIES):
+            try:
+                self._rest.put(path, body)
+                return
+            except ConflictError as error:
+                # Somebody else makes it at this moment; soon it exists (409).
+                if "Subscription Busy" not in error.reason or attempt == _BUSY_TRIES - 1:
+                    raise
+            time.sleep(_BUSY_PAUSE_S)
 
     def subscriptions(self, topic: TopicName) -> list[str]:
         """Return the names of a topic's subscriptions, sorted."""

@@ -259,6 +259,21 @@ def test_no_call_is_made_that_would_create_a_topic(servers: Callable[[], Server]
     assert {seen[0] for seen in server.seen} == {"GET"}
 
 
+def test_a_subscription_that_somebody_makes_now_is_waited_for(
+    servers: Callable[[], Server],
+) -> None:
+    server = servers()
+    busy = "Failed for Subscription Busy: Failed to fence subscription"
+    answers = iter([reply(412, {"reason": busy}), reply(409, {"reason": "exists already"})])
+
+    def answer(method: str, path: str) -> Answer:
+        return next(answers) if method == "PUT" else reply(200, {"partitions": 1})
+
+    server.answer = answer
+    with pytest.raises(ConflictError, match="exists already"):
+        Admin(server.url).create_subscription(TOPIC, "s")
+
+
 def test_settings_that_may_not_be_read_are_unknown(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: reply(403, {"reason": "superusers only"})
