@@ -1,7 +1,7 @@
 """Build the wheel, install it into a clean environment, and look at what it brings.
 
 It must bring exactly one top-level name, run ``delaylevel --version``, and ``import delaylevel``
-must not pull in what only some users install.
+must not pull in what only some users install; a part that needs an extra must name it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,12 @@ names = sorted({{
     if not file.parts[0].endswith(".dist-info") and ".." not in file.parts
 }})
 assert names == ["delaylevel"], f"the wheel installs the top-level names {{names}}"
+from delaylevel.errors import MissingExtraError
 for name in ("functions", "spark_sync", "cli"):
-    __import__(f"delaylevel.{{name}}")
+    try:
+        __import__(f"delaylevel.{{name}}")
+    except MissingExtraError as error:  # what needs an extra says which, and nothing else
+        assert "delaylevel[" in str(error), f"delaylevel.{{name}}: {{error}}"
 for name in delaylevel.__all__:
     assert name in dir(delaylevel), f"dir(delaylevel) lacks {{name}}"
 print("one top-level name, nothing heavy on import, version", delaylevel.__version__)
