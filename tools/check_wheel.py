@@ -87,6 +87,16 @@ def main() -> None:
         if extra:
             sys.exit(f"{wheel.name} has the top-level names {sorted(extra)} besides delaylevel")
 
+        # setup.cfg lists packages by name: one that it forgets is missing from the wheel only.
+        packed = {name.removeprefix("delaylevel/") for name in zipfile.ZipFile(wheel).namelist()}
+        written = {
+            str(path.relative_to(tree / "delaylevel" if top == "delaylevel" else tree))
+            for top in SOURCES
+            for path in (tree / top).glob("**/*.py")
+        }
+        if written - packed:
+            sys.exit(f"{wheel.name} lacks {sorted(written - packed)}: list them in setup.cfg")
+
         venv.create(work / "clean", with_pip=True)
         python = work / "clean" / "bin" / "python"
         quiet = ["--disable-pip-version-check", "--quiet"]
