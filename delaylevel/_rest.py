@@ -68,6 +68,9 @@ class Rest:
         self.admin_url = admin_url
         self._bases = _bases(admin_url)
         self._token = token
+        for file in (tls_trust_certs_file, tls_certificate_file, tls_private_key_file):
+            if file is not None and not os.path.isfile(file):
+                raise ConfigError(f"there is no certificate or key file {os.fspath(file)}")
         tls: dict[str, Any] = {}
         if self._bases[0].startswith("https"):
             tls["cert_reqs"] = "CERT_NONE" if tls_allow_insecure else "CERT_REQUIRED"
