@@ -1,5 +1,4 @@
-# `make help` lists what can be made. Needed: Python 3.10 or later (3.11 for Spark, so for the
-# demo), Java 17 or later, and Maven.
+# `make help` lists what can be made. Needed: Python 3.10 or later, Java 17 or later, and Maven.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,9 +22,6 @@ help: ## Show this list
 	@echo "Variables: PYTHON=$(PYTHON) (for the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest)"
 
 demo: fetch ## Send delayed messages through a real broker and watch them arrive
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "The demo runs Spark, which needs Python 3.11 or later: make distclean, then" \
-			"make PYTHON=/path/to/python3 demo" >&2; exit 1; }
 	$(BIN)/delaylevel demo
 
 test: lint typecheck wheel-check pytest ## Everything that CI checks

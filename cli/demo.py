@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from delaylevel.broker import EmbeddedBroker
-from delaylevel.errors import MissingExtraError
 
 from .options import examples, output_option
 from .output import Column, emit, format_duration, note
@@ -42,7 +41,9 @@ def demo(messages: int, output: str) -> None:
     wrapper, the Spark sync job, consumers that check every message. Exit 0 only if nothing was
     lost, duplicated, changed, or early beyond the broker's tick.
     """
-    run = _load()
+    from delaylevel.demo import run
+    from delaylevel.spark_sync import SparkSyncJob  # noqa: F401 - says at once what is missing
+
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
         note("Starting a Pulsar broker of its own (the first time it is fetched with Maven)...")
         with (
@@ -87,20 +88,6 @@ def _verdict(summary: dict[str, Any]) -> str:
         f"Lateness: {late} (negative: within the tick early).\n"
         + ("All is well." if summary["ok"] else "This is not as it should be.")
     )
-
-
-def _load() -> Callable[..., Any]:
-    try:
-        from delaylevel.spark_sync import job  # noqa: F401 - says at once if Spark is missing
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
-            raise
-        raise MissingExtraError(
-            f"the demo needs {error.name}: pip install 'delaylevel[spark]'"
-        ) from error
-    from delaylevel.demo import run
-
-    return run
 
 
 @contextmanager

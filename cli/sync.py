@@ -14,7 +14,6 @@ import platformdirs
 
 from delaylevel.clock import format_duration
 from delaylevel.config import Connection
-from delaylevel.errors import MissingExtraError
 
 from .options import DURATION, examples, pass_connection
 from .output import note
@@ -62,19 +61,20 @@ def spark(
     TOPIC is a business topic or a level topic. One job at a time serves a level topic: a second
     one says who is at work, and ends. SIGTERM and Ctrl-C end the job after the batch that runs.
     """
-    job_module = _load()
+    from delaylevel.spark_sync import SparkSyncJob, SyncSettings, default_checkpoint
+
     names = tuple(topics)
     state = Path(platformdirs.user_state_dir("delaylevel"))
-    settings = job_module.SyncSettings(
+    settings = SyncSettings(
         level_topics=names,
-        checkpoint=checkpoint or job_module.default_checkpoint(state, connection, names),
+        checkpoint=checkpoint or default_checkpoint(state, connection, names),
         once=once,
         trigger_ms=None if trigger is None else round(trigger / timedelta(milliseconds=1)),
         master=master,
         options=_pairs(options, "--option"),
         spark_conf=_pairs(conf, "--conf"),
     )
-    job = job_module.SparkSyncJob(connection, settings)
+    job = SparkSyncJob(connection, settings)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         note("Stopping after the batch that runs now.")
@@ -97,18 +97,6 @@ def spark(
 
     job.run(show)
     note(f"{moved:,} messages moved.")
-
-
-def _load() -> Any:
-    try:
-        from delaylevel.spark_sync import job
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
-            raise
-        raise MissingExtraError(
-            f"`sync spark` needs {error.name}: pip install 'delaylevel[spark]'"
-        ) from error
-    return job
 
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

@@ -1,6 +1,35 @@
 """The Spark sync job: a thin host of the router."""
 
-from .job import SparkSyncJob, SyncSettings
-from .source import DelayLevelDataSource
+from __future__ import annotations
 
-__all__ = ["DelayLevelDataSource", "SparkSyncJob", "SyncSettings"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from delaylevel.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from .job import SparkSyncJob, SyncSettings, default_checkpoint
+    from .source import DelayLevelDataSource
+
+__all__ = ["DelayLevelDataSource", "SparkSyncJob", "SyncSettings", "default_checkpoint"]
+
+_MODULES = {
+    "DelayLevelDataSource": "source",
+    "SparkSyncJob": "job",
+    "SyncSettings": "job",
+    "default_checkpoint": "job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow"):
+            raise
+        raise MissingExtraError(
+            f"{__name__}.{name} needs {error.name}: pip install 'delaylevel[spark]'"
+        ) from error
+    return getattr(module, name)
