@@ -144,6 +144,12 @@ class _Outlet:
         self.outcomes = {}
         return failure
 
+    def forget(self) -> None:
+        """Count nothing that was sent so far; what is confirmed later says nothing any more."""
+        self.sent = 0
+        self.outcomes = {}
+        self.waiting = []
+
 
 class Forwarder:
     """Sends messages on to where they belong now, and knows which of them have arrived.
@@ -185,9 +191,16 @@ class Forwarder:
             now_ms: the present time that routing goes by.
 
         Raises:
-            BrokerError: a topic of our own cannot be written. The source message must not be
-                acknowledged.
+            BrokerError: a topic of our own cannot be written. None of the source messages since
+                the last flush may be acknowledged; all of them are to be forwarded again.
         """
+        try:
+            self._forward(source, message, now_ms)
+        except BrokerError:
+            self._forget()
+            raise
+
+    def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         try:
             sealed = Envelope.read(message.properties)
             if sealed.target not in self._description.targets:
@@ -217,9 +230,13 @@ class Forwarder:
 
         Raises:
             BrokerError: something is unconfirmed and could not be held either. None of the source
-                messages since the last flush may be acknowledged.
+                messages since the last flush may be acknowledged; all are to be forwarded again.
         """
-        self._settle()
+        try:
+            self._settle()
+        except BrokerError:
+            self._forget()
+            raise
         report, self._report = self._report, ForwardReport()
         return report
 
@@ -237,6 +254,13 @@ class Forwarder:
         self.close_targets()
         outlets, self._internal = list(self._internal.values()), {}
         _close(outlets)
+
+    def _forget(self) -> None:
+        """Start anew after a failure: what is forwarded again must not be counted twice."""
+        self._report = ForwardReport()
+        self._epoch_messages = self._epoch_bytes = 0
+        for outlet in (*self._targets.values(), *self._internal.values()):
+            outlet.forget()
 
     # -- the ways out
 
@@ -367,9 +391,12 @@ class Forwarder:
             self._refuse(key, failure)
             for item in waiting:
                 self._hold(item, failure)
-        for topic, outlet in self._internal.items():
+        for topic, outlet in list(self._internal.items()):
             failure = outlet.settle()
             if failure is not None:
+                # A producer that is closed for good would fail every later try, too.
+                del self._internal[topic]
+                _close([outlet])
                 raise BrokerError(
                     f"{topic} did not confirm ({failure}); nothing was acknowledged, and what is "
                     "unconfirmed will be read and sent again"
