@@ -258,8 +258,10 @@ def _reason(answer: urllib3.BaseHTTPResponse) -> str:
     text = answer.data.decode("utf-8", "replace")
     try:
         value = json.loads(text)
-        text = str(value["reason"]) if isinstance(value, dict) else str(value)
-    except (ValueError, KeyError):
+        if isinstance(value, dict):  # "message" is what the web server says by itself
+            value = value.get("reason") or value.get("message") or ""
+        text = str(value)
+    except ValueError:
         text = "" if text.lstrip().startswith("<") else text
     text = text.partition("Stacktrace:")[0]
     text = text.partition("Message:")[2] or text

@@ -39,13 +39,20 @@ def notes(
     description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
 ) -> tuple[str, ...]:
     """Return what loses nothing, but is good to know before much is parked."""
-    return tuple(
+    found = [
         f"a partition that holds {quota.limit_bytes:,} bytes takes no more messages (backlog quota "
         f"of {description.name.namespace_path}, {quota.policy}): sending fails then, nothing is "
         "lost; raise it with `pulsar-admin namespaces set-backlog-quota` where that is too little"
         for quota in quotas(policies, settings)
         if quota.limit_bytes is not None and quota.policy != _EVICTS
-    )
+    ]
+    if settings == BrokerSettings() and policies.subscription_expiration_min is None:
+        found.append(
+            "the broker's own defaults cannot be read with this token: let an administrator see "
+            "that subscriptionExpirationTimeMinutes is 0 and that "
+            f"backlogQuotaDefaultRetentionPolicy is not {_EVICTS}"
+        )
+    return tuple(found)
 
 
 def quotas(policies: NamespacePolicies, settings: BrokerSettings) -> tuple[BacklogQuota, ...]:

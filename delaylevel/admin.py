@@ -10,7 +10,7 @@ from urllib.parse import quote
 from delaylevel import _admin_values as read
 from delaylevel._rest import Rest, Token
 from delaylevel.config import Connection
-from delaylevel.errors import AdminError, ConflictError, NotFoundError
+from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
 from delaylevel.ports import (
     BrokerSettings,
     LedgerInfo,
@@ -119,9 +119,12 @@ class Admin:
 
         Raises:
             BrokerUnreachableError: nothing answers at all.
+            PermissionDeniedError: it tells superusers only.
         """
         try:
             self._rest.request("GET", "brokers/health", patient=False)
+        except PermissionDeniedError:
+            raise
         except AdminError:
             return False
         return True

@@ -173,6 +173,12 @@ def test_a_stack_trace_and_a_page_are_not_quoted(servers: Callable[[], Server]) 
         Admin(server.url).properties(TOPIC)
     assert caught.value.reason == "it broke"
 
+    web_server = {"servlet": "x", "message": "Authentication required", "status": "401"}
+    server.answer = lambda method, path: reply(401, web_server)
+    with pytest.raises(PermissionDeniedError) as denied:
+        Admin(server.url).health()
+    assert denied.value.reason == "Authentication required"
+
     server.answer = lambda method, path: (404, {}, b"<html><body>lots</body></html>")
     with pytest.raises(NotFoundError) as missing:
         Admin(server.url).properties(TOPIC)

@@ -85,6 +85,14 @@ def test_a_size_that_only_blocks_is_noted() -> None:
     assert notes(DESCRIPTION, NamespacePolicies(), BrokerSettings(backlog_quotas=(EVICTED,))) == ()
 
 
+def test_defaults_that_cannot_be_read_are_noted() -> None:
+    (line,) = notes(DESCRIPTION, NamespacePolicies(), BrokerSettings())
+    assert "subscriptionExpirationTimeMinutes" in line
+    assert (
+        notes(DESCRIPTION, NamespacePolicies(subscription_expiration_min=0), BrokerSettings()) == ()
+    )
+
+
 def test_replication() -> None:
     both = NamespacePolicies(replication_clusters=frozenset({"here", "there"}))
     assert found(both) == ()
