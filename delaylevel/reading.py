@@ -179,7 +179,7 @@ def _place(message: Any, end: Position) -> tuple[ParkedMessage | None, bool]:
         message.properties(),
         None if message.has_null_value() else message.data(),
     )
-    if (ledger, entry + 1) != (end.ledger, end.entry):
+    if end.batch >= 0 or (ledger, entry + 1) != (end.ledger, end.entry):
         return parked, position.next == end
     # The last entry of the range: done with its last message.
     return parked, batch < 0 or batch + 1 >= batch_size(message_id)
