@@ -1,0 +1,239 @@
+"""A set of 63-bit ids that is small for message ids and for random ones.
+
+Ids that lie close together are kept in Roaring bitmaps, all others in sorted arrays, 8 bytes each.
+An id whose low ten bits are zero (the first of a batch, or all of an unbatched topic, where an id
+is ledger << 35 | entry << 10 | batch index) is kept without them: entries then follow each other
+closely.
+"""
+
+from __future__ import annotations
+
+from array import array
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+Ids: TypeAlias = "npt.NDArray[np.uint64]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+_LOW = np.uint64(1023)
+_LOW_BITS = np.uint64(10)
+_PAGE_BITS = np.uint64(16)
+#: From so many ids in a page of 65,536 on, a bitmap is smaller than an array.
+_DENSE = 32
+#: Ids that single saves may gather before they are sorted in.
+_PENDING = 4096
+_BLOCK = 131_072
+_PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS
+_RECENT = 16_384
+_RECENT_RUNS = 8
+
+
+def _bitmap(ids: Ids) -> BitMap64:
+    return BitMap64(array("Q", ids.tobytes()))
+
+
+def _crowded(ids: Ids, least: int) -> Mask:
+    """Return which of the sorted ids share their page with ``least`` of them."""
+    page = ids >> _PAGE_BITS
+    starts = np.flatnonzero(page[1:] != page[:-1]) + 1
+    bounds = np.concatenate(([0], starts, [ids.size]))
+    sizes = np.diff(bounds)
+    if sizes.size == 1:
+        return np.full(ids.size, sizes[0] >= least)
+    return np.repeat(sizes >= least, sizes)
+
+
+def _in_sorted(run: Ids, ids: Ids) -> Mask:
+    index = run.searchsorted(ids)
+    index[index == run.size] = 0
+    found: Mask = run[index] == ids
+    return found
+
+
+def _own_pages(ids: Ids) -> Ids:
+    """Copy ids into memory of their own: blocks that grow leave no holes in the heap."""
+    pages = np.frombuffer(mmap(-1, ids.nbytes, _PRIVATE), dtype=np.uint64)
+    pages[:] = ids
+    return pages
+
+
+class _SortedIds:
+    """Sorted arrays of at most ``_BLOCK`` ids, and a few recent ones that are merged in later."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Ids] = []
+        self.recent: list[Ids] = []
+        self.size = 0
+        self._loose = 0
+
+    def contains(self, ids: Ids) -> Mask:
+        found = np.zeros(ids.size, dtype=np.bool_)
+        for run in self.recent:
+            found |= _in_sorted(run, ids)
+        if self.blocks:
+            starts = self._starts(ids)
+            for block, start, stop in zip(self.blocks, starts, starts[1:], strict=False):
+                if start < stop:
+                    found[start:stop] |= _in_sorted(block, ids[start:stop])
+        return found
+
+    def add(self, ids: Ids) -> Ids:
+        """Add sorted ids that are not there; return, and drop, those that have become crowded."""
+        self.recent.append(ids)
+        self.size += ids.size
+        self._loose += ids.size
+        if self._loose > max(_RECENT, self.size // 16):
+            return self._merge()
+        if len(self.recent) > _RECENT_RUNS:
+            self.recent = [np.sort(np.concatenate(self.recent))]
+        return ids[:0]
+
+    def _starts(self, ids: Ids) -> list[int]:
+        lows = np.array([block[0] for block in self.blocks[1:]], dtype=np.uint64)
+        return [0, *ids.searchsorted(lows).tolist(), ids.size]
+
+    def _merge(self) -> Ids:
+        fresh = np.sort(np.concatenate(self.recent))
+        self.recent = []
+        self._loose = 0
+        old = self.blocks or [fresh[:0]]
+        starts = self._starts(fresh)
+        blocks: list[Ids] = []
+        crowded: list[Ids] = []
+        for index, start in enumerate(starts[:-1]):
+            merged = np.concatenate((old[index], fresh[start : starts[index + 1]]))
+            old[index] = fresh[:0]
+            if not merged.size:
+                continue
+            merged.sort(kind="stable")
+            dense = _crowded(merged, 2 * _DENSE)
+            if dense.any():
+                crowded.append(merged[dense])
+                self.size -= crowded[-1].size
+                merged = merged[~dense]
+            parts = -(-merged.size // _BLOCK)
+            if parts:
+                blocks += [_own_pages(part) for part in np.array_split(merged, parts)]
+        self.blocks = blocks
+        return np.concatenate(crowded) if crowded else fresh[:0]
+
+    def all(self) -> Ids:
+        return np.sort(np.concatenate([np.empty(0, dtype=np.uint64), *self.blocks, *self.recent]))
+
+
+class IdSet:
+    """A set of ids; what is added must not be in it yet."""
+
+    def __init__(self) -> None:
+        """Create an empty set."""
+        self._plain = BitMap64()
+        self._short = BitMap64()
+        self._sparse = _SortedIds()
+        self._pending: set[int] = set()
+        self.size = 0
+
+    def __contains__(self, value: int) -> bool:
+        """Return whether an id is in the set."""
+        if value in self._pending:
+            return True
+        if (value >> 10) in self._short if not value & 1023 else value in self._plain:
+            return True
+        if not self._sparse.size:
+            return False
+        return bool(self._sparse.contains(np.array([value], dtype=np.uint64))[0])
+
+    def add(self, value: int) -> None:
+        """Add one id."""
+        self._pending.add(value)
+        self.size += 1
+        if len(self._pending) >= _PENDING:
+            self._settle()
+
+    def contains(self, ids: Ids) -> Mask:
+        """Return which of the ids, sorted and distinct, are in the set."""
+        self._settle()
+        found = self._sparse.contains(ids) if self._sparse.size else np.zeros(ids.size, np.bool_)
+        short = (ids & _LOW) == 0
+        for bitmap, part, shift in self._lanes(short):
+            if bitmap and part.any():
+                found[part] |= _in_bitmap(bitmap, ids[part] >> shift)
+        return found
+
+    def update(self, ids: Ids) -> None:
+        """Add ids, sorted, distinct, and none of them in the set."""
+        self._settle()
+        self.size += ids.size
+        if ids.size:
+            self._place(ids)
+
+    def _place(self, ids: Ids) -> None:
+        short = (ids & _LOW) == 0
+        rest: list[Ids] = []
+        for bitmap, part, shift in self._lanes(short):
+            some = ids[part] >> shift
+            if not some.size:
+                continue
+            dense = _crowded(some, _DENSE)
+            if dense.all():
+                bitmap |= _bitmap(some)
+            else:
+                if dense.any():
+                    bitmap |= _bitmap(some[dense])
+                rest.append(some[~dense] << shift)
+        if rest:
+            crowded = self._sparse.add(np.sort(np.concatenate(rest)))
+            if crowded.size:
+                self._place(crowded)
+
+    def _lanes(self, short: Mask) -> list[tuple[BitMap64, Mask, np.uint64]]:
+        return [(self._plain, ~short, np.uint64(0)), (self._short, short, _LOW_BITS)]
+
+    def _settle(self) -> None:
+        if self._pending:
+            ids = np.fromiter(self._pending, dtype=np.uint64, count=len(self._pending))
+            self._pending = set()
+            ids.sort()
+            self._place(ids)
+
+    def compact(self) -> None:
+        """Give back what growing has left over."""
+        for bitmap in (self._plain, self._short):
+            bitmap.run_optimize()
+            bitmap.shrink_to_fit()
+
+    def dump(self) -> list[bytes]:
+        """Return the three parts of the set as bytes."""
+        self._settle()
+        sparse = self._sparse.all().astype("<u8").tobytes()
+        return [self._plain.serialize(), self._short.serialize(), sparse]
+
+    @classmethod
+    def load(cls, parts: list[bytes]) -> IdSet:
+        """Build a set from what ``dump`` returned."""
+        self = cls()
+        self._plain = BitMap64.deserialize(parts[0])
+        self._short = BitMap64.deserialize(parts[1])
+        sparse = np.frombuffer(parts[2], dtype="<u8").astype(np.uint64)
+        if sparse.size:
+            self._place(sparse)
+        self.size = len(self._plain) + len(self._short) + self._sparse.size
+        return self
+
+
+def _in_bitmap(bitmap: BitMap64, ids: Ids) -> Mask:
+    found = np.zeros(ids.size, dtype=np.bool_)
+    dense = _crowded(ids, 8)
+    if dense.any():
+        part = ids[dense]
+        common = _bitmap(part) & bitmap
+        if common:
+            hits = np.frombuffer(common.to_array(), dtype=np.uint64)
+            found[dense] = _in_sorted(hits, part)
+    if not dense.all():
+        lone = ids[~dense].tolist()
+        found[~dense] = np.fromiter((x in bitmap for x in lone), dtype=np.bool_, count=len(lone))
+    return found
