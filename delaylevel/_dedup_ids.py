@@ -86,7 +86,7 @@ class _SortedIds:
         self.recent.append(ids)
         self.size += ids.size
         self._loose += ids.size
-        if self._loose > max(_RECENT, self.size // 16):
+        if self._loose > max(_RECENT, self.size // 24):
             return self._merge()
         if len(self.recent) > _RECENT_RUNS:
             self.recent = [np.sort(np.concatenate(self.recent))]
