@@ -86,7 +86,7 @@ class _SortedIds:
         self.recent.append(ids)
         self.size += ids.size
         self._loose += ids.size
-        if self._loose > max(_RECENT, self.size // 24):
+        if self._loose > max(_RECENT, self.size // 32):
             return self._merge()
         if len(self.recent) > _RECENT_RUNS:
             self.recent = [np.sort(np.concatenate(self.recent))]
@@ -97,8 +97,9 @@ class _SortedIds:
         return [0, *ids.searchsorted(lows).tolist(), ids.size]
 
     def _merge(self) -> Ids:
-        fresh = np.sort(np.concatenate(self.recent))
+        fresh = np.concatenate(self.recent)
         self.recent = []
+        fresh.sort()
         self._loose = 0
         old = self.blocks or [fresh[:0]]
         starts = self._starts(fresh)
