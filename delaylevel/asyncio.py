@@ -125,8 +125,12 @@ class DelayLevelProducer:
         await self._for_all("flush")
 
     async def close(self) -> None:
-        """Close the business producer and every level producer."""
-        await self._for_all("close")
+        """Flush and close the business producer and every level producer."""
+        # The client's own close fails what it has not sent yet.
+        try:
+            await self._for_all("flush")
+        finally:
+            await self._for_all("close")
 
     def _producers(self) -> list[Any]:
         ready = [f.result() for f in self._parked.values() if f.done() and not f.exception()]

@@ -173,11 +173,15 @@ class DelayLevelProducer:
         """Flush and close the business producer and every level producer.
 
         Raises:
-            pulsar.PulsarException: the first failure; the others are closed all the same.
+            pulsar.PulsarException: a failure of either; all of them are closed all the same.
         """
         with self._lock:
             self._closed = True
-        self._for_all("close")
+        # The client's own close fails what it has not sent yet.
+        try:
+            self._for_all("flush")
+        finally:
+            self._for_all("close")
 
     def __enter__(self) -> DelayLevelProducer:
         return self

@@ -1,0 +1,537 @@
+"""The producer wrapper on a real broker: what it sends, what it refuses, and when things break."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import JsonSchema, Record, String
+
+import delaylevel.asyncio
+from delaylevel import topics
+from delaylevel.admin import Admin
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.client import DelayLevelClient, wrap
+from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription
+from delaylevel.errors import (
+    DelayTooLongError,
+    InvalidDelayError,
+    InvalidInputError,
+    LevelTopicError,
+    StrategyMismatchError,
+    TargetNotAllowedError,
+    UnsupportedOptionError,
+)
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
+LONG = timedelta(hours=2)
+
+MakeClient = Callable[..., DelayLevelClient]
+Stored = Callable[[str], list[ParkedMessage]]
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
+
+
+@pytest.fixture
+def producer(dl_client: MakeClient, orders: str) -> Any:
+    return dl_client().create_producer(
+        orders, enable_delay_level_topic=True, partition_strategy=HOURS
+    )
+
+
+class Order(Record):
+    note = String()
+
+
+# --- the drop-in ---------------------------------------------------------------------------
+
+
+def test_it_is_off_by_default(dl_client: MakeClient, orders: str, admin: Admin) -> None:
+    plain = dl_client().create_producer(orders)
+    assert type(plain) is pulsar.Producer
+    assert topics.find(admin, f"{orders}-delay-level") is None
+
+
+def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stored: Stored) -> None:
+    producer.send(b"007", {"a": "1"}, "key", "order", event_timestamp=5)
+    producer.send(None)
+    producer.send(b"")
+    producer.send(b"at zero", deliver_at=0)
+    producer.send(b"long ago", deliver_at=1_600_000_000_000)
+    seen: list[Any] = []
+    producer.send_async(b"async", lambda result, where: seen.append((result, where)))
+    producer.flush()
+
+    found = stored(orders)
+    assert [m.value for m in found] == [b"007", None, b"", b"at zero", b"long ago", b"async"]
+    first = found[0]
+    assert (first.key, first.ordering_key, first.event_ms) == ("key", "order", 5)
+    assert first.properties == {"a": "1"}
+    assert found[4].properties["delaylevel.due"] == "1600000000000"
+    assert [str(result) for result, _ in seen] == ["Result.Ok"]
+    assert (seen[0][1].ledger_id(), seen[0][1].entry_id()) == (found[5].ledger, found[5].entry)
+    assert stored(f"{orders}-delay-level") == []
+
+
+def test_it_has_the_plain_producers_calls(producer: Any, orders: str) -> None:
+    assert producer.topic() == orders
+    assert producer.last_sequence_id() == -1
+    assert producer.send(b"x") is not None
+    assert producer.last_sequence_id() == 0
+    assert producer.producer_name()
+    assert producer.is_connected()
+    producer.close()
+    assert not producer.is_connected()
+    with pytest.raises(pulsar.AlreadyClosed):
+        producer.close()
+
+
+def test_ours_is_stripped_from_the_applications_properties(
+    producer: Any, orders: str, stored: Stored
+) -> None:
+    received = {
+        "delaylevel.id": "old",
+        "delaylevel.due": "5",
+        "delaylevel.made-up": "x",
+        "own": "1",
+    }
+    producer.send(b"now", received)
+    producer.send(b"later", received, deliver_after=LONG)
+    producer.send(b"own id", received, deliver_after=LONG, message_id="mine")
+    producer.send(b"own id, now", message_id="mine too")
+
+    now, own_now = stored(orders)
+    assert now.properties == {"own": "1"}
+    assert own_now.properties == {"delaylevel.id": "mine too"}
+    later, own = stored(f"{orders}-delay-level")
+    assert "delaylevel.id" not in later.properties
+    assert "delaylevel.made-up" not in later.properties
+    assert int(later.properties["delaylevel.due"]) > 5
+    assert own.properties["delaylevel.id"] == "mine"
+
+
+def test_the_applications_own_arguments_stay_untouched(producer: Any) -> None:
+    properties = {"delaylevel.id": "old", "own": "1"}
+    producer.send(b"x", properties, deliver_after=LONG)
+    assert properties == {"delaylevel.id": "old", "own": "1"}
+
+
+def test_close_sends_what_is_still_queued(
+    dl_client: MakeClient, orders: str, stored: Stored
+) -> None:
+    outcomes: list[str] = []
+    with dl_client().create_producer(
+        orders,
+        enable_delay_level_topic=True,
+        partition_strategy=HOURS,
+        batching_enabled=True,
+        batching_max_publish_delay_ms=5000,
+    ) as producer:
+        for number in range(100):
+            after = LONG if number % 2 else None
+            producer.send_async(
+                b"%d" % number, lambda r, _: outcomes.append(str(r)), deliver_after=after
+            )
+    assert outcomes == ["Result.Ok"] * 100
+    assert len(stored(orders)) == len(stored(f"{orders}-delay-level")) == 50
+
+
+def test_nothing_is_sent_by_a_closed_producer(producer: Any, orders: str, stored: Stored) -> None:
+    producer.send(b"x", deliver_after=LONG)
+    producer.close()
+    for after in (None, LONG, timedelta(hours=3)):
+        with pytest.raises(pulsar.AlreadyClosed):
+            producer.send(b"y", deliver_after=after)
+    assert len(stored(f"{orders}-delay-level")) == 1
+
+
+def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Stored) -> None:
+    def send(number: int) -> None:
+        for hour in range(1, 4):
+            producer.send(b"%d" % number, deliver_after=timedelta(hours=hour, minutes=1))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stored(f"{orders}-delay-level")) == 24
+    assert len(producer._parked) == 3
+
+
+# --- bad input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("delay", "error"),
+    [
+        ({"deliver_after": timedelta(seconds=-1)}, InvalidDelayError),
+        ({"deliver_after": 5}, InvalidDelayError),
+        ({"deliver_at": -1}, InvalidDelayError),
+        ({"deliver_at": 1_900_000_000}, InvalidDelayError),  # seconds, not milliseconds
+        ({"deliver_at": 10**18}, InvalidDelayError),
+        ({"deliver_at": datetime(2040, 1, 1)}, InvalidDelayError),
+        ({"deliver_at": 2 * 10**12, "deliver_after": LONG}, InvalidDelayError),
+        ({"deliver_after": timedelta(hours=4, milliseconds=1)}, DelayTooLongError),
+        ({"deliver_after": LONG, "sequence_id": 7}, UnsupportedOptionError),
+        ({"deliver_after": LONG, "replication_clusters": ["b"]}, UnsupportedOptionError),
+        ({"deliver_after": LONG, "disable_replication": True}, UnsupportedOptionError),
+        ({"deliver_after": LONG, "message_id": ""}, InvalidInputError),
+        ({"deliver_after": LONG, "message_id": "x" * 513}, InvalidInputError),
+    ],
+)
+def test_what_cannot_be_sent_is_not_sent(
+    producer: Any, orders: str, stored: Stored, delay: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        producer.send(b"x", **delay)
+    with pytest.raises(error):
+        producer.send_async(b"x", None, **delay)
+    producer.flush()
+    assert stored(orders) == []
+    assert stored(f"{orders}-delay-level") == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"chunking_enabled": True, "batching_enabled": False},
+        {"message_router": lambda message, count: 0},
+        {"access_mode": pulsar.ProducerAccessMode.Exclusive},
+        {"encryption_key": "k", "crypto_key_reader": pulsar.CryptoKeyReader("a", "b")},
+        {"send_timeout_millis": 0},
+    ],
+    ids=["chunking", "router", "exclusive", "encryption", "no send timeout"],
+)
+def test_options_that_delayed_messages_cannot_keep(
+    dl_client: MakeClient, orders: str, option: dict[str, Any]
+) -> None:
+    client = dl_client()
+    with pytest.raises(UnsupportedOptionError, match=next(iter(option))):
+        client.create_producer(
+            orders, enable_delay_level_topic=True, partition_strategy=HOURS, **option
+        )
+    client.create_producer(orders).send(b"without a level topic all is as it was")
+
+
+def test_a_send_timeout_above_the_lead_is_warned_about(dl_client: MakeClient, orders: str) -> None:
+    with pytest.warns(UserWarning, match="send_timeout_millis=300001"):
+        dl_client().create_producer(
+            orders,
+            enable_delay_level_topic=True,
+            partition_strategy=HOURS,
+            send_timeout_millis=300_001,
+        )
+
+
+def test_a_strategy_that_disagrees(dl_client: MakeClient, producer: Any, orders: str) -> None:
+    client = dl_client()
+    with pytest.raises(StrategyMismatchError) as mismatch:
+        client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
+    assert mismatch.value.configured == str(Levels(DAYS))
+    assert mismatch.value.described == str(Levels(HOURS))
+    for text in ("DAY for 3d", "HOUR for 4h"):
+        assert text in str(mismatch.value)
+    # Without a strategy of its own it takes the topic's.
+    second = client.create_producer(orders, enable_delay_level_topic=True)
+    assert second.description.levels == Levels(HOURS)
+    second.send(b"x", deliver_after=timedelta(hours=4))
+
+
+def test_a_level_topic_for_other_targets(dl_client: MakeClient, producer: Any, orders: str) -> None:
+    with pytest.raises(TargetNotAllowedError, match="does not carry"):
+        dl_client().create_producer(
+            f"{orders}-2",
+            enable_delay_level_topic=True,
+            delay_level_topic=f"{orders}-delay-level",
+        )
+
+
+def test_a_level_topic_that_is_not_one(
+    dl_client: MakeClient, admin: Admin, client: pulsar.Client, orders: str
+) -> None:
+    client.create_producer(f"{orders}-delay-level").send(b"of somebody else")
+    with pytest.raises(LevelTopicError, match=r"not a level topic|is not ours|no level topic"):
+        dl_client().create_producer(orders, enable_delay_level_topic=True)
+    with pytest.raises(LevelTopicError, match="does not exist: create it"):
+        dl_client().create_producer(
+            f"{orders}-2", enable_delay_level_topic=True, create_level_topic=False
+        )
+    assert topics.find(admin, f"{orders}-2-delay-level") is None
+
+
+# --- without admin access ------------------------------------------------------------------
+
+
+def test_without_an_admin_url(
+    connection: Connection, producer: Any, orders: str, stored: Stored
+) -> None:
+    client = DelayLevelClient(connection.service_url)
+    try:
+        with client.create_producer(
+            orders, enable_delay_level_topic=True, partition_strategy=HOURS
+        ) as second:
+            second.send(b"parked", deliver_after=LONG)
+        assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
+        # A number of partitions that does not fit, or a topic that is not there, is refused.
+        with pytest.raises(LevelTopicError, match="has 3 partitions"):
+            client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
+        with pytest.raises(LevelTopicError, match="is not there"):
+            client.create_producer(
+                f"{orders}-2", enable_delay_level_topic=True, partition_strategy=HOURS
+            )
+    finally:
+        client.close()
+
+
+# --- wrap ----------------------------------------------------------------------------------
+
+
+def test_wrap_a_producer_that_exists(
+    client: pulsar.Client, connection: Connection, orders: str, stored: Stored
+) -> None:
+    plain = client.create_producer(
+        orders, producer_name="mine", initial_sequence_id=41, schema=JsonSchema(Order)
+    )
+    plain.send(Order(note="before"))
+    wrapped = wrap(plain, client, partition_strategy=HOURS, admin_url=connection.admin_url)
+    assert (wrapped.topic(), wrapped.producer_name()) == (orders, "mine")
+    wrapped.send(Order(note="straight"))
+    wrapped.send(Order(note="parked"), deliver_after=LONG)
+    assert wrapped.last_sequence_id() == 43
+    wrapped.close()
+    assert not plain.is_connected()
+
+    straight = [json.loads(m.value or b"") for m in stored(orders)]
+    assert straight == [{"note": "before"}, {"note": "straight"}]
+    (parked,) = stored(f"{orders}-delay-level")
+    assert json.loads(parked.value or b"") == {"note": "parked"}
+    assert parked.properties["delaylevel.target"] == orders
+    assert parked.properties["delaylevel.schema"].startswith("JSON:")
+
+
+def test_wrap_a_producer_of_one_partition(
+    client: pulsar.Client, connection: Connection, admin: Admin, orders: str, stored: Stored
+) -> None:
+    admin.create_partitioned(TopicName.parse(orders), 2)
+    plain = client.create_producer(f"{orders}-partition-1")
+    with wrap(plain, client, partition_strategy=HOURS, admin_url=connection.admin_url) as wrapped:
+        wrapped.send(b"x", deliver_after=LONG)
+    (parked,) = stored(f"{orders}-delay-level")
+    assert parked.properties["delaylevel.target"] == orders
+
+
+def test_a_producer_that_cannot_be_wrapped_works_on(
+    client: pulsar.Client, connection: Connection, producer: Any, orders: str
+) -> None:
+    plain = client.create_producer(orders)
+    with pytest.raises(StrategyMismatchError):
+        wrap(plain, client, partition_strategy=DAYS, admin_url=connection.admin_url)
+    plain.send(b"still here")
+
+
+# --- asyncio -------------------------------------------------------------------------------
+
+
+def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:
+    async def run() -> None:
+        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection)
+        producer = await client.create_producer(
+            orders, enable_delay_level_topic=True, partition_strategy=HOURS, batching_enabled=True
+        )
+        await asyncio.gather(
+            *(
+                producer.send(
+                    b"%d" % number,
+                    {"delaylevel.id": "old", "own": "1"},
+                    f"key-{number}",
+                    deliver_after=timedelta(minutes=30 + number),
+                    event_timestamp=number + 1,
+                )
+                for number in range(60)
+            )
+        )
+        await producer.send(b"now")
+        assert producer.topic() == orders
+        assert producer.is_connected()
+        for bad in ({"deliver_after": timedelta(hours=5)}, {"deliver_at": -1}):
+            with pytest.raises(InvalidInputError):
+                await producer.send(b"x", **bad)
+        with pytest.raises(InvalidInputError, match="null"):
+            await producer.send(None, deliver_after=LONG)
+        # What nobody has awaited yet is sent by close, not dropped.
+        unawaited = asyncio.ensure_future(producer.send(b"last", deliver_after=timedelta(hours=1)))
+        await asyncio.sleep(0)
+        await producer.close()
+        await unawaited
+        with pytest.raises(StrategyMismatchError):
+            await client.create_producer(
+                orders, enable_delay_level_topic=True, partition_strategy=DAYS
+            )
+        await client.close()
+
+    asyncio.run(run())
+    parked = stored(f"{orders}-delay-level")
+    assert sorted(m.value or b"" for m in parked) == sorted(
+        [b"last", *(b"%d" % number for number in range(30, 60))]
+    )
+    for message in parked[:5]:
+        if message.value != b"last":
+            number = int(message.value or b"")
+            assert (message.key, message.event_ms) == (f"key-{number}", number + 1)
+        assert "delaylevel.id" not in message.properties
+    # What is under one unit goes to the business topic at once; the broker holds it back.
+    assert sorted(m.value or b"" for m in stored(orders)) == sorted(
+        [b"now", *(b"%d" % number for number in range(30))]
+    )
+
+
+# --- the level topic is made ---------------------------------------------------------------
+
+
+def test_two_producers_create_at_once(
+    connection: Connection, admin: Admin, orders: str, stored: Stored
+) -> None:
+    """Threads in one process: every one gets a producer, and there is one level topic."""
+    start = threading.Barrier(6)
+    outcomes: list[object] = []
+
+    def create(number: int) -> None:
+        client = DelayLevelClient.from_connection(connection)
+        start.wait()
+        try:
+            with client.create_producer(
+                orders, enable_delay_level_topic=True, partition_strategy=HOURS
+            ) as producer:
+                producer.send(b"%d" % number, deliver_after=LONG)
+            outcomes.append(producer.description)
+        except Exception as error:
+            outcomes.append(error)
+        finally:
+            client.close()
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    described = topics.describe(admin, orders)
+    assert outcomes == [described] * 6
+    assert sorted(m.value or b"" for m in stored(described.topic)) == [
+        b"%d" % number for number in range(6)
+    ]
+
+
+def test_two_processes_create_at_once(
+    connection: Connection, admin: Admin, orders: str, stored: Stored
+) -> None:
+    program = f"""
+import sys
+from datetime import timedelta
+from delaylevel import DelayLevelClient, PartitionStrategy, PartitionBy
+strategy = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+client = DelayLevelClient({connection.service_url!r}, admin_url={connection.admin_url!r})
+print("ready", flush=True)
+sys.stdin.readline()
+producer = client.create_producer(
+    {orders!r}, enable_delay_level_topic=True, partition_strategy=strategy)
+producer.send(b"parked", deliver_after=timedelta(hours=2))
+producer.close()
+client.close()
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert any(line.strip() == "ready" for line in process.stdout)
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process in processes:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert topics.describe(admin, orders).levels == Levels(HOURS)
+    assert len(stored(f"{orders}-delay-level")) == 3
+
+
+# --- the broker goes away ------------------------------------------------------------------
+
+
+def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) -> None:
+    broker = private_broker()
+    client = DelayLevelClient.from_connection(broker.connection, operation_timeout_seconds=3)
+    topic = f"public/default/away-{uuid.uuid4().hex[:8]}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        producer = client.create_producer(
+            topic,
+            enable_delay_level_topic=True,
+            partition_strategy=HOURS,
+            send_timeout_millis=2000,
+        )
+    producer.send(b"kept", deliver_after=LONG)
+    broker.kill()
+
+    outcomes: list[str] = []
+    started = time.monotonic()
+    producer.send_async(b"lost", lambda result, _: outcomes.append(str(result)), deliver_after=LONG)
+    with pytest.raises(pulsar.PulsarException):
+        producer.flush()
+    assert outcomes == ["Result.Timeout"]
+    with pytest.raises(pulsar.Timeout):
+        producer.send(b"lost too", deliver_after=LONG)
+    with pytest.raises(pulsar.PulsarException):
+        # A partition that was not used so far: its producer cannot be made either.
+        producer.send(b"lost too", deliver_after=timedelta(hours=3))
+    assert time.monotonic() - started < 30
+    assert not producer.is_connected()
+
+    broker.start()
+    # The wrapper finds its way back by itself, as a plain producer does.
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            producer.send(b"back", deliver_after=LONG)
+            producer.send(b"back", deliver_after=timedelta(hours=3))
+            break
+        except pulsar.PulsarException:
+            assert time.monotonic() < deadline
+    producer.close()
+    with Admin.from_connection(broker.connection) as admin:
+        description: LevelTopicDescription = topics.describe(admin, topic)
+        assert admin.last_message_id(description.name.partition(2)) is not None
+    client.close()
