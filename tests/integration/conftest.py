@@ -85,13 +85,17 @@ def dl_client(connection: Connection) -> Iterator[Callable[..., DelayLevelClient
 
 
 @pytest.fixture
-def level_topic(admin: Admin, namespace: str) -> Callable[..., LevelTopicDescription]:
-    """``level_topic(levels, targets=("orders",), **description)``: made, in the namespace."""
+def level_topic(
+    admin: Admin, client: pulsar.Client, namespace: str
+) -> Callable[..., LevelTopicDescription]:
+    """``level_topic(levels, targets=("orders",), **description)``: made, with its targets."""
 
     def make(
         levels: Levels, targets: Sequence[str] = ("orders",), **values: Any
     ) -> LevelTopicDescription:
         names = tuple(f"persistent://{namespace}/{target}" for target in targets)
+        for name in names:
+            client.create_producer(name).close()
         topic = values.pop("topic", f"{names[0]}-delay-level")
         return topics.create(admin, LevelTopicDescription(topic, levels, names, **values))
 

@@ -1,0 +1,165 @@
+"""Producers whose clocks are wrong: nothing stalls, nothing is late by the mover's clock.
+
+The Python client stamps messages by the machine's clock, inside C++; a Java client stamps them here
+as a machine with another clock would. The mover's own clock is moved by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.clock import SystemClock
+from delaylevel.description import LevelTopicDescription
+from delaylevel.mover import LocalMover
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionStrategy
+
+UNIT_MS = 120_000
+DAY_MS = 86_400_000
+STEP_MS = 4000
+
+
+def levels(lead_s: int) -> Levels:
+    return Levels(
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=UNIT_MS),
+            maximum_delay=timedelta(milliseconds=3 * UNIT_MS),
+            lead=timedelta(seconds=lead_s),
+        )
+    )
+
+
+@pytest.fixture
+def park(skewed: Any, parked: Any) -> Callable[..., dict[bytes, int]]:
+    """Publish into partition 0 as producers with these clocks do, in turns.
+
+    Each has chosen the partition by its own clock, for a delay of ``unit + number`` ms.
+    """
+    clock = SystemClock()
+
+    def publish(
+        description: LevelTopicDescription, offsets_ms: Sequence[int], first: int = 0
+    ) -> dict[bytes, int]:
+        topic = description.name.partition(0).full
+        sent = {}
+        for number, offset_ms in enumerate(offsets_ms, first):
+            value = b"%d" % number
+            sent[value] = clock.now_ms() + offset_ms + UNIT_MS + 1000 + number
+            skewed(topic, offset_ms, value, parked(sent[value]))
+        return sent
+
+    return publish
+
+
+def move(
+    moving: LocalMover, clock: Any, until_ms: int, topic: str, stored: Any
+) -> dict[bytes, int]:
+    """Trigger every four seconds; return when each message was handed off, by the mover's clock."""
+    handed: dict[bytes, int] = {}
+    seen = 0
+    while clock.now_ms() < until_ms:
+        clock.advance(STEP_MS)
+        report = moving.run_once()
+        assert report.latest_ms <= 0, report
+        assert not report.dead
+        assert not report.held
+        if report.window or report.due:
+            found: list[ParkedMessage] = stored(topic)
+            for message in found[seen:]:
+                handed[message.value or b""] = clock.now_ms()
+            seen = len(found)
+    return handed
+
+
+@pytest.mark.parametrize(
+    ("lead_s", "clocks_ms"),
+    [(40, (0, 30_000)), (40, (0, -30_000)), (80, (30_000, 0, -30_000))],
+    ids=["ahead", "behind", "both"],
+)
+def test_half_a_minute_off(
+    lead_s: int,
+    clocks_ms: tuple[int, ...],
+    level_topic: Callable[..., LevelTopicDescription],
+    park: Callable[..., dict[bytes, int]],
+    mover: Callable[..., LocalMover],
+    stored: Callable[[str], list[ParkedMessage]],
+    drained: Callable[[LevelTopicDescription], None],
+    clock: Any,
+) -> None:
+    description = level_topic(levels(lead_s))
+    # In turns, then in runs: the front, the middle and the end belong to each of them once.
+    sent = park(description, [*clocks_ms * 6, *(c for c in clocks_ms for _ in range(20))])
+    moving = mover(description, clock)
+    handed = move(moving, clock, clock.now_ms() + 2 * UNIT_MS, description.targets[0], stored)
+    assert set(handed) == set(sent)
+    for value, due_ms in sent.items():
+        assert handed[value] <= due_ms, "late"
+        assert due_ms - handed[value] <= description.levels[0].near_due_ms, "handed off too early"
+    drained(description)
+
+
+@pytest.mark.parametrize("where", ["front", "middle", "end", "everywhere"])
+def test_a_day_ahead(
+    where: str,
+    level_topic: Callable[..., LevelTopicDescription],
+    park: Callable[..., dict[bytes, int]],
+    mover: Callable[..., LocalMover],
+    stored: Callable[[str], list[ParkedMessage]],
+    drained: Callable[[LevelTopicDescription], None],
+    clock: Any,
+) -> None:
+    description = level_topic(levels(40))
+    right, wrong = [0] * 15, [DAY_MS] * 3
+    offsets = {
+        "front": [*wrong, *right],
+        "middle": [*right, *wrong, *right],
+        "end": [*right, *wrong],
+        "everywhere": [*wrong, *right, *wrong, *right, *wrong],
+    }[where]
+    start_ms = clock.now_ms()
+    sent = park(description, offsets)
+    in_time = {value for value, due_ms in sent.items() if due_ms < start_ms + DAY_MS // 2}
+    assert len(in_time) == offsets.count(0)
+
+    moving = mover(description, clock)
+    orders = description.targets[0]
+    handed = move(moving, clock, start_ms + 150_000, orders, stored)
+    assert set(handed) == in_time
+    assert all(handed[value] <= sent[value] for value in in_time)
+
+    # What comes later is not stopped by what a wrong stamp has left behind.
+    clock.at_ms = SystemClock().now_ms()
+    later = park(description, right, first=1000)
+    moving.close()
+    moving = mover(description, clock)
+    handed = {**handed, **move(moving, clock, clock.now_ms() + 150_000, orders, stored)}
+    assert set(handed) == in_time | set(later)
+
+    # A day later the others are due by anybody's clock.
+    clock.at_ms = start_ms + DAY_MS + 90_000
+    moving.run_once()
+    assert {m.value for m in stored(orders)} == set(sent) | set(later)
+    drained(description)
+
+
+def test_a_day_behind(
+    level_topic: Callable[..., LevelTopicDescription],
+    park: Callable[..., dict[bytes, int]],
+    mover: Callable[..., LocalMover],
+    stored: Callable[[str], list[ParkedMessage]],
+    drained: Callable[[LevelTopicDescription], None],
+    clock: Any,
+) -> None:
+    """By any other clock these were due yesterday: they are delivered at once, none is lost."""
+    description = level_topic(levels(40))
+    sent = park(description, [-DAY_MS, 0, 0, -DAY_MS, 0, -DAY_MS])
+    clock.at_ms = SystemClock().now_ms()
+    report = mover(description, clock).run_once()
+    # The right ones stand before a ripe one and are near-due: they go with it.
+    assert (report.due, report.window) == (3, 3)
+    assert {m.value for m in stored(description.targets[0])} == set(sent)
+    drained(description)
