@@ -7,8 +7,8 @@ drives it acknowledges a source message only after :meth:`Forwarder.flush` has r
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,21 @@ from pulsar.schema import BytesSchema
 from delaylevel import envelope as env
 from delaylevel import schemas
 from delaylevel.clock import Clock, SystemClock
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.delivery import Sequence, sequence_id
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.envelope import Envelope, SchemaRef
-from delaylevel.errors import BrokerError, EnvelopeError
+from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
+from delaylevel.outlet import (
+    CERTAIN_REFUSALS,
+    PRODUCER_SETTINGS,
+    TRANSIENT_ERRORS,
+    UNBATCHED_SETTINGS,
+    Outlet,
+    close_all,
+    error_name,
+)
 from delaylevel.ports import TopicAdmin
-from delaylevel.reading import ParkedMessage, SourcePartition
+from delaylevel.reading import ParkedMessage, SourcePartition, read_range
 from delaylevel.router import Decision, Hop, Router
 from delaylevel.topicname import TopicName
 
@@ -31,25 +41,11 @@ log = logging.getLogger(__name__)
 # What the broker has not confirmed is kept for a second try elsewhere: at most so much.
 EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
+# A process that was stopped or killed keeps a producer's name for some seconds.
+NAME_PATIENCE_S = 30.0
 
-PRODUCER_SETTINGS: dict[str, Any] = {
-    "block_if_queue_full": True,
-    "batching_enabled": True,
-    "batching_max_messages": 1000,
-    "batching_max_publish_delay_ms": 5,
-    "max_pending_messages": 5000,
-    "send_timeout_millis": 30_000,
-}
-
-# The broker, not the target, is in trouble: holding the message would not help either.
-_TRANSIENT = (
-    pulsar.ConnectError,
-    pulsar.NotConnected,
-    pulsar.ServiceUnitNotReady,
-    pulsar.TooManyLookupRequestException,
-    pulsar.AlreadyClosed,
-    pulsar.Interrupted,
-)
+# A business topic, the schema, and, for keyless messages under deduplication, its partition.
+_TargetKey = tuple[str, SchemaRef | None, int | None]
 
 
 @dataclass
@@ -88,67 +84,13 @@ class ForwardReport:
         self.latest_ms = max(self.latest_ms, other.latest_ms)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     """A message that a target has not confirmed yet."""
 
-    source: SourcePartition
     message: ParkedMessage
     envelope: Envelope
-    application: dict[str, str]
     due: bool
-
-
-class _Outlet:
-    """One producer, and what it has not confirmed."""
-
-    __slots__ = ("outcomes", "producer", "sent", "waiting")
-
-    def __init__(self, producer: Any) -> None:
-        self.producer = producer
-        self.sent = 0
-        # A dict's own setdefault as the callback keeps the distinct outcomes without running
-        # Python code for every message.
-        self.outcomes: dict[Any, Any] = {}
-        self.waiting: list[_Waiting] = []
-
-    def send(
-        self, message: ParkedMessage, properties: dict[str, str], deliver_at_ms: int | None
-    ) -> None:
-        self.sent += 1
-        self.producer.send_async(
-            message.value,
-            self.outcomes.setdefault,
-            properties=properties,
-            partition_key=message.key or None,
-            ordering_key=message.ordering_key or None,
-            event_timestamp=message.event_ms or None,
-            deliver_at=deliver_at_ms,
-        )
-
-    def settle(self) -> str | None:
-        """Wait for every confirmation; return None, or the name of the first failure."""
-        if not self.sent:
-            return None
-        failure: str | None = None
-        try:
-            self.producer.flush()
-        except pulsar.PulsarException as error:
-            failure = _name(error)
-        for outcome in self.outcomes:
-            if outcome != pulsar.Result.Ok:
-                failure = failure or str(outcome).rpartition(".")[2]
-        if not self.outcomes:
-            failure = failure or "no confirmation"
-        self.sent = 0
-        self.outcomes = {}
-        return failure
-
-    def forget(self) -> None:
-        """Count nothing that was sent so far; what is confirmed later says nothing any more."""
-        self.sent = 0
-        self.outcomes = {}
-        self.waiting = []
 
 
 class Forwarder:
@@ -161,6 +103,8 @@ class Forwarder:
         admin: says whether a target exists, and finds its schemas.
         description: the level topic whose messages these are.
         clock: for the pause after a target's refusal.
+        sequence: publish effectively once: unbatched, under this name, with sequence ids. The
+            forwarder then serves this one source partition, in its order.
     """
 
     def __init__(
@@ -169,15 +113,22 @@ class Forwarder:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         clock: Clock | None = None,
+        sequence: Sequence | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
         self._description = description
         self._clock = clock or SystemClock()
+        self._sequence = sequence
         self._router = Router(description.levels)
-        self._targets: dict[tuple[str, SchemaRef | None], _Outlet] = {}
-        self._internal: dict[str, _Outlet] = {}
+        self._targets: dict[_TargetKey, Outlet[_Waiting]] = {}
+        self._internal: dict[str, Outlet[Any]] = {}
+        self._parks: dict[tuple[int, int], Outlet[Any]] = {}
+        self._partition_counts: dict[str, int] = {}
         self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
+        self._to_hold: list[tuple[_Waiting, str]] = []
+        self._last_sequence_id = 0
+        self._already_held: frozenset[tuple[str | None, int]] | None = None
         self._report = ForwardReport()
         self._epoch_messages = 0
         self._epoch_bytes = 0
@@ -193,14 +144,16 @@ class Forwarder:
         Raises:
             BrokerError: a topic of our own cannot be written. None of the source messages since
                 the last flush may be acknowledged; all of them are to be forwarded again.
+            InvalidInputError: with a sequence, messages out of order or not of its partition.
         """
         try:
             self._forward(source, message, now_ms)
-        except BrokerError:
+        except DelayLevelError:
             self._forget()
             raise
 
     def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
+        number = self._number(source, message) if self._sequence is not None else None
         try:
             sealed = Envelope.read(message.properties)
             if sealed.target not in self._description.targets:
@@ -208,15 +161,18 @@ class Forwarder:
                     f"target {sealed.target} is not one of level topic {source.family}"
                 )
         except EnvelopeError as error:
-            self._dead_letter(source, message, error.reason)
+            self._dead_letter(source, message, error.reason, number)
             return
-        sealed = sealed.identified(message.stable_id(source.topic))
+        if sealed.id is None:
+            sealed = sealed.identified(message.stable_id(source.topic))
         decision = self._router.decide(sealed.due_ms, now_ms, came_from=source.level)
         if decision.hop is Hop.PARK:
-            self._park(message, sealed, decision)
+            self._park(message, sealed, decision, number)
         else:
-            self._hand_off(source, message, sealed, due=decision.hop is Hop.DUE)
-            self._report.latest_ms = max(self._report.latest_ms, now_ms - sealed.due_ms)
+            self._hand_off(message, sealed, decision.hop is Hop.DUE, number)
+            late_ms = now_ms - sealed.due_ms
+            if late_ms > self._report.latest_ms:
+                self._report.latest_ms = late_ms
         self._epoch_messages += 1
         self._epoch_bytes += len(message.value or b"")
         if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
@@ -234,7 +190,7 @@ class Forwarder:
         """
         try:
             self._settle()
-        except BrokerError:
+        except DelayLevelError:
             self._forget()
             raise
         report, self._report = self._report, ForwardReport()
@@ -247,71 +203,83 @@ class Forwarder:
         kept while there is nothing to send.
         """
         outlets, self._targets = list(self._targets.values()), {}
-        _close(outlets)
+        close_all(outlets)
 
     def close(self) -> None:
         """Close every producer; what was not flushed is not confirmed."""
         self.close_targets()
         outlets, self._internal = list(self._internal.values()), {}
-        _close(outlets)
+        self._parks = {}
+        close_all(outlets)
 
     def _forget(self) -> None:
         """Start anew after a failure: what is forwarded again must not be counted twice."""
         self._report = ForwardReport()
         self._epoch_messages = self._epoch_bytes = 0
+        self._to_hold = []
+        self._last_sequence_id = 0
+        self._already_held = None
         for outlet in (*self._targets.values(), *self._internal.values()):
             outlet.forget()
 
     # -- the ways out
 
-    def _park(self, message: ParkedMessage, sealed: Envelope, decision: Decision) -> None:
+    def _park(
+        self, message: ParkedMessage, sealed: Envelope, decision: Decision, number: int | None
+    ) -> None:
         description = self._description
-        topic = description.level_topic(decision.level).partition(decision.partition).full
+        level, partition = decision.level, decision.partition
+        outlet = self._parks.get((level, partition))
+        if outlet is None:
+            topic = description.level_topic(level).partition(partition).full
+            outlet = self._parks[level, partition] = self._own(topic)
         deliver_at = None
         if description.mover is Mover.FUNCTION:
-            deliver_at = self._router.hand_off_ms(
-                decision.level, decision.partition, self._clock.now_ms()
-            )
+            deliver_at = self._router.hand_off_ms(level, partition, self._clock.now_ms())
         application = env.application_properties(message.properties)
-        properties = sealed.parked_properties(application)
-        self._own(topic).send(message, properties, deliver_at)
-        self._report.parked[description.topic, decision.level, decision.partition] += 1
+        outlet.send(message, sealed.parked_properties(application), deliver_at, number)
+        self._report.parked[description.topic, level, partition] += 1
 
     def _hand_off(
-        self, source: SourcePartition, message: ParkedMessage, sealed: Envelope, *, due: bool
+        self, message: ParkedMessage, sealed: Envelope, due: bool, number: int | None
     ) -> None:
-        application = env.application_properties(message.properties)
-        waiting = _Waiting(source, message, sealed, application, due)
-        key = (sealed.target, sealed.schema)
-        refusal = self._refused.get(key)
-        if refusal is not None:
-            reason, until_ms = refusal
-            if self._clock.now_ms() < until_ms:
-                self._hold(waiting, reason)
+        waiting = _Waiting(message, sealed, due)
+        if self._already_held and (sealed.id, sealed.attempt + 1) in self._already_held:
+            # An earlier run of the same batch has set it aside, and the target has recovered.
+            self._report.held[sealed.target] += 1
+            return
+        reason = self._refusal(sealed)
+        if reason is None:
+            outlet = self._target(sealed, message, number)
+            if not isinstance(outlet, str):
+                application = env.application_properties(message.properties)
+                outlet.send(
+                    message,
+                    sealed.delivered_properties(application),
+                    None if due else sealed.due_ms,
+                    number,
+                    waiting,
+                )
                 return
-            del self._refused[key]
-        outlet = self._targets.get(key)
-        if outlet is None:
-            opened = self._open_target(*key)
-            if isinstance(opened, str):
-                self._refuse(key, opened)
-                self._hold(waiting, opened)
-                return
-            outlet = self._targets[key] = opened
-        outlet.send(
-            message, sealed.delivered_properties(application), None if due else sealed.due_ms
-        )
-        outlet.waiting.append(waiting)
+            reason = outlet
+            self._refuse(sealed, reason)
+        self._to_hold.append((waiting, reason))
 
     def _hold(self, waiting: _Waiting, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
-        properties = waiting.envelope.held_again().parked_properties(waiting.application)
+        message = waiting.message
+        application = env.application_properties(message.properties)
+        properties = waiting.envelope.held_again().parked_properties(application)
         properties[env.REASON] = reason
-        topic = self._description.held_topic.partition(0).full
-        self._own(topic).send(waiting.message, properties, None)
+        number = None
+        if self._sequence is not None:
+            number = sequence_id(message.ledger, message.entry, message.batch)
+        self._own(self._held_topic).send(message, properties, None, number)
         self._report.held[waiting.envelope.target] += 1
 
-    def _dead_letter(self, source: SourcePartition, message: ParkedMessage, reason: str) -> None:
+    def _dead_letter(
+        self, source: SourcePartition, message: ParkedMessage, reason: str, number: int | None
+    ) -> None:
         """Put a message away that cannot be understood, as it is, with the reason."""
         properties = {
             **message.properties,
@@ -319,30 +287,69 @@ class Forwarder:
             env.SOURCE: message.stable_id(source.topic),
         }
         topic = self._description.dead_letter_topic.partition(0).full
-        self._own(topic).send(message, properties, None)
+        self._own(topic).send(message, properties, None, number)
         self._report.dead[reason] += 1
 
     # -- producers
 
-    def _own(self, topic: str) -> _Outlet:
-        """Return the outlet to a topic of our own; these have no schema and are batched."""
+    @property
+    def _held_topic(self) -> str:
+        return self._description.held_topic.partition(0).full
+
+    def _own(self, topic: str) -> Outlet[Any]:
+        """Return the outlet to a topic of our own; these have no schema."""
         outlet = self._internal.get(topic)
         if outlet is None:
-            outlet = self._internal[topic] = _Outlet(
-                self._create(topic, lambda: {"schema": BytesSchema()})
-            )
+            try:
+                producer = self._create(topic, schema=BytesSchema())
+            except pulsar.PulsarException as error:
+                raise BrokerError(
+                    f"cannot write to {topic} ({error_name(error)}); nothing was acknowledged"
+                ) from error
+            outlet = self._internal[topic] = Outlet(producer)
         return outlet
 
-    def _create(self, topic: str, settings: Callable[[], dict[str, Any]]) -> Any:
-        try:
-            return self._client.create_producer(topic, **PRODUCER_SETTINGS, **settings())
-        except pulsar.PulsarException as error:
-            raise BrokerError(
-                f"cannot write to {topic} ({_name(error)}); nothing was acknowledged"
-            ) from error
+    def _create(self, topic: str, suffix: str = "", **settings: Any) -> Any:
+        if self._sequence is None:
+            return self._client.create_producer(topic, **PRODUCER_SETTINGS, **settings)
+        name = self._sequence.producer_name + suffix
+        deadline = time.monotonic() + NAME_PATIENCE_S
+        while True:
+            try:
+                return self._client.create_producer(
+                    topic, producer_name=name, **UNBATCHED_SETTINGS, **settings
+                )
+            except pulsar.ProducerBusy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
-    def _open_target(self, target: str, reference: SchemaRef | None) -> _Outlet | str:
-        """Return an outlet to a business topic, or the reason why it cannot be written."""
+    def _target(
+        self, sealed: Envelope, message: ParkedMessage, number: int | None
+    ) -> Outlet[_Waiting] | str:
+        """Return the outlet to a business topic, or the reason why it cannot be written."""
+        partition = None
+        if number is not None and not (message.key or message.ordering_key):
+            # The client would choose the partition in turn; a replay has to choose the same.
+            count = self._partition_counts.get(sealed.target)
+            if count is None:
+                name = TopicName.parse(sealed.target)
+                if not self._admin.topic_exists(name):
+                    return "the topic does not exist"
+                count = self._admin.partitioned_metadata(name).partitions
+                self._partition_counts[sealed.target] = count
+            partition = number % count if count else None
+        key = (sealed.target, sealed.schema, partition)
+        outlet = self._targets.get(key)
+        if outlet is None:
+            opened = self._open_target(*key)
+            if isinstance(opened, str):
+                return opened
+            outlet = self._targets[key] = Outlet(opened)
+        return outlet
+
+    def _open_target(self, target: str, reference: SchemaRef | None, partition: int | None) -> Any:
+        """Return a producer for a business topic, or the reason why it cannot be written."""
         name = TopicName.parse(target)
         if not self._admin.topic_exists(name):
             return "the topic does not exist"
@@ -351,66 +358,120 @@ class Forwarder:
             schema = schemas.find(self._admin, name, reference)
             if schema is None:
                 return f"its registry has no schema {reference}"
+        topic = target if partition is None else name.partition(partition).full
+        settings: dict[str, Any] = {"schema": schema}
+        if self._sequence is None:
+            # Key_Shared consumers need every entry to hold one key only.
+            settings["batching_type"] = pulsar.BatchingType.KeyBased
+        # Each schema, and each way to choose a partition, has its own producers: a name serves
+        # one of them at a time.
+        suffix = f"-{reference}" if reference is not None else ""
+        suffix += "" if partition is None else "-keyless"
         try:
-            producer = self._client.create_producer(
-                target,
-                schema=schema,
-                # Key_Shared consumers need every entry to hold one key only.
-                batching_type=pulsar.BatchingType.KeyBased,
-                **PRODUCER_SETTINGS,
-            )
-        except _TRANSIENT as error:
+            return self._create(topic, suffix, **settings)
+        except TRANSIENT_ERRORS as error:
             raise BrokerError(
-                f"no broker serves {target} now ({_name(error)}); nothing was acknowledged"
+                f"no broker serves {target} now ({error_name(error)}); nothing was acknowledged"
             ) from error
         except pulsar.PulsarException as error:
-            return _name(error)
-        return _Outlet(producer)
+            return self._may_hold(target, error_name(error))
 
-    def _refuse(self, key: tuple[str, SchemaRef | None], reason: str) -> None:
-        log.warning("target %s cannot be written (%s): holding its messages", key[0], reason)
-        self._refused[key] = (reason, self._clock.now_ms() + self._description.hold_pause_ms)
+    def _may_hold(self, target: str, reason: str) -> str:
+        """Return a reason for holding, unless the message may have been stored all the same."""
+        if self._sequence is not None and reason not in CERTAIN_REFUSALS:
+            raise BrokerError(
+                f"{target} did not confirm ({reason}); nothing was acknowledged, and a replay "
+                "sends the same again, of which the broker drops what it has"
+            )
+        return reason
+
+    def _refusal(self, sealed: Envelope) -> str | None:
+        """Return why a target is left alone now, or None."""
+        key = (sealed.target, sealed.schema)
+        refusal = self._refused.get(key)
+        if refusal is None:
+            return None
+        reason, until_ms = refusal
+        if self._clock.now_ms() < until_ms:
+            return reason
+        del self._refused[key]
+        return None
+
+    def _refuse(self, sealed: Envelope, reason: str) -> None:
+        log.warning("%s cannot be written (%s): holding its messages", sealed.target, reason)
+        until_ms = self._clock.now_ms() + self._description.hold_pause_ms
+        self._refused[sealed.target, sealed.schema] = (reason, until_ms)
 
     # -- confirmations
 
     def _settle(self) -> None:
+        """Wait for targets, set aside what they refused, then wait for our own topics.
+
+        In this order, so that what stands in the held topic under a sequence id says that the
+        fate of everything before it is settled.
+        """
         for key, outlet in list(self._targets.items()):
-            waiting, outlet.waiting = outlet.waiting, []
-            failure = outlet.settle()
+            failure, arrived, failed = outlet.settle()
+            due = sum(item.due for item in arrived)
+            self._report.due += due
+            self._report.window += len(arrived) - due
             if failure is None:
-                for item in waiting:
-                    if item.due:
-                        self._report.due += 1
-                    else:
-                        self._report.window += 1
                 continue
-            # Which of them arrived is not known; all are held, and those that did will come
-            # again with the same id.
             del self._targets[key]
-            _close([outlet])
-            self._refuse(key, failure)
-            for item in waiting:
-                self._hold(item, failure)
+            close_all([outlet])
+            for item, reason in failed:
+                self._to_hold.append((item, self._may_hold(key[0], reason)))
+            self._refuse(failed[0][0].envelope, failure)
+        if self._to_hold:
+            to_hold, self._to_hold = self._to_hold, []
+            if self._sequence is not None:
+                to_hold.sort(key=lambda item: item[0].message.position)
+            for item, reason in to_hold:
+                self._hold(item, reason)
         for topic, outlet in list(self._internal.items()):
-            failure = outlet.settle()
+            failure, _, _ = outlet.settle()
             if failure is not None:
                 # A producer that is closed for good would fail every later try, too.
                 del self._internal[topic]
-                _close([outlet])
+                self._parks = {}
+                close_all([outlet])
                 raise BrokerError(
                     f"{topic} did not confirm ({failure}); nothing was acknowledged, and what is "
                     "unconfirmed will be read and sent again"
                 )
         self._epoch_messages = self._epoch_bytes = 0
 
+    # -- sequences
 
-def _close(outlets: list[_Outlet]) -> None:
-    for outlet in outlets:
-        try:
-            outlet.producer.close()
-        except pulsar.PulsarException as error:
-            log.debug("closing a producer: %s", _name(error))
+    def _number(self, source: SourcePartition, message: ParkedMessage) -> int:
+        assert self._sequence is not None
+        if source.topic != self._sequence.topic:
+            raise InvalidInputError(
+                f"a message of {source.topic} among those of {self._sequence.topic}"
+            )
+        number = sequence_id(message.ledger, message.entry, message.batch)
+        if number <= self._last_sequence_id:
+            raise InvalidInputError(
+                f"{source.topic}: {message.position} comes after a later position, or twice. "
+                "Effectively-once needs the rows of a partition once each and in their order"
+            )
+        self._last_sequence_id = number
+        if self._already_held is None:
+            self._already_held = self._read_held(number)
+        return number
 
-
-def _name(error: BaseException) -> str:
-    return type(error).__name__
+    def _read_held(self, first_number: int) -> frozenset[tuple[str | None, int]]:
+        """Return (id, attempt) of what an earlier run of this batch has set aside already."""
+        held = self._own(self._held_topic)
+        if held.producer.last_sequence_id() < first_number:
+            return frozenset()
+        topic = TopicName.parse(self._held_topic)
+        last = self._admin.last_message_id(topic)
+        if last is None:
+            return frozenset()
+        start = self._admin.mark_delete_position(topic, SUBSCRIPTION).next_entry
+        found = set()
+        for message in read_range(self._client, topic.full, start, last.next_entry):
+            sealed = Envelope.read(message.properties)
+            found.add((sealed.id, sealed.attempt))
+        return frozenset(found)

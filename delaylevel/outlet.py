@@ -1,0 +1,161 @@
+"""One producer of a mover, and what the broker has not confirmed of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import pulsar
+
+from delaylevel.reading import ParkedMessage
+
+log = logging.getLogger(__name__)
+Waiting = TypeVar("Waiting")
+
+PRODUCER_SETTINGS: dict[str, Any] = {
+    "block_if_queue_full": True,
+    "batching_enabled": True,
+    "batching_max_messages": 1000,
+    "batching_max_publish_delay_ms": 5,
+    "max_pending_messages": 5000,
+    "send_timeout_millis": 30_000,
+}
+# Deduplication remembers only the first sequence id of a batch.
+UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
+
+# The broker, not the topic, is in trouble: setting a message aside would not help either.
+TRANSIENT_ERRORS = (
+    pulsar.ConnectError,
+    pulsar.NotConnected,
+    pulsar.ServiceUnitNotReady,
+    pulsar.TooManyLookupRequestException,
+    pulsar.AlreadyClosed,
+    pulsar.Interrupted,
+)
+# With these the broker has certainly not stored the message. After any other failure it may have.
+CERTAIN_REFUSALS = frozenset(
+    (
+        "TopicNotFound",
+        "TopicTerminated",
+        "ProducerBlockedQuotaExceededError",
+        "ProducerBlockedQuotaExceededException",
+        "IncompatibleSchema",
+        "AuthorizationError",
+        "NotAllowedError",
+        "MessageTooBig",
+        "InvalidMessage",
+        "InvalidTopicName",
+        "ProducerFenced",
+    )
+)
+
+
+class Outlet(Generic[Waiting]):
+    """A producer and the messages that it was given since it was last settled.
+
+    Args:
+        producer: a ``pulsar.Producer``.
+    """
+
+    __slots__ = ("_outcomes", "_sent", "_waiting", "producer")
+
+    def __init__(self, producer: Any) -> None:
+        self.producer = producer
+        self._sent = 0
+        # A dict's own setdefault as the callback keeps outcomes without running Python code for
+        # every message, in the client's own thread.
+        self._outcomes: dict[Any, Any] = {}
+        self._waiting: list[tuple[Waiting, dict[Any, Any]]] = []
+
+    def send(
+        self,
+        message: ParkedMessage,
+        properties: dict[str, str],
+        deliver_at_ms: int | None,
+        sequence_id: int | None = None,
+        waiting: Waiting | None = None,
+    ) -> None:
+        """Give a message to the producer.
+
+        Args:
+            message: its payload, key, ordering key and event time are sent.
+            properties: instead of its own.
+            deliver_at_ms: until when the broker holds it, or None.
+            sequence_id: for deduplication, or None.
+            waiting: what :meth:`settle` returns with the message's own outcome, if it fails.
+        """
+        self._sent += 1
+        outcomes = self._outcomes
+        if waiting is not None:
+            outcomes = {}
+            self._waiting.append((waiting, outcomes))
+        self.producer.send_async(
+            message.value,
+            outcomes.setdefault,
+            properties=properties,
+            partition_key=message.key or None,
+            ordering_key=message.ordering_key or None,
+            event_timestamp=message.event_ms or None,
+            deliver_at=deliver_at_ms,
+            sequence_id=sequence_id,
+        )
+
+    def settle(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
+        """Wait for every confirmation since the last time.
+
+        Returns:
+            The first failure's name or None; what of the waiting has arrived; and what has not,
+            each with its own failure.
+        """
+        if not self._sent:
+            return None, [], []
+        failure: str | None = None
+        try:
+            self.producer.flush()
+        except pulsar.PulsarException as error:
+            failure = error_name(error)
+        arrived: list[Waiting] = []
+        failed: list[tuple[Waiting, str]] = []
+        for item, outcomes in self._waiting:
+            reason = _failure(outcomes)
+            if reason is None:
+                arrived.append(item)
+            else:
+                failed.append((item, reason if outcomes else failure or reason))
+        if failed:
+            failure = failed[0][1]
+        elif self._waiting and len(self._waiting) == self._sent:
+            failure = None  # every single one is confirmed, whatever flush said
+        else:
+            failure = failure or _failure(self._outcomes)
+        self.forget()
+        return failure, arrived, failed
+
+    def forget(self) -> None:
+        """Count nothing that was sent so far; what is confirmed later says nothing any more."""
+        self._sent = 0
+        self._outcomes = {}
+        self._waiting = []
+
+
+def close_all(outlets: Iterable[Outlet[Any]]) -> None:
+    """Close producers; one that cannot be closed properly is gone anyway."""
+    for outlet in outlets:
+        try:
+            outlet.producer.close()
+        except pulsar.PulsarException as error:
+            log.debug("closing a producer: %s", error_name(error))
+
+
+def error_name(error: BaseException) -> str:
+    """Return the client's name of an error, e.g. ``TopicTerminated``."""
+    return type(error).__name__
+
+
+def _failure(outcomes: dict[Any, Any]) -> str | None:
+    """Return the first outcome that is not Ok by name; no outcome at all is a failure too."""
+    for outcome in outcomes:
+        if outcome != pulsar.Result.Ok:
+            return str(outcome).rpartition(".")[2]
+    return None if outcomes else "no confirmation"
