@@ -22,7 +22,7 @@ from delaylevel.topicname import TopicName
 # stamps that is shorter hides nothing, a longer one hardly ever.
 _CLOSE = 16
 # So many runs of wrong stamps are passed in one look; the next look goes on from there.
-_ROUNDS = 32
+_ROUNDS = 8
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ GOOD = {DUE: "1800000000000", TARGET: ORDERS, ID: "a", SCHEMA: "AVRO:0123", ATTE
         ({SCHEMA: "AVRO:"}, "not TYPE:digest"),
         ({SCHEMA: ":0123"}, "not TYPE:digest"),
         ({ATTEMPT: "once"}, "delaylevel.attempt is 'once'"),
+        ({ATTEMPT: "9" * 25}, "not a whole number"),
         ({ATTEMPT: "-1"}, "delaylevel.attempt is '-1'"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delaylevel import frontier
 from delaylevel.description import Role
 from delaylevel.frontier import ripe_bound
 from delaylevel.ports import LedgerInfo
@@ -326,6 +327,66 @@ def test_every_second_entry_wrong_costs_no_scan() -> None:
         start, looks = stored.entries[found - 1][0].next_entry, looks + 1
         assert looks < 4
     assert stored.calls < 2000
+
+
+def test_where_rounds_run_out_the_next_look_goes_on_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = T0 + AFTER
+    wrong = [now - DAY]
+    stored = Stored.of([*wrong * 9, T0, *wrong * 14, T0, *wrong * 301])
+    assert look(stored, EARLIEST, now) == (25, now + SLACK)
+    monkeypatch.setattr(frontier, "_ROUNDS", 1)
+    assert look(stored, EARLIEST, now) == (10, now)
+
+
+@pytest.mark.parametrize("run", range(1, 17))
+def test_one_honest_entry_between_runs_is_found(run: int) -> None:
+    now = T0 + AFTER
+    stored = Stored.of([now - DAY] * run + [T0] + [now - DAY] * 200)
+    assert look(stored, EARLIEST, now)[0] == run + 1
+
+
+def test_where_only_the_future_is_seen_it_is_soon_asked_again() -> None:
+    now = T0 + AFTER
+    stored = Stored.of([now + DAY] * 1001 + [T0] + [now + DAY] * 5000)
+    found, again = look(stored, EARLIEST, now)
+    assert found == 0
+    assert again == now + SLACK
+
+
+def test_a_stamp_that_is_ripe_soon_hides_nothing_behind_it() -> None:
+    # After an outage: stamps a day ahead, and by now just short of ripe, among what is overdue.
+    now = T0 + AFTER + DAY
+    times = []
+    for number in range(200):
+        times += [now - AFTER - DAY // 2 + number, now - AFTER + 1 + number]
+    stored = Stored.of(times)
+    start, looks = EARLIEST, 0
+    while (found := look(stored, start, now)[0]) < 399:
+        start, looks = stored.entries[found - 1][0].next_entry if found else EARLIEST, looks + 1
+        assert looks < 3
+
+
+def test_a_bound_is_never_before_the_start() -> None:
+    # The start's own ledger is gone, an older one still there.
+    stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
+    start = Position(11, 3)
+    assert ripe_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
+
+
+def test_entries_that_are_gone_stop_nothing() -> None:
+    class Trimmed(Stored):
+        def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
+            return [LedgerInfo(8, 40), *super().ledgers(topic)]
+
+    stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
+    bound = ripe_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    assert bound.end == Position(10, 2)
+    # They are no stamps that anybody could wait for, or that would be asked about again.
+    bound = ripe_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
+    assert bound.end == Position(8, 40)
+    assert bound.look_again_ms == T0 + AFTER
 
 
 def test_honest_gap_is_slept_through() -> None:
