@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delaylevel.clock import SystemClock, duration_ms, format_duration, format_instant, instant_ms
 
-quick = settings(deadline=None, max_examples=200, derandomize=True)
+quick = settings(max_examples=200)
 
 
 @quick

@@ -93,7 +93,7 @@ def test_refused(deliver_at: Any, deliver_after: Any, parts: list[str]) -> None:
     assert isinstance(caught.value, InvalidInputError)
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(
     st.none() | st.integers() | st.datetimes(timezones=st.none() | st.timezones()) | st.floats(),
     st.none() | st.timedeltas() | st.floats(),

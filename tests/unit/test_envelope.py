@@ -23,7 +23,7 @@ from delaylevel.envelope import (
 )
 from delaylevel.errors import EnvelopeError, InvalidInputError
 
-quick = settings(deadline=None, max_examples=200, derandomize=True)
+quick = settings(max_examples=200)
 
 ORDERS = "persistent://public/default/orders"
 schemas = st.builds(SchemaRef.of, st.sampled_from(["AVRO", "JSON", "STRING"]), st.text())

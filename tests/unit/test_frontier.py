@@ -24,7 +24,7 @@ LEAD = 600_000
 SLACK = LEAD // 2
 AFTER = 3 * DAY - LEAD
 
-quick = settings(deadline=None, max_examples=150, derandomize=True)
+quick = settings(max_examples=150)
 
 
 def partition(after_ms: int = AFTER) -> SourcePartition:
@@ -259,7 +259,7 @@ def follow(
 ahead = st.sampled_from([LEAD, 2 * LEAD, DAY // 2, DAY + 1, 2 * DAY])
 
 
-@settings(deadline=None, max_examples=120, derandomize=True)
+@settings(max_examples=120)
 @given(
     st.lists(
         st.tuples(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from delaylevel.errors import InvalidInputError
 from delaylevel.positions import EARLIEST, Position, stable_id
 
-quick = settings(deadline=None, max_examples=200, derandomize=True)
+quick = settings(max_examples=200)
 numbers = st.integers(0, 1 << 62)
 positions = st.builds(Position, numbers, numbers, st.integers(-1, 1023))
 

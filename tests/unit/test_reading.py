@@ -168,7 +168,7 @@ layouts = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(layouts, st.data())
 def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.DataObject) -> None:
     client = FakeClient(layout)

@@ -18,7 +18,7 @@ DAY = 86_400_000
 HOUR = 3_600_000
 NAMED = [by.unit for by in PartitionBy]
 
-quick = settings(deadline=None, max_examples=120, derandomize=True)
+quick = settings(max_examples=120)
 
 
 def ms(value: int) -> timedelta:

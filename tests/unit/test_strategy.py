@@ -20,7 +20,7 @@ from delaylevel.strategy import (
     propose_levels,
 )
 
-quick = settings(deadline=None, max_examples=200, derandomize=True)
+quick = settings(max_examples=200)
 
 DAYS = timedelta(days=1)
 
