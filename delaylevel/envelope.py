@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -84,21 +85,23 @@ class Envelope:
         if target is None:
             raise EnvelopeError(f"{TARGET} is missing: not a parked message")
         try:
-            full = TopicName.parse(target).full
+            full = _full_name(target)
         except InvalidInputError as error:
             raise EnvelopeError(f"{TARGET}: {error}") from error
         schema = properties.get(SCHEMA)
         return cls(
-            due_ms=due,
-            target=full,
-            id=_identity(properties),
-            schema=SchemaRef.parse(schema) if schema is not None else None,
-            attempt=_integer(properties, ATTEMPT) if ATTEMPT in properties else 0,
+            due,
+            full,
+            _identity(properties),
+            SchemaRef.parse(schema) if schema is not None else None,
+            _integer(properties, ATTEMPT) if ATTEMPT in properties else 0,
         )
 
     def identified(self, fallback_id: str) -> Envelope:
         """Return the envelope with an id: its own, or the given one where it has none yet."""
-        return self if self.id is not None else replace(self, id=fallback_id)
+        if self.id is not None:
+            return self
+        return Envelope(self.due_ms, self.target, fallback_id, self.schema, self.attempt)
 
     def held_again(self) -> Envelope:
         """Return the envelope after one more refusal by the target."""
@@ -116,6 +119,16 @@ class Envelope:
         if self.attempt:
             properties[ATTEMPT] = str(self.attempt)
         return properties
+
+    def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Return all properties of a message that goes from one level on into another.
+
+        Args:
+            properties: all that it has in the level that it comes from.
+        """
+        if self.attempt or self.id is None:
+            return self.parked_properties(application_properties(properties))
+        return {**properties, ID: self.id}
 
     def delivered_properties(self, application: Mapping[str, str]) -> dict[str, str]:
         """Return all properties of the business message: the application's, id and due time."""
@@ -148,6 +161,12 @@ def check_id(value: str) -> str:
             f"a message id has 1 to {LONGEST_ID} characters, not {len(value)}: {value[:40]!r}"
         )
     return value
+
+
+# A level topic has few targets, and every message names one of them.
+@functools.lru_cache(maxsize=4096)
+def _full_name(topic: str) -> str:
+    return TopicName.parse(topic).full
 
 
 def _identity(properties: Mapping[str, str]) -> str | None:

@@ -236,8 +236,7 @@ class Forwarder:
         deliver_at = None
         if description.mover is Mover.FUNCTION:
             deliver_at = self._router.hand_off_ms(level, partition, self._clock.now_ms())
-        application = env.application_properties(message.properties)
-        outlet.send(message, sealed.parked_properties(application), deliver_at, number)
+        outlet.send(message, sealed.parked_again_properties(message.properties), deliver_at, number)
         self._report.parked[description.topic, level, partition] += 1
 
     def _hand_off(

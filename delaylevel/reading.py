@@ -130,6 +130,7 @@ def read_range(
         # Readers of processes that were forked would otherwise share one generated name.
         subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
     )
+    until = (end.ledger, end.entry, end.batch)
     try:
         waited_ms = 0
         while True:
@@ -148,7 +149,7 @@ def read_range(
                 waited_ms = _FIRST_POLL_MS
                 continue
             waited_ms = 0
-            parked, last = _place(message, end)
+            parked, last = _place(message, until)
             if parked is not None:
                 yield parked
             if last:
@@ -157,16 +158,13 @@ def read_range(
         reader.close()
 
 
-def _place(message: Any, end: Position) -> tuple[ParkedMessage | None, bool]:
+def _place(message: Any, end: tuple[int, int, int]) -> tuple[ParkedMessage | None, bool]:
     """Return the message if it is in the range, and whether nothing of the range follows."""
+    # Past the client's wrapper, where there is one: this runs for every message.
+    message = getattr(message, "_message", message)
     message_id = message.message_id()
-    ledger, entry, batch = (
-        message_id.ledger_id(),
-        message_id.entry_id(),
-        message_id.batch_index(),
-    )
-    position = Position(ledger, entry, batch)
-    if position >= end:
+    ledger, entry, batch = message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+    if (ledger, entry, batch) >= end:
         return None, True
     parked = ParkedMessage(
         ledger,
@@ -179,10 +177,12 @@ def _place(message: Any, end: Position) -> tuple[ParkedMessage | None, bool]:
         message.properties(),
         None if message.has_null_value() else message.data(),
     )
-    if end.batch >= 0 or (ledger, entry + 1) != (end.ledger, end.entry):
-        return parked, position.next == end
+    if ledger != end[0] or entry < end[1] - 1:
+        return parked, False
+    if entry == end[1]:  # the range ends inside this batch
+        return parked, batch + 1 == end[2]
     # The last entry of the range: done with its last message.
-    return parked, batch < 0 or batch + 1 >= batch_size(message_id)
+    return parked, end[2] < 0 and (batch < 0 or batch + 1 >= batch_size(message_id))
 
 
 def batch_size(message_id: Any) -> int:
