@@ -1,0 +1,239 @@
+"""Targets that go away and come back, and messages that nobody can understand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import JsonSchema, Record, String
+
+from delaylevel.admin import Admin
+from delaylevel.client import DelayLevelClient
+from delaylevel.clock import SystemClock
+from delaylevel.description import LevelTopicDescription
+from delaylevel.forwarder import ForwardReport
+from delaylevel.mover import LocalMover
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
+DELAY = timedelta(milliseconds=500)
+
+Stored = Callable[[str], list[ParkedMessage]]
+Drained = Callable[[LevelTopicDescription], None]
+
+
+class Order(Record):
+    note = String()
+
+
+class Setting:
+    """Two targets of one level topic, with ten parked messages each; everything in real time."""
+
+    def __init__(
+        self,
+        description: LevelTopicDescription,
+        client: DelayLevelClient,
+        moving: LocalMover,
+        eventually: Callable[..., Any],
+    ) -> None:
+        self.description = description
+        self.orders, self.others = sorted(description.targets)
+        self.report = ForwardReport()
+        self._client = client
+        self._moving = moving
+        self._eventually = eventually
+
+    def producer(self, target: str, **options: Any) -> Any:
+        return self._client.create_producer(
+            target,
+            enable_delay_level_topic=True,
+            delay_level_topic=self.description.topic,
+            **options,
+        )
+
+    def park(self, target: str, prefix: str) -> None:
+        with self.producer(target) as producer:
+            for number in range(10):
+                producer.send(
+                    f"{prefix}{number}".encode(),
+                    partition_key=f"key-{number}",
+                    deliver_after=DELAY,
+                )
+
+    def move_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Trigger the mover again and again."""
+
+        def trigger() -> bool:
+            self.report.add(self._moving.run_once())
+            return condition()
+
+        self._eventually(trigger, what)
+
+
+@pytest.fixture
+def setting(
+    level_topic: Callable[..., LevelTopicDescription],
+    dl_client: Callable[..., DelayLevelClient],
+    mover: Callable[..., LocalMover],
+    eventually: Callable[..., Any],
+) -> Setting:
+    description = level_topic(BRIEF, ("orders", "others"), hold_pause_ms=300)
+    made = Setting(description, dl_client(), mover(description), eventually)
+    made.park(made.orders, "a")
+    made.park(made.others, "b")
+    return made
+
+
+def values(prefix: str) -> list[bytes]:
+    return [f"{prefix}{number}".encode() for number in range(10)]
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_a_target_that_is_deleted_then_made_again(
+    setting: Setting,
+    admin: Admin,
+    client: pulsar.Client,
+    stored: Stored,
+    drained: Drained,
+    partitions: int,
+) -> None:
+    orders = TopicName.parse(setting.orders)
+    admin.delete(orders, force=True)
+
+    def held(attempt: int) -> list[ParkedMessage]:
+        return [
+            message
+            for message in stored(setting.description.held_topic.full)
+            if message.properties["delaylevel.attempt"] == str(attempt)
+        ]
+
+    setting.move_until(lambda: len(held(2)) == 10, "a second attempt at all of them")
+    assert sorted(m.value or b"" for m in held(1)) == values("a")
+    assert all("does not exist" in m.properties["delaylevel.reason"] for m in held(1))
+    assert sorted(m.value or b"" for m in stored(setting.others)) == values("b")
+    assert not admin.topic_exists(orders), "the mover made it anew"
+
+    # It stays away, and others go on.
+    setting.park(setting.others, "c")
+    setting.move_until(lambda: len(stored(setting.others)) == 20, "the other target's messages")
+    assert sorted(m.value or b"" for m in stored(setting.others)) == values("b") + values("c")
+    setting.move_until(lambda: len(held(4)) == 10, "further attempts")
+    assert not admin.topic_exists(orders)
+    assert set(setting.report.held) == {setting.orders}
+
+    if partitions:
+        admin.create_partitioned(orders, partitions)
+    else:
+        client.create_producer(setting.orders).close()
+    setting.move_until(lambda: len(stored(setting.orders)) >= 10, "what was held")
+    drained(setting.description)
+    found = stored(setting.orders)
+    assert sorted(m.value or b"" for m in found) == values("a")
+    assert len({m.properties["delaylevel.id"] for m in found}) == 10
+    for message in found:
+        assert message.key == f"key-{(message.value or b'').decode()[1:]}"
+        assert set(message.properties) == {"delaylevel.id", "delaylevel.due"}
+
+
+def test_a_target_that_is_terminated(
+    setting: Setting,
+    admin: Admin,
+    client: pulsar.Client,
+    stored: Stored,
+    drained: Drained,
+) -> None:
+    orders = TopicName.parse(setting.orders)
+    admin.terminate(orders)
+    setting.move_until(
+        lambda: setting.report.held[setting.orders] >= 10 and len(stored(setting.others)) == 10,
+        "the other target's messages",
+    )
+    held = stored(setting.description.held_topic.full)
+    assert {m.properties["delaylevel.reason"] for m in held} == {"TopicTerminated"}
+
+    admin.delete(orders, force=True)
+    client.create_producer(setting.orders).close()
+    setting.move_until(lambda: len(stored(setting.orders)) >= 10, "what was held")
+    drained(setting.description)
+    assert sorted(m.value or b"" for m in stored(setting.orders)) == values("a")
+
+
+def test_a_target_that_lost_its_schema(
+    setting: Setting, admin: Admin, client: pulsar.Client, stored: Stored, drained: Drained
+) -> None:
+    """Of one target, only messages of a schema that its registry does not know are held."""
+    with setting.producer(setting.orders, schema=JsonSchema(Order)) as producer:
+        producer.send(Order(note="typed"), deliver_after=DELAY)
+    admin.delete(TopicName.parse(setting.orders), force=True)
+    client.create_producer(setting.orders).close()
+    setting.move_until(
+        lambda: bool(setting.report.held) and len(stored(setting.orders)) == 10, "those without"
+    )
+    assert sorted(m.value or b"" for m in stored(setting.orders)) == values("a")
+    held = stored(setting.description.held_topic.full)[0]
+    assert "no schema JSON:" in held.properties["delaylevel.reason"]
+
+    setting.producer(setting.orders, schema=JsonSchema(Order)).close()  # registers it again
+    setting.move_until(lambda: len(stored(setting.orders)) == 11, "the typed message")
+    assert b"typed" in (stored(setting.orders)[-1].value or b"")
+    drained(setting.description)
+
+
+def test_garbage_goes_to_the_dead_letters(
+    setting: Setting,
+    client: pulsar.Client,
+    admin: Admin,
+    namespace: str,
+    parked: Callable[..., dict[str, str]],
+    stored: Stored,
+    drained: Drained,
+) -> None:
+    soon = SystemClock().now_ms() + 500
+    garbage: dict[bytes, tuple[dict[str, str], str]] = {
+        b"nothing": ({}, "delaylevel.due is missing"),
+        b"due": (parked(0, **{"delaylevel.due": "soon"}), "'soon', not a whole number"),
+        b"negative": (parked(0, **{"delaylevel.due": "-5"}), "not a whole number"),
+        b"huge": (parked(10**18), "beyond the year 9999"),
+        b"no target": ({"delaylevel.due": str(soon)}, "delaylevel.target is missing"),
+        b"bad target": (parked(soon, **{"delaylevel.target": "a/b"}), "delaylevel.target"),
+        b"stranger": (parked(soon, "strangers"), "is not one of level topic"),
+        b"no id": (parked(soon, **{"delaylevel.id": ""}), "delaylevel.id is empty"),
+        b"schema": (parked(soon, **{"delaylevel.schema": "AVRO"}), "not TYPE:digest"),
+        b"attempt": (parked(soon, **{"delaylevel.attempt": "x"}), "not a whole number"),
+    }
+    topic = setting.description.name.partition(0).full
+    raw = client.create_producer(topic)
+    for value, (properties, _) in garbage.items():
+        raw.send(value, {**properties, "own": "1"}, "key", event_timestamp=7)
+    raw.send(None)
+    good = {**parked(soon, setting.orders.rpartition("/")[2]), "own": "2"}
+    raw.send(b"good", good)
+
+    setting.move_until(lambda: len(stored(setting.orders)) == 11, "the good ones")
+    assert b"good" in [m.value for m in stored(setting.orders)]
+    assert setting.report.dead.total() == len(garbage) + 1
+    assert not setting.report.held
+    dead = {m.value: m for m in stored(setting.description.dead_letter_topic.full)}
+    assert set(dead) == {*garbage, None}
+    for value, (properties, reason) in garbage.items():
+        message = dead[value]
+        assert reason in message.properties["delaylevel.reason"], value
+        # It is as it was, and says where it stood.
+        assert {**message.properties, **properties, "own": "1"} == message.properties
+        assert message.properties["delaylevel.source"].startswith(
+            topic.removeprefix("persistent://") + ":"
+        )
+        assert (message.key, message.event_ms) == ("key", 7)
+    strangers = TopicName.parse(f"persistent://{namespace}/strangers")
+    assert "strangers" in dead[b"stranger"].properties["delaylevel.reason"]
+    assert not admin.topic_exists(strangers)
+    drained(setting.description)
