@@ -15,7 +15,7 @@ from delaylevel.forwarder import Forwarder, ForwardReport
 from delaylevel.frontier import ripe_bound
 from delaylevel.ports import TopicAdmin
 from delaylevel.positions import Position
-from delaylevel.reading import read_range, source_partitions
+from delaylevel.reading import SourcePartition, read_range, source_partitions
 
 
 class LocalMover:
@@ -77,6 +77,13 @@ class LocalMover:
         finally:
             self._forwarder.close_targets()
         return total
+
+    def look_at_ms(self, source: SourcePartition) -> int:
+        """Return when a pass will look at a source partition next, in ms since the epoch.
+
+        A message that comes meanwhile is ripe no sooner, unless a wrong clock has stamped it.
+        """
+        return self._look_at_ms.get(source.topic, 0)
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""
