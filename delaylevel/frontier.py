@@ -67,7 +67,7 @@ def ripe_bound(
     if found.entry_start >= start:
         published_ms = admin.entry_publish_time(topic, found)
         # It is ripe so soon that what it may hide can wait for it, and it hides nothing close by.
-        if published_ms is not None and ripe_until_ms < published_ms <= ripe_until_ms + slack_ms:
+        if published_ms is not None and 0 < published_ms - ripe_until_ms <= slack_ms // 2:
             next_ms = admin.entry_publish_time(topic, found.next_entry)
             if next_ms is None or next_ms > ripe_until_ms:
                 end = _clean(admin, topic, found, start)
@@ -103,7 +103,8 @@ def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: i
     if low == len(entries):
         look_again_ms = now_ms
     elif wrong:
-        look_again_ms = now_ms + slack_ms
+        # Half the slack, because the bound before this one may have cost the other half.
+        look_again_ms = now_ms + max(1, slack_ms // 2)
     else:
         look_again_ms = min(now_ms, entries.time(low)) + source.hand_off_after_ms
     return Bound(entries.position(low), look_again_ms)
