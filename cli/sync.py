@@ -14,6 +14,7 @@ import platformdirs
 
 from delaylevel.clock import format_duration
 from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
 
 from .options import DURATION, examples, pass_connection
 from .output import note
@@ -43,6 +44,13 @@ def sync() -> None:
 @click.option("--checkpoint", help="The query's checkpoint; by default in your state folder.")
 @click.option("--trigger", type=DURATION, help="How often to look; by default by the lead.")
 @click.option("--master", default="local[2]", show_default=True, help="Spark's master.")
+@click.option(
+    "--delivery",
+    type=click.Choice([item.value for item in Delivery]),
+    default=Delivery.AT_LEAST_ONCE.value,
+    show_default=True,
+    help="How often a message may arrive; effectively-once needs the broker's deduplication.",
+)
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. Repeatable.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A source option.")
 @pass_connection
@@ -53,6 +61,7 @@ def spark(
     checkpoint: str | None,
     trigger: timedelta | None,
     master: str,
+    delivery: str,
     conf: tuple[str, ...],
     options: tuple[str, ...],
 ) -> None:
@@ -71,6 +80,7 @@ def spark(
         once=once,
         trigger_ms=None if trigger is None else round(trigger / timedelta(milliseconds=1)),
         master=master,
+        delivery=Delivery(delivery),
         options=_pairs(options, "--option"),
         spark_conf=_pairs(conf, "--conf"),
     )

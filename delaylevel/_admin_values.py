@@ -102,6 +102,10 @@ def says_no_such_entry(reason: str) -> bool:
     )
 
 
+# Between these are states of change, which say nothing yet.
+_DEDUPLICATION = {"Enabled": True, "Disabled": False}
+
+
 def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
     """Read the statistics of one partition."""
     subscriptions = {}
@@ -126,6 +130,7 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
         storage_bytes=value["storageSize"],
         subscriptions=subscriptions,
         producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
+        deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
     )
 
 

@@ -267,6 +267,8 @@ class Admin:
             self._rest.post(f"{path}/inactiveTopicPolicies", value)
         if policies.replication_clusters is not None:
             self._rest.post(f"{path}/replication", sorted(policies.replication_clusters))
+        if policies.deduplication is not None:
+            self._rest.post(f"{path}/deduplicationEnabled", policies.deduplication)
 
     # --- subscriptions and figures -----------------------------------------------------------
 

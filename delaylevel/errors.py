@@ -130,6 +130,10 @@ class TargetNotAllowedError(LevelTopicError, InvalidInputError):
     """A business topic that the level topic's description does not list."""
 
 
+class DataLossError(BrokerError):
+    """Messages are gone that a query had still to move; the text says which and how many."""
+
+
 class AlreadyRunningError(BrokerError):
     """Another mover holds the level; the text says which and since when."""
 

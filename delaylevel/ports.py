@@ -104,11 +104,14 @@ class PartitionStats:
         storage_bytes: what its ledgers take, acknowledged entries that are still kept included.
         subscriptions: by name.
         producers: names of the connected producers.
+        deduplication: whether the broker drops what a named producer sends a second time; None
+            where it does not say.
     """
 
     storage_bytes: int
     subscriptions: Mapping[str, SubscriptionStats]
     producers: tuple[str, ...] = ()
+    deduplication: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,15 @@ class TopicPolicies:
         message_ttl_s: seconds after which unacknowledged messages expire; 0 for never.
         delete_while_inactive: whether the broker may delete the topic when nobody is connected.
         replication_clusters: where its messages are replicated to, the own cluster included.
+        deduplication: whether the broker drops what a named producer sends a second time. It is
+            applied some time after it is set: :class:`PartitionStats` says when. Not reported by
+            :meth:`TopicAdmin.topic_policies`.
     """
 
     message_ttl_s: int | None = None
     delete_while_inactive: bool | None = None
     replication_clusters: frozenset[str] | None = None
+    deduplication: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,19 @@ from delaylevel import topics
 from delaylevel.admin import Admin
 from delaylevel.claim import describe_owner
 from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
 from delaylevel.description import LevelTopicDescription, Mover
-from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
+from delaylevel.errors import (
+    AlreadyRunningError,
+    BrokerError,
+    ConfigError,
+    DataLossError,
+    InvalidInputError,
+    LevelTopicError,
+)
 from delaylevel.reading import source_partitions
 
+from .deduplication import require_deduplication
 from .options import connection_options
 from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
 
@@ -37,7 +46,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
 # Raised inside Spark's Python processes; in the driver they arrive as text.
-_FATAL = ("AlreadyRunningError", "LevelTopicError", "ConfigError")
+_FATAL = (AlreadyRunningError, DataLossError, LevelTopicError, ConfigError, InvalidInputError)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class SyncSettings:
         once: move what is ripe now, and end; otherwise go on until it is stopped.
         trigger_ms: how often to look; by default a fifth of the shortest lead, 0.2 to 5 s.
         master: Spark's master; two local cores by default.
+        delivery: at least once, in batches; or effectively once, by the broker's deduplication.
         options: further options of the source, e.g. ``startingOffsets``.
         spark_conf: further Spark settings.
     """
@@ -59,6 +69,7 @@ class SyncSettings:
     once: bool = False
     trigger_ms: int | None = None
     master: str = "local[2]"
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
     options: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,6 +98,9 @@ class SparkSyncJob:
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
             _check_unclaimed(admin, self.descriptions)
+            if settings.delivery is Delivery.EFFECTIVELY_ONCE:
+                for description in self.descriptions:
+                    require_deduplication(admin, description)
 
     @property
     def trigger_ms(self) -> int:
@@ -149,7 +163,11 @@ class SparkSyncJob:
 
     def _common_options(self) -> dict[str, str]:
         names = ",".join(item.topic for item in self.descriptions)
-        return {"levelTopics": names, **connection_options(self._connection)}
+        return {
+            "levelTopics": names,
+            "delivery": self._settings.delivery.value,
+            **connection_options(self._connection),
+        }
 
     def _run_query(self, spark: SparkSession, on_progress: Callable[[Any], None] | None) -> None:
         writer = (
@@ -262,12 +280,10 @@ def _check_unclaimed(admin: Admin, descriptions: tuple[LevelTopicDescription, ..
 
 def _raise_if_fatal(error: StreamingQueryException) -> None:
     text = str(error)
-    for name in _FATAL:
-        marker = f"delaylevel.errors.{name}: "
+    for kind in _FATAL:
+        marker = f"delaylevel.errors.{kind.__name__}: "
         if marker in text:
-            reason = text.split(marker, 1)[1].split("\n", 1)[0]
-            kind = AlreadyRunningError if name == "AlreadyRunningError" else LevelTopicError
-            raise kind(reason) from error
+            raise kind(text.split(marker, 1)[1].split("\n", 1)[0]) from error
 
 
 def _first_cause(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
 from delaylevel.errors import ConfigError, DelayLevelError
 from delaylevel.positions import Position
 from delaylevel.reading import DEFAULT_POLL_TIMEOUT_MS
@@ -26,7 +27,14 @@ _CONNECTION = {
     "tlsValidateHostname": "tls_validate_hostname",
     "operationTimeoutSeconds": "operation_timeout_seconds",
 }
-_READING = ("levelTopics", "startingOffsets", "pollTimeoutMs")
+_READING = (
+    "levelTopics",
+    "startingOffsets",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+    "pollTimeoutMs",
+    "delivery",
+)
 # Spark adds these to what a user gives.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
@@ -40,13 +48,20 @@ class SyncOptions:
         level_topics: full names of the level topics that are moved.
         starting_offsets: where a new query starts: ``"subscription"``, ``"earliest"``, or
             positions by partition.
+        max_offsets_per_trigger: how many messages a batch has at the most, over all partitions;
+            None for everything that is ripe.
+        fail_on_data_loss: end the query where messages are gone that it has not moved.
         poll_timeout_ms: how long a task waits for a message that the broker says is there.
+        delivery: how often a message may arrive.
     """
 
     connection: tuple[tuple[str, str], ...]
     level_topics: tuple[str, ...]
     starting_offsets: str | tuple[tuple[str, str], ...] = "subscription"
+    max_offsets_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
@@ -80,7 +95,10 @@ class SyncOptions:
             ),
             level_topics=names,
             starting_offsets=_starting_offsets(given.get("startingOffsets", "subscription")),
-            poll_timeout_ms=_positive(given, "pollTimeoutMs", DEFAULT_POLL_TIMEOUT_MS),
+            max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
+            fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+            poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
+            delivery=_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value)),
         )
 
     def load_connection(self) -> Connection:
@@ -118,10 +136,27 @@ def _starting_offsets(text: str) -> str | tuple[tuple[str, str], ...]:
         ) from error
 
 
-def _positive(given: Mapping[str, str], name: str, default: int) -> int:
+def _positive(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
     if text is None:
-        return default
+        return None
     if not (text.isdecimal() and int(text) > 0):
         raise ConfigError(f"option {name} is {text!r}: it is a whole number above 0")
     return int(text)
+
+
+def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"option {name} is {text!r}: it is true or false")
+    return text.lower() == "true"
+
+
+def _delivery(text: str) -> Delivery:
+    try:
+        return Delivery(text.lower())
+    except ValueError:
+        known = ", ".join(item.value for item in Delivery)
+        raise ConfigError(f"option delivery is {text!r}: it is one of {known}") from None

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from delaylevel.delivery import Delivery, Sequence
 from delaylevel.forwarder import Forwarder, ForwardReport
 
 from .options import SyncOptions
 from .rows import from_batch
-from .runtime import runtime
+from .runtime import Runtime, runtime
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +29,11 @@ class TaskReport(WriterCommitMessage):
 
 
 class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
-    """Sends rows on with a forwarder; at least once.
+    """Sends rows on with a forwarder, at least once or effectively once.
 
     A task succeeds only after the broker has confirmed all that its rows became. If it fails,
-    Spark runs it again, and what had arrived arrives again with the same ``delaylevel.id``.
+    Spark runs it again: at least once, what had arrived arrives again with the same
+    ``delaylevel.id``; effectively once, the broker drops it.
     """
 
     def __init__(self, options: SyncOptions) -> None:
@@ -41,12 +44,17 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
 
         Raises:
             BrokerError: a topic of our own cannot be written; the batch is not committed.
+            InvalidInputError: effectively once, rows out of order or twice.
         """
         here = runtime(self._options)
         for name in self._options.level_topics:
             here.describe(name)
+        if self._options.delivery is Delivery.AT_LEAST_ONCE:
+            return self._write_at_least_once(here, iterator)
+        return self._write_effectively_once(here, iterator)
+
+    def _write_at_least_once(self, here: Runtime, iterator: Iterator[Any]) -> TaskReport:
         used: dict[str, Forwarder] = {}
-        done = TaskReport()
         try:
             for batch in iterator:
                 for source, message, now_ms in from_batch(batch):
@@ -54,13 +62,35 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
                     if forwarder is None:
                         forwarder = used[source.family] = here.forwarder(source.family)
                     forwarder.forward(source, message, now_ms)
-            for family, forwarder in used.items():
-                done.reports[family] = forwarder.flush()
+            done = TaskReport({family: forwarder.flush() for family, forwarder in used.items()})
         except BaseException:
             here.forget_forwarders()
             raise
         for forwarder in used.values():
             forwarder.close_targets()
+        return done
+
+    def _write_effectively_once(self, here: Runtime, iterator: Iterator[Any]) -> TaskReport:
+        """One forwarder for each source partition; their names are given back at the end."""
+        identity = TaskContext.get().getLocalProperty("sql.streaming.queryId")
+        used: dict[str, tuple[str, Forwarder]] = {}
+        done = TaskReport()
+        try:
+            for batch in iterator:
+                for source, message, now_ms in from_batch(batch):
+                    family, forwarder = used.get(source.topic, (source.family, None))
+                    if forwarder is None:
+                        sequence = Sequence(identity, source.topic)
+                        forwarder = Forwarder(
+                            here.client, here.admin, here.describe(family), sequence=sequence
+                        )
+                        used[source.topic] = (family, forwarder)
+                    forwarder.forward(source, message, now_ms)
+            for family, forwarder in used.values():
+                done.reports.setdefault(family, ForwardReport()).add(forwarder.flush())
+        finally:
+            for _, forwarder in used.values():
+                forwarder.close()
         return done
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

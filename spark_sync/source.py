@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -30,8 +31,9 @@ from pyspark.sql.types import StructType
 from delaylevel.claim import Claim
 from delaylevel.clock import SystemClock
 from delaylevel.description import LevelTopicDescription, Mover
-from delaylevel.errors import AlreadyRunningError, LevelTopicError
+from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
 from delaylevel.frontier import Bound, ripe_bound
+from delaylevel.gaps import find_gap
 from delaylevel.positions import EARLIEST, Position
 from delaylevel.reading import SourcePartition, read_range, source_partitions
 
@@ -56,8 +58,10 @@ class DelayLevelDataSource(DataSource):
     """``spark.readStream.format("delaylevel")`` and ``writeStream.format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
-    ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``pollTimeoutMs``. The
-    rows are those of :data:`delaylevel.spark_sync.rows.SCHEMA`.
+    ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
+    (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``, and for the sink
+    ``delivery`` (``at-least-once`` or ``effectively-once``). The rows are those of
+    :data:`delaylevel.spark_sync.rows.SCHEMA`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
@@ -127,15 +131,17 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """
         driver = self._on_driver()
         driver.acknowledge(start)
-        return driver.latest_offset(start)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return driver.latest_offset(start, most)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Report nothing: what is ripe now is not known without a search."""
         return None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return that everything ripe is read."""
-        return ReadAllAvailable()
+        """Return maxOffsetsPerTrigger, or that everything ripe is read."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the present time: what becomes ripe later is left to the next run."""
@@ -209,8 +215,8 @@ class _Driver:
                     positions[topic] = Position.parse(text)
         return _offset(0, positions)
 
-    def latest_offset(self, start: Offset) -> Offset:
-        """Return the bounds of what is ripe now."""
+    def latest_offset(self, start: Offset, most: int | None) -> Offset:
+        """Return the bounds of what is ripe now, of at most so many messages."""
         self._refresh()
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True
@@ -225,16 +231,21 @@ class _Driver:
             for topic, source in self._sources.items()
             if topic in positions and self._look_at_ms.get(topic, 0) <= now_ms
         ]
-        bounds = list(self._threads.map(lambda source: self._bound(source, positions, now_ms), due))
-        moved = False
-        for source, bound in zip(due, bounds, strict=True):
+        looks = list(self._threads.map(lambda source: self._look(source, positions, now_ms), due))
+        skipped: dict[str, Position] = {}
+        ripe: list[tuple[SourcePartition, Position]] = []
+        for source, (begin, bound) in zip(due, looks, strict=True):
             self._look_at_ms[source.topic] = bound.look_again_ms
-            if bound.end > positions[source.topic]:
-                positions[source.topic] = bound.end
-                moved = True
-        if not moved and not new:
+            if begin != positions[source.topic]:
+                skipped[source.topic] = positions[source.topic] = begin
+            if bound.end > begin:
+                ripe.append((source, bound.end))
+        if most is not None:
+            ripe = self._earliest_due_first(ripe, positions, most)
+        positions.update((source.topic, end) for source, end in ripe)
+        if not ripe and not new and not skipped:
             return start
-        return _offset(now_ms, {**positions, **new})
+        return _offset(now_ms, {**positions, **new}, skipped)
 
     def slices(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return what lies between two offsets, a slice for each partition.
@@ -243,10 +254,11 @@ class _Driver:
         and their connections, before there is a message that would have to wait for them.
         """
         begin = _positions(start)
+        behind_gaps = {k: Position.parse(v) for k, v in end.get("skipped", {}).items()}
         found: list[InputPartition] = []
         for topic, until in _positions(end).items():
             source = self._sources.get(topic)
-            since = begin.get(topic)
+            since = behind_gaps.get(topic, begin.get(topic))
             if since is None or until <= since:
                 continue
             if source is None:
@@ -282,11 +294,54 @@ class _Driver:
             claim.close()
         self._threads.shutdown(wait=False)
 
-    def _bound(
+    def _look(
         self, source: SourcePartition, positions: Mapping[str, Position], now_ms: int
-    ) -> Bound:
+    ) -> tuple[Position, Bound]:
+        """Return where a partition goes on, and how far it is ripe from there."""
+        admin, start = self._runtime.admin, positions[source.topic]
         lead_ms = self._described[source.family].levels.smallest_lead_ms
-        return ripe_bound(self._runtime.admin, source, positions[source.topic], now_ms, lead_ms)
+        bound = ripe_bound(admin, source, start, now_ms, lead_ms)
+        gap = find_gap(admin, source, start) if bound.end > start else None
+        if gap is None:
+            return start, bound
+        if self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"{gap}. Set failOnDataLoss=false to go on behind them, or give the query the "
+                "checkpoint that it belongs to"
+            )
+        log.warning("%s; going on behind them (failOnDataLoss=false)", gap)
+        return gap.until, ripe_bound(admin, source, gap.until, now_ms, lead_ms)
+
+    def _earliest_due_first(
+        self,
+        ripe: Sequence[tuple[SourcePartition, Position]],
+        positions: Mapping[str, Position],
+        most: int,
+    ) -> list[tuple[SourcePartition, Position]]:
+        """Return which partitions are read how far, so that at most so many messages are read.
+
+        Partitions come in the order in which their foremost messages are due. Messages are
+        counted by reading past them: a batched entry does not say elsewhere how many it holds.
+        """
+
+        def due_ms(item: tuple[SourcePartition, Position]) -> int:
+            source = item[0]
+            front = self._runtime.admin.entry_publish_time(source.name, positions[source.topic])
+            lead_ms = self._described[source.family].levels[source.level].lead_ms
+            return (front or 0) + source.hand_off_after_ms + lead_ms
+
+        order = list(self._threads.map(due_ms, ripe))
+        chosen: list[tuple[SourcePartition, Position]] = []
+        left = most
+        for _, (source, end) in sorted(zip(order, ripe, strict=True), key=lambda pair: pair[0]):
+            until = positions[source.topic]
+            if left > 0:
+                count, until = _count(self._runtime.client, source, until, end, left)
+                left -= count
+                chosen.append((source, until))
+            if until < end:
+                self._look_at_ms[source.topic] = 0
+        return chosen
 
     def _refresh(self) -> None:
         """Read the descriptions again, and claim partitions that are new."""
@@ -320,11 +375,31 @@ class _Driver:
                 time.sleep(0.5)
 
 
-def _offset(now_ms: int, positions: Mapping[str, Position]) -> Offset:
-    return {
+def _count(
+    client: Any, source: SourcePartition, start: Position, end: Position, most: int
+) -> tuple[int, Position]:
+    """Count messages from start on; return how many there are up to the bound returned with it."""
+    count = 0
+    for message in read_range(client, source.topic, start, end):
+        count += 1
+        if count == most:
+            return count, message.position.next
+    return count, end
+
+
+def _offset(
+    now_ms: int,
+    positions: Mapping[str, Position],
+    skipped: Mapping[str, Position] | None = None,
+) -> Offset:
+    found: Offset = {
         "now_ms": now_ms,
         "positions": {topic: str(positions[topic]) for topic in sorted(positions)},
     }
+    if skipped:
+        # Where a batch begins behind a gap: a replay begins there, too.
+        found["skipped"] = {topic: str(skipped[topic]) for topic in sorted(skipped)}
+    return found
 
 
 def _positions(offset: Offset) -> dict[str, Position]:
