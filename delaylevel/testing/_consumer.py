@@ -233,6 +233,7 @@ class ConsumerCore:
     """
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
+        names = [name for topic in topics for name in broker.partition_names(topic)]
         self._broker = broker
         self._options = options
         self._name: str = options["consumer_name"] or broker.new_name("consumer")
@@ -243,9 +244,8 @@ class ConsumerCore:
         self._links: list[ConsumerLink] = []
         self.deliver: Callable[[Received], None] | None = None  # calls the listener
         try:
-            for topic in topics:
-                for name in broker.partition_names(topic):
-                    self._links.append(ConsumerLink(broker, name, options, self._name))
+            for name in names:
+                self._links.append(ConsumerLink(broker, name, options, self._name))
         except pulsar.PulsarException:
             for link in self._links:
                 link.disconnect()
@@ -424,11 +424,11 @@ class ReaderCore:
 
     def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
         self._broker = broker
+        self._partitions = broker.partition_names(topic)
         self._topic = TopicName.parse(topic).full
         self._inclusive = bool(options["start_message_id_inclusive"])
         self.name: str = options["reader_name"] or broker.new_name("reader")
         self._closed = False
-        self._partitions = broker.partition_names(topic)
         schema = options["schema"].schema_info()
         kind = str(schema.schema_type()).rpartition(".")[2]
         for name in self._partitions:

@@ -14,7 +14,7 @@ from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.forwarder import ForwardReport
 from delaylevel.mover import LocalMover
 from delaylevel.ports import NamespacePolicies
-from delaylevel.reading import source_partitions
+from delaylevel.reading import SourcePartition, source_partitions
 from delaylevel.testing._admin import MemoryAdmin
 from delaylevel.testing._broker import Broker, Partition
 from delaylevel.testing._client import MemoryClient
@@ -197,6 +197,7 @@ class _Movers:
         stack.callback(self._client.shutdown)
         self._changes = -1
         self._movers: dict[LevelTopicDescription, LocalMover] = {}
+        self._sources: list[tuple[LocalMover, SourcePartition, TopicName]] = []
         self.report = ForwardReport()
 
     def run_once(self) -> None:
@@ -210,9 +211,8 @@ class _Movers:
         """Return when a mover has something to look at; None for never."""
         times = [
             mover.look_at_ms(source)
-            for description, mover in self._movers.items()
-            for source in source_partitions(description)
-            if self._has_backlog(source.name)
+            for mover, source, name in self._sources
+            if self._has_backlog(name)
         ]
         return min(times, default=None)
 
@@ -230,6 +230,11 @@ class _Movers:
                     self._client, self._pulsar.admin, description, self._pulsar.clock
                 )
                 self._movers[description] = self._stack.enter_context(mover)
+        self._sources = [
+            (mover, source, source.name)
+            for description, mover in self._movers.items()
+            for source in source_partitions(description)
+        ]
 
 
 def _unacknowledged(partition: Partition) -> Iterator[Entry]:

@@ -108,6 +108,8 @@ class ProducerLink:
         self.name = producer_name
         self._clock = clock
         self._batch = _Batch()
+        self.last_sequence_id: int = options["initial_sequence_id"] or -1
+        self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
         self._connect()
 
@@ -117,7 +119,7 @@ class ProducerLink:
 
     def disconnect(self) -> None:
         """Leave the partition; a batch that still waits fails, as it does in Pulsar's client."""
-        waiting, self._batch = self._batch, _Batch()
+        waiting = self._take_batch()
         for _, _, callback in waiting.items:
             callback(pulsar.Result.AlreadyClosed, message_id(NOWHERE))
         partition = self._broker.partitions.get(self._topic)
@@ -132,8 +134,11 @@ class ProducerLink:
         partition = self._broker.partitions.get(self._topic)
         return not self.fenced and partition is not None and not partition.terminated
 
-    def send(self, message: StoredMessage, out: Outgoing, sequence_id: int, done: Callback) -> None:
+    def send(self, message: StoredMessage, out: Outgoing, done: Callback) -> None:
         """Store a message, or put it into the batch; ``done(result, id)`` is called once stored."""
+        sequence_id = out.sequence_id
+        if sequence_id is None:  # one that the application gives does not count
+            sequence_id, self._next_sequence = self._next_sequence, self._next_sequence + 1
         size = len(message.value or b"")
         if size > LARGEST_MESSAGE:
             done(pulsar.Result.MessageTooBig, message_id(NOWHERE))
@@ -144,7 +149,7 @@ class ProducerLink:
 
     def flush(self) -> None:
         """Store what waits in the batch."""
-        waiting, self._batch = self._batch, _Batch()
+        waiting = self._take_batch()
         groups: dict[str, list[tuple[StoredMessage, int, Callback]]] = {}
         keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
         for item in waiting.items:
@@ -167,6 +172,12 @@ class ProducerLink:
         self.flush()
         return True
 
+    def _take_batch(self) -> _Batch:
+        waiting, self._batch = self._batch, _Batch()
+        if waiting.items:
+            self._broker.ticking.remove(self)
+        return waiting
+
     def _add(self, message: StoredMessage, size: int, sequence_id: int, done: Callback) -> None:
         batch, options = self._batch, self._options
         if batch.items and batch.bytes + size > options["batching_max_allowed_size_in_bytes"]:
@@ -174,6 +185,7 @@ class ProducerLink:
             batch = self._batch
         if not batch.items:
             batch.since_ms = self._clock.now_ms()
+            self._broker.ticking.append(self)
         batch.items.append((message, sequence_id, done))
         batch.bytes += size
         full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)
@@ -202,6 +214,7 @@ class ProducerLink:
             for _, _, done in items:
                 done(result, message_id(NOWHERE))
             return
+        self.last_sequence_id = items[0][1]  # a batch is known by its first message
         for number, (_, _, done) in enumerate(items):
             position = entry.message_position(number)
             done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
@@ -249,14 +262,13 @@ class ProducerCore:
 
     def __init__(self, broker: Broker, topic: str, options: dict[str, Any], clock: Clock) -> None:
         self._broker = broker
+        names = broker.partition_names(topic)
         self._topic = TopicName.parse(topic).full
         self._name: str = options["producer_name"] or broker.new_name("memory")
         self._router = options["message_router"]
         self._mode = options["message_routing_mode"]
         self._turn = -1
-        self._sequence: int = options["initial_sequence_id"] or -1
         self._closed = False
-        names = broker.partition_names(topic)
         single = len(names) == 1 and names[0].full == self._topic
         self._links: list[ProducerLink] = []
         try:
@@ -268,7 +280,6 @@ class ProducerCore:
             for link in self._links:
                 link.disconnect()
             raise
-        broker.ticking.extend(self._links)
 
     def topic(self) -> str:
         """Return the full name of the topic."""
@@ -279,8 +290,8 @@ class ProducerCore:
         return self._name
 
     def last_sequence_id(self) -> int:
-        """Return the last sequence id that was stored."""
-        return self._sequence
+        """Return the last sequence id that was stored, the greatest of all partitions."""
+        return max(link.last_sequence_id for link in self._links)
 
     def is_connected(self) -> bool:
         """Return whether all partitions take messages."""
@@ -326,7 +337,6 @@ class ProducerCore:
         with self._broker.lock:
             for link in self._links:
                 link.disconnect()
-                self._broker.ticking.remove(link)
 
     def _check_open(self) -> None:
         if self._closed or not self.is_connected():
@@ -338,8 +348,6 @@ class ProducerCore:
             return None
         link = self._links[self._choose(out)]
         built = out.built
-        sequence_id = self._sequence + 1 if out.sequence_id is None else out.sequence_id
-        self._sequence = sequence_id
         stored = StoredMessage(
             None if built.has_null_value() else built.data(),
             dict(built.properties()),
@@ -349,7 +357,7 @@ class ProducerCore:
             self._name,
             link.schema_version,
         )
-        link.send(stored, out, sequence_id, callback)
+        link.send(stored, out, callback)
         return link
 
     def _choose(self, out: Outgoing) -> int:
