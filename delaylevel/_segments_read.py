@@ -1,0 +1,261 @@
+"""Rows with their payloads, and cursors that hand them out slice by slice in due order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ._segments_file import Columns, Floats, Run, SegmentFile
+from ._timebucket_codec import (
+    DUE,
+    ENTRY,
+    LEDGER,
+    Int64s,
+    Key,
+    Rows,
+    empty_rows,
+    find_key,
+    sort_rows,
+)
+
+_STRIDE = 64
+
+
+class Part:
+    """Rows of (exact due, ledger, entry), shape (3, n), with their attributes and payloads."""
+
+    __slots__ = ("attribute", "payload_bytes", "payloads", "rows")
+
+    def __init__(
+        self, rows: Rows, attribute: Floats, payloads: list[bytes], payload_bytes: int = -1
+    ) -> None:
+        self.rows = rows
+        self.attribute = attribute
+        self.payloads = payloads
+        self.payload_bytes = sum(map(len, payloads)) if payload_bytes < 0 else payload_bytes
+
+    @classmethod
+    def empty(cls) -> Part:
+        """Return a part without rows."""
+        return cls(empty_rows(), np.empty(0), [], 0)
+
+    @classmethod
+    def concatenate(cls, parts: list[Part]) -> Part:
+        """Put parts one behind the other."""
+        if not parts:
+            return cls.empty()
+        payloads: list[bytes] = []
+        for part in parts:
+            payloads += part.payloads
+        return cls(
+            np.concatenate([part.rows for part in parts], axis=1),
+            np.concatenate([part.attribute for part in parts]),
+            payloads,
+            sum(part.payload_bytes for part in parts),
+        )
+
+    @property
+    def count(self) -> int:
+        """How many rows."""
+        return len(self.payloads)
+
+    def size_bytes(self, row_bytes: int) -> int:
+        """Return payloads and ``row_bytes`` for each row."""
+        return self.payload_bytes + row_bytes * len(self.payloads)
+
+    def key(self, index: int, mask: int) -> Key:
+        """Return what a row is ordered by."""
+        due, ledger, entry = self.rows[:, index].tolist()
+        return due & mask, ledger, entry
+
+    def keys(self, mask: int) -> Rows:
+        """Return the rows with truncated due times."""
+        return truncated(self.rows, mask)
+
+    def find(self, key: Key, mask: int) -> int:
+        """Return the first row, of a sorted part, that is not below ``key``."""
+        if not self.payloads or self.key(-1, mask) < key:
+            return len(self.payloads)
+        return find_key(self.keys(mask), key)
+
+    def take(self, index: Int64s) -> Part:
+        """Return the rows at ``index``, in that order."""
+        payloads = self.payloads
+        picked = [payloads[i] for i in index.tolist()]
+        return Part(np.take(self.rows, index, axis=1), self.attribute[index], picked)
+
+    def between(self, start: int, stop: int) -> Part:
+        """Return a stretch of rows."""
+        rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
+        return Part(rows, attribute, self.payloads[start:stop])
+
+    def split_at(self, index: int) -> tuple[Part, Part]:
+        """Cut a part in two, without copying the columns."""
+        head, tail = self.payloads[:index], self.payloads[index:]
+        size = sum(map(len, head))
+        return (
+            Part(self.rows[:, :index], self.attribute[:index], head, size),
+            Part(self.rows[:, index:], self.attribute[index:], tail, self.payload_bytes - size),
+        )
+
+    def split_below(self, end: Key, mask: int) -> tuple[Part, Part]:
+        """Part the rows below ``end`` from the others; both keep their order."""
+        due, ledger, entry = self.rows[DUE] & mask, self.rows[LEDGER], self.rows[ENTRY]
+        below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
+        below |= due < end[0]
+        if not below.any():
+            return Part.empty(), self
+        if below.all():
+            return self, Part.empty()
+        return self.take(np.flatnonzero(below)), self.take(np.flatnonzero(~below))
+
+
+def truncated(rows: Rows, mask: int) -> Rows:
+    """Return a copy of rows whose due times are truncated."""
+    keys: Rows = rows.copy()
+    keys[DUE] &= mask
+    return keys
+
+
+def join(parts: list[Part], mask: int) -> Part:
+    """Sort the rows of all parts by (truncated due, ledger, entry)."""
+    whole = Part.concatenate(parts)
+    if whole.count < 2:
+        return whole
+    keys = whole.keys(mask)
+    if sort_rows(keys) is keys:
+        return whole
+    return whole.take(np.lexsort((keys[ENTRY], keys[LEDGER], keys[DUE])))
+
+
+class Cursor(Protocol):
+    """Sorted rows, of which the first ones are taken again and again."""
+
+    keys: Rows
+
+    @property
+    def left(self) -> int:
+        """How many rows are left."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it holds in memory."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """About how much its payloads take."""
+
+    def columns(self) -> Columns:
+        """Return what is left, without payloads."""
+
+    def take(self, count: int) -> Part:
+        """Remove and return the first rows."""
+
+    def close(self) -> None:
+        """Let go of its file."""
+
+
+class MemoryCursor:
+    """A cursor over a sorted part."""
+
+    def __init__(self, part: Part, mask: int, row_bytes: int) -> None:
+        self._part = part
+        self._row_bytes = row_bytes
+        self.keys = part.keys(mask)
+
+    @property
+    def left(self) -> int:
+        """How many rows are left."""
+        return self._part.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """Payloads, columns and keys."""
+        return self._part.size_bytes(self._row_bytes + 24)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of what is left."""
+        return self._part.payload_bytes
+
+    def columns(self) -> Columns:
+        """Return what is left, without payloads."""
+        return Columns(self._part.rows, self._part.attribute)
+
+    def take(self, count: int) -> Part:
+        """Remove and return the first rows."""
+        part, self._part = self._part.split_at(count)
+        self.keys = self.keys[:, count:]
+        return part
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class FileCursor:
+    """A cursor over a run in a file, of which the keys are in memory and the payloads are not."""
+
+    def __init__(self, file: SegmentFile, run: Run, mask: int) -> None:
+        self._file = file
+        self._run = run
+        self._head = 0
+        file.hold()
+        self._columns = file.read_columns(run)
+        self.keys = truncated(self._columns.rows, mask) if mask != -1 else self._columns.rows
+
+    @property
+    def left(self) -> int:
+        """How many rows are left."""
+        return self._run.rows - self._head
+
+    @property
+    def memory_bytes(self) -> int:
+        """Columns and keys."""
+        return self.left * 56
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of what is left, about."""
+        return self._run.payload_size * self.left // self._run.rows
+
+    def columns(self) -> Columns:
+        """Return what is left, without payloads."""
+        return Columns(self._columns.rows[:, self._head :], self._columns.attribute[self._head :])
+
+    def take(self, count: int) -> Part:
+        """Remove and return the first rows, reading their payloads."""
+        start, stop = self._head, self._head + count
+        payloads = self._file.read_payloads(self._run, start, stop)
+        rows, attribute = self._columns
+        part = Part(rows[:, start:stop], attribute[start:stop], payloads)
+        self._head = stop
+        self.keys = self.keys[:, count:]
+        return part
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.release()
+
+
+def cut(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[Part]]:
+    """Take about ``want`` of the lowest rows of all cursors, none due at ``end_due`` or later.
+
+    Returns:
+        A key that no remaining row is below, and the rows, in order within each part.
+    """
+    edge: Key = (end_due, -1, -1)
+    if sum(cursor.left for cursor in cursors) > want + want // 2:
+        marks = [cursor.keys[:, _STRIDE - 1 :: _STRIDE] for cursor in cursors]
+        sample = sort_rows(np.concatenate(marks, axis=1))
+        if sample.shape[1]:
+            due, ledger, entry = sample[
+                :, min(max(want // _STRIDE, 1), sample.shape[1]) - 1
+            ].tolist()
+            edge = min(edge, (due, ledger, entry + 1))
+    parts = []
+    for cursor in cursors:
+        count = find_key(cursor.keys, edge)
+        if count:
+            parts.append(cursor.take(count))
+    return edge, parts

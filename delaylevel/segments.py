@@ -1,0 +1,415 @@
+"""The bytes of what is pending: in memory up to a budget, beyond it in files by coarse due time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ._segments_file import (
+    Columns,
+    DamagedSegmentError,
+    Floats,
+    SegmentFile,
+    SegmentState,
+    inspect_segment,
+)
+from ._segments_query import average_of, rows_of
+from ._segments_read import Cursor, FileCursor, MemoryCursor, Part, cut, join
+from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Key, Rows
+from .errors import DelayLevelError, InvalidInputError
+
+__all__ = [
+    "DamagedSegmentError",
+    "DueRows",
+    "IntakeStoppedError",
+    "PendingSegments",
+    "SegmentState",
+    "inspect_segment",
+]
+
+_SUFFIX = ".arrows"
+#: What a row costs in memory beside its payload: columns, a list's slot, a bytes object's header.
+_ROW_BYTES = 96
+_RUN_ROWS = 8192
+_RUN_BYTES = 4 << 20
+_SLICE_ROWS = 16_384
+_LOOKAHEAD_MS = 1_000
+_RETRY_MS = 1_000
+_LIMIT = 1 << 62
+
+
+class IntakeStoppedError(DelayLevelError):
+    """The disk is full and the budget used up: nothing of this call was taken, all else is kept.
+
+    Attributes:
+        reason: what the disk said.
+    """
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class DueRows(NamedTuple):
+    """What ``read_due`` returns, n rows in due order.
+
+    Attributes:
+        due_ms: exact due times, shape (n,).
+        ledger_ids, entry_ids: positions, shape (n,).
+        attribute: shape (n,).
+        payloads: n of them.
+    """
+
+    due_ms: Int64s
+    ledger_ids: Int64s
+    entry_ids: Int64s
+    attribute: Floats
+    payloads: list[bytes]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _append_to(path: Path) -> Any:
+    return path.open("ab", buffering=0)
+
+
+class PendingSegments:
+    """Payloads by due time, each read once, in the order (truncated due time, ledger, entry).
+
+    That is the order of a TimeBucketTracker of the same precision. The files are a cache: what an
+    earlier process left in the directory is deleted. Not safe for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        budget_bytes: int = 256 << 20,
+        bucket_ms: int = 65_536,
+        precision_ms: int = 1024,
+        clock: Callable[[], int] = _now_ms,
+        opener: Callable[[Path], Any] = _append_to,
+    ) -> None:
+        """Open a directory that nothing else uses, and delete the spill files in it.
+
+        Args:
+            directory: created where it is missing.
+            budget_bytes: the most memory for payloads and their keys, from 1 MiB.
+            bucket_ms: the range of due times of one file; while one is read, its keys take 56 bytes
+                of memory a row.
+            precision_ms: as the tracker's.
+            clock: returns the present time, ms since the epoch.
+            opener: opens a file for unbuffered binary appending.
+
+        Raises:
+            InvalidInputError: a number is out of range.
+        """
+        if budget_bytes < 1 << 20 or bucket_ms < 1:
+            raise InvalidInputError("budget_bytes must be 1 MiB or more, bucket_ms 1 or more")
+        if precision_ms < 1 or precision_ms & (precision_ms - 1):
+            raise InvalidInputError(f"precision_ms must be a power of two, not {precision_ms}")
+        self.directory = Path(directory)
+        self.budget_bytes = budget_bytes
+        self._bucket_ms = bucket_ms
+        self._mask = -precision_ms
+        self._clock = clock
+        self._opener = opener
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.glob(f"*{_SUFFIX}"):
+            path.unlink()
+        self._files: dict[int, SegmentFile] = {}
+        self._serial = 0
+        self._memory: list[Part] = []
+        self._cursors: list[Cursor] = []
+        self._slice = Part.empty()
+        self._edge: Key = (-_LIMIT, 0, 0)
+        self._memory_due = _LIMIT
+        self._memory_bytes = 0
+        self._discarded: set[tuple[int, int]] = set()
+        self._rows = 0
+        self._full = ""
+        self._retry_ms = 0
+
+    def __len__(self) -> int:
+        """Return how many rows are pending."""
+        return self._rows
+
+    @property
+    def state(self) -> str:
+        """``"open"``, or ``"disk full"`` while spilling fails; then intake ends with the budget."""
+        return "disk full" if self._full else "open"
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is held in memory, by this class's own count."""
+        read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
+        return self._memory_bytes + read_ahead + self._slice.size_bytes(_ROW_BYTES)
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the spill files hold."""
+        return sum(file.size for file in self._files.values())
+
+    def append(
+        self,
+        due_ms: npt.ArrayLike,
+        ledger_ids: npt.ArrayLike,
+        entry_ids: npt.ArrayLike,
+        payloads: Sequence[bytes],
+        attribute: npt.ArrayLike | None = None,
+    ) -> None:
+        """Add rows in any order; all of them, or none.
+
+        Args:
+            due_ms: exact due times, ms since the epoch, shape (n,).
+            ledger_ids, entry_ids: positions, shape (n,); no position twice among what is pending.
+            payloads: n of them.
+            attribute: a number for each row, shape (n,); the payloads' sizes where None.
+
+        Raises:
+            InvalidInputError: the lengths differ.
+            IntakeStoppedError: the disk is full, and the budget used up.
+        """
+        sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        try:
+            rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)
+            values = np.array(sizes if attribute is None else attribute, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidInputError(
+                "due_ms, ledger_ids and entry_ids must be integers, all of one length"
+            ) from None
+        if rows.shape != (3, sizes.size) or values.shape != sizes.shape:
+            raise InvalidInputError("due_ms, ledger_ids, entry_ids, payloads: one length is needed")
+        if not sizes.size:
+            return
+        if int(np.abs(rows).max()) >= _LIMIT:
+            raise InvalidInputError("due times and positions must lie below 2**62")
+        fresh = Part(rows, values, list(payloads), int(sizes.sum()))
+        cost = fresh.size_bytes(_ROW_BYTES)
+        if self._memory_bytes + cost > self.budget_bytes // 2:
+            self._spill()
+        if self._full and self.memory_bytes + cost > self.budget_bytes:
+            raise IntakeStoppedError(
+                f"the spill directory {self.directory} cannot be written ({self._full}) and the "
+                f"memory budget of {self.budget_bytes} bytes is used up: free some space, or wait "
+                "until messages have been released; nothing of this call was taken",
+                reason=self._full,
+            )
+        self._rows += sizes.size
+        near, far = fresh.split_below(self._edge, self._mask)
+        if near.rows.shape[1]:
+            self._slice = join([self._slice, near], self._mask)
+        if far.rows.shape[1]:
+            self._memory.append(far)
+            self._memory_bytes += far.size_bytes(_ROW_BYTES)
+            self._memory_due = min(self._memory_due, int(far.rows[DUE].min()) & self._mask)
+
+    def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
+        """Return, once, what is due, in due order; rows that were discarded are left out.
+
+        Args:
+            now_ms: the present time; the clock's where None.
+            max_rows: at most so many.
+
+        Raises:
+            DamagedSegmentError: a spill file was cut short or is gone.
+        """
+        now = self._clock() if now_ms is None else now_ms
+        end: Key = (now + 1, -1, -1)
+        parts: list[Part] = []
+        while max_rows > 0:
+            if not self._slice.payloads and not self._next_slice(now, max_rows):
+                break
+            part, self._slice = self._slice.split_at(
+                min(self._slice.find(end, self._mask), max_rows)
+            )
+            if not part.payloads:
+                break
+            self._rows -= len(part.payloads)
+            if self._discarded:
+                part = self._without_discarded(part)
+            max_rows -= len(part.payloads)
+            parts.append(part)
+        found = parts[0] if len(parts) == 1 else Part.concatenate(parts)
+        due, ledgers, entries = found.rows
+        return DueRows(due, ledgers, entries, found.attribute, found.payloads)
+
+    def discard(self, ledger_id: int, entry_id: int) -> None:
+        """Leave out one pending row from now on; ``len`` falls only when it would be read."""
+        self._discarded.add((ledger_id, entry_id))
+
+    def rows_between(
+        self,
+        due_from_ms: int,
+        due_to_ms: int,
+        attribute_min: float = -np.inf,
+        attribute_max: float = np.inf,
+    ) -> pa.Table:
+        """Return what is pending in a range of due times and of the attribute, in due order.
+
+        Args:
+            due_from_ms, due_to_ms: [from, to), exact due times, ms.
+            attribute_min, attribute_max: both included.
+
+        Returns:
+            Columns due_ms, ledger_id, entry_id, attribute; equal due times in the order of positions.
+        """
+        return rows_of(self._scan(due_from_ms, due_to_ms, attribute_min, attribute_max))
+
+    def average_between(
+        self,
+        due_from_ms: int,
+        due_to_ms: int,
+        attribute_min: float = -np.inf,
+        attribute_max: float = np.inf,
+    ) -> float | None:
+        """Return the average attribute of what ``rows_between`` returns, None where empty."""
+        return average_of(self._scan(due_from_ms, due_to_ms, attribute_min, attribute_max))
+
+    def close(self) -> None:
+        """Delete the spill files; what is in memory is dropped too."""
+        for cursor in self._cursors:
+            cursor.close()
+        self._cursors = []
+        for file in self._files.values():
+            file.path.unlink(missing_ok=True)
+        self._files = {}
+        self._memory = []
+        self._slice = Part.empty()
+        self._memory_bytes = self._rows = 0
+        self._memory_due = _LIMIT
+
+    def _scan(self, start: int, stop: int, least: float, most: float) -> Iterator[Columns]:
+        """Yield the columns of all pending rows in the ranges, unordered."""
+        parts = [Columns(part.rows, part.attribute) for part in (self._slice, *self._memory)]
+        parts += [cursor.columns() for cursor in self._cursors]
+        for low, file in self._files.items():
+            if low >= stop or low + self._bucket_ms - self._mask <= start:
+                continue
+            runs = [
+                run
+                for run in file.runs
+                if run.min_due < stop
+                and run.max_due >= start
+                and run.min_attribute <= most
+                and run.max_attribute >= least
+            ]
+            if runs:
+                file.hold()
+                try:
+                    parts += [file.read_columns(run) for run in runs]
+                finally:
+                    file.release()
+        for rows, attribute in parts:
+            keep = (rows[DUE] >= start) & (rows[DUE] < stop)
+            if least > -np.inf:
+                keep &= attribute >= least
+            if most < np.inf:
+                keep &= attribute <= most
+            found = (
+                Columns(rows, attribute) if keep.all() else Columns(rows[:, keep], attribute[keep])
+            )
+            if self._discarded and found.attribute.size:
+                alive = self._alive(found.rows)
+                found = Columns(found.rows[:, alive], found.attribute[alive])
+            if found.attribute.size:
+                yield found
+
+    def _alive(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        alive = np.ones(rows.shape[1], dtype=np.bool_)
+        entries = [entry for _, entry in self._discarded]
+        for index in np.flatnonzero(np.isin(rows[ENTRY], entries)).tolist():
+            position = int(rows[LEDGER, index]), int(rows[ENTRY, index])
+            alive[index] = position not in self._discarded
+        return alive
+
+    def _without_discarded(self, part: Part) -> Part:
+        alive = self._alive(part.rows)
+        if alive.all():
+            return part
+        self._discarded.difference_update(zip(*part.rows[1:, ~alive].tolist(), strict=True))
+        return part.take(np.flatnonzero(alive))
+
+    def _next_slice(self, now: int, want: int) -> bool:
+        """Fill the empty slice with the lowest rows; False where nothing is due."""
+        horizon = now + _LOOKAHEAD_MS
+        if self._memory_due <= horizon:
+            memory = Part.concatenate(self._memory)
+            end: Key = (horizon + 1, -1, -1)
+            near, far = memory.split_below(end, self._mask)
+            self._cursors.append(MemoryCursor(join([near], self._mask), self._mask, _ROW_BYTES))
+            self._set_memory([far] if far.payloads else [])
+        for low in [low for low in self._files if low <= horizon]:
+            file = self._files[low]
+            waiting = [run for run in file.runs if run.first_key[0] > horizon]
+            opened = [run for run in file.runs if run.first_key[0] <= horizon]
+            self._cursors += [FileCursor(file, run, self._mask) for run in opened]
+            file.runs = waiting
+            if not waiting:
+                # The cursors hold the file open; its name is not needed any more.
+                file.path.unlink(missing_ok=True)
+                del self._files[low]
+        rows = min(_SLICE_ROWS, max(16, self.budget_bytes // 8 // self._mean_bytes()))
+        self._edge, parts = cut(self._cursors, max(rows, min(want, _SLICE_ROWS)), horizon + 1)
+        for cursor in self._cursors:
+            if not cursor.left:
+                cursor.close()
+        self._cursors = [cursor for cursor in self._cursors if cursor.left]
+        self._slice = join(parts, self._mask)
+        return bool(parts)
+
+    def _mean_bytes(self) -> int:
+        left = sum(cursor.left for cursor in self._cursors)
+        return _ROW_BYTES + sum(c.payload_bytes for c in self._cursors) // max(left, 1)
+
+    def _set_memory(self, parts: list[Part]) -> None:
+        self._memory = parts
+        self._memory_bytes = sum(part.size_bytes(_ROW_BYTES) for part in parts)
+        dues = [int(part.rows[DUE].min()) & self._mask for part in parts]
+        self._memory_due = min(dues, default=_LIMIT)
+
+    def _spill(self) -> None:
+        """Write what is in memory to files, except the nearest eighth of the budget."""
+        now = self._clock()
+        if self._full and now < self._retry_ms:
+            return
+        self._full = ""
+        memory = join(self._memory, self._mask)
+        self._memory = []
+        mean = max(1, memory.size_bytes(_ROW_BYTES) // max(1, memory.count))
+        keep = min(self.budget_bytes // 8 // mean, memory.count)
+        bucket = (memory.rows[DUE] & self._mask) // self._bucket_ms * self._bucket_ms
+        done = keep
+        try:
+            while done < memory.count:
+                low = int(bucket[done])
+                count = int(bucket[done : done + _RUN_ROWS].searchsorted(low, side="right"))
+                sizes = np.fromiter(map(len, memory.payloads[done : done + count]), np.int64, count)
+                count = max(1, int(sizes.cumsum().searchsorted(_RUN_BYTES, side="right")))
+                count = min(count, sizes.size)
+                self._write(low, memory, done, done + count)
+                memory.payloads[done : done + count] = [b""] * count
+                done += count
+        except OSError as error:
+            self._full = error.strerror or str(error)
+            self._retry_ms = now + _RETRY_MS
+        kept = [memory.between(0, keep), memory.between(done, memory.count)]
+        self._set_memory([part for part in kept if part.payloads])
+
+    def _write(self, low: int, memory: Part, start: int, stop: int) -> None:
+        file = self._files.get(low)
+        if file is None:
+            self._serial += 1
+            path = self.directory / f"due-{low}-{self._serial}{_SUFFIX}"
+            file = SegmentFile(path, self._opener)
+        part = memory.between(start, stop)
+        file.append(Columns(part.rows, part.attribute), part.payloads, part.key(0, self._mask))
+        self._files[low] = file

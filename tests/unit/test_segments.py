@@ -1,0 +1,291 @@
+"""Pending segments: due order, budget, full disk, damaged files, and the two questions."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel import segments as segments_module
+from delaylevel._segments_file import SCHEMA
+from delaylevel.errors import InvalidInputError
+from delaylevel.segments import (
+    DamagedSegmentError,
+    IntakeStoppedError,
+    PendingSegments,
+    inspect_segment,
+)
+from delaylevel.timebucket import TimeBucketTracker
+
+T0 = 1_700_000_000_000
+Row = tuple[int, int, int, float, bytes]
+
+
+def payload(entry: int, size: int = 100) -> bytes:
+    return b"%d:" % entry + bytes(size)
+
+
+def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> list[Row]:
+    n = len(dues)
+    entries = np.arange(first, first + n)
+    values = (entries * 7919 % 1000).astype(float)
+    payloads = [payload(entry, size) for entry in entries.tolist()]
+    store.append(dues, np.full(n, 5), entries, payloads, values)
+    dues = np.asarray(dues).tolist()
+    return list(zip(dues, [5] * n, entries.tolist(), values.tolist(), payloads, strict=True))
+
+
+def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
+    out: list[Row] = []
+    while True:
+        got = store.read_due(now_ms, size)
+        if not got.payloads:
+            return out
+        columns = [column.tolist() for column in got[:4]]
+        out += zip(*columns, got.payloads, strict=True)
+
+
+def in_order(rows: list[Row], precision: int) -> list[Row]:
+    return sorted(rows, key=lambda row: (row[0] & -precision, row[1], row[2]))
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_what_was_spilled_comes_back_in_due_order_once(tmp_path: Path, precision: int) -> None:
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 30_000, 1000):
+        rows += add(store, T0 + rng.integers(1, 600_000, 1000), start)
+        assert store.memory_bytes <= store.budget_bytes
+    assert store.disk_bytes > 2 << 20
+    assert len(store) == len(rows)
+    half = T0 + 300_000
+    out = drain(store, half, 777)
+    rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some of them late
+    late = [row for row in rows[30_000:] if row[0] & -precision <= half]
+    assert drain(store, half) == in_order(late, precision)
+    assert all(row[0] & -precision <= half for row in out)
+    assert out == in_order(out, precision)
+    rest = drain(store, T0 + 700_000)
+    assert len(out) + len(late) + len(rest) == len(rows) == 32_000
+    assert rest == in_order(rest, precision)
+    assert set(out) | set(late) | set(rest) == set(rows)
+    assert len(store) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_order_is_the_trackers(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    tracker = TimeBucketTracker(1024, clock=lambda: T0)
+    dues = T0 + np.random.default_rng(1).integers(5000, 200_000, 12_000)
+    tracker.add_messages(np.full(dues.size, 5), np.arange(dues.size), dues)
+    add(store, dues)
+    for now in range(T0, T0 + 210_000, 7000):
+        _, entries = tracker.get_scheduled_messages(20_000, now)
+        assert store.read_due(now, 20_000).entry_ids.tolist() == entries.tolist()
+    assert len(store) == len(tracker) == 0
+
+
+class SmallDisk:
+    """A disk of so many bytes, over real files."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def __call__(self, path: Path) -> Any:
+        disk = self
+        inner = path.open("ab", buffering=0)
+
+        class File:
+            def __enter__(self) -> File:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                inner.close()
+
+            def write(self, data: memoryview) -> int:
+                if not disk.free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                count = inner.write(data[: disk.free])
+                disk.free -= count
+                return count
+
+            def truncate(self, size: int) -> None:
+                disk.free += os.fstat(inner.fileno()).st_size - size
+                inner.truncate(size)
+
+        return File()
+
+
+def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
+    now = [T0]
+    disk = SmallDisk(700_000)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: now[0], opener=disk
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    start = 0
+    while store.state == "open":
+        rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
+        start += 500
+    with pytest.raises(IntakeStoppedError, match="No space left") as caught:  # noqa: PT012
+        while True:
+            rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
+            start += 500
+    assert "No space left" in caught.value.reason
+    assert store.state == "disk full"
+    assert len(store) == len(rows) > 5000
+    assert store.memory_bytes <= store.budget_bytes
+    for path in tmp_path.iterdir():
+        assert not inspect_segment(path).cut_short
+    with pytest.raises(IntakeStoppedError):
+        add(store, np.full(500, T0 + 9000), 40_000)
+    disk.free = 10 << 20
+    now[0] += 2000
+    rows += add(store, np.full(500, T0 + 11_000), 50_000)
+    assert store.state == "open"
+    assert drain(store, T0 + 600_000) == in_order(rows, 1024)
+
+
+def test_a_file_that_is_cut_short_is_recognised(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    for start in range(0, 12_000, 1000):
+        add(store, np.arange(T0 + 10_000, T0 + 11_000), start)
+    (path,) = tmp_path.iterdir()
+    whole = inspect_segment(path)
+    assert not whole.cut_short
+    assert whole.rows > 4000
+    assert whole.intact_bytes == path.stat().st_size == store.disk_bytes
+    with pa.OSFile(str(path)) as file:
+        assert pa.ipc.open_stream(file).read_all().num_rows == whole.rows
+    for lost in (1, 50_000):
+        os.truncate(path, whole.intact_bytes - lost)
+        cut = inspect_segment(path)
+        assert cut.cut_short
+        assert cut.rows < whole.rows
+        assert cut.intact_bytes < whole.intact_bytes - lost
+    with pytest.raises(DamagedSegmentError, match="changed by something else") as caught:
+        drain(store, T0 + 20_000)
+    assert caught.value.path == path
+    path.write_bytes(b"x" * 1000)
+    with pytest.raises(DamagedSegmentError, match="not a spill file"):
+        inspect_segment(path)
+
+
+def test_an_end_mark_is_understood(tmp_path: Path) -> None:
+    with pa.OSFile(str(tmp_path / "a"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA):
+        pass
+    assert inspect_segment(tmp_path / "a") == (0, SCHEMA.serialize().size, True, False)
+
+
+def test_what_an_earlier_process_left_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "due-5-1.arrows").write_bytes(b"old")
+    (tmp_path / "other").write_bytes(b"not ours")
+    store = PendingSegments(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert len(store) == 0
+
+
+def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    big = bytes(3 << 20)
+    for entry in range(3):
+        store.append([T0 + 5000 - entry], [1], [entry], [big])
+    assert store.memory_bytes < 4 << 20
+    assert [len(x) for x in store.read_due(T0 + 5000, 10).payloads] == [len(big)] * 3
+
+
+def test_wrong_input_is_refused(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path)
+    with pytest.raises(InvalidInputError, match="one length"):
+        store.append([T0], [1, 2], [1, 2], [b"a", b"b"])
+    with pytest.raises(InvalidInputError, match="one length"):
+        store.append([T0], [1], [1], [b"a", b"b"])
+    with pytest.raises(InvalidInputError, match="below"):
+        store.append([1 << 62], [1], [1], [b"a"])
+    with pytest.raises(InvalidInputError, match="1 MiB"):
+        PendingSegments(tmp_path, budget_bytes=1)
+    with pytest.raises(InvalidInputError, match="power of two"):
+        PendingSegments(tmp_path, precision_ms=1000)
+    assert len(store) == 0
+
+
+RANGE = st.integers(-10_000, 200_000)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
+    precision=st.sampled_from([1, 1024, 1 << 14]),
+)
+def test_like_a_plain_list(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    ranges: list[tuple[int, int, int, int]],
+    precision: int,
+) -> None:
+    """Reads, late rows, discards and both questions, while much of it lies in files."""
+    now = [T0]
+    store = PendingSegments(
+        tmp_path_factory.mktemp("spill"),
+        budget_bytes=1 << 20,
+        bucket_ms=5000,
+        precision_ms=precision,
+        clock=lambda: now[0],
+    )
+    rng = np.random.default_rng(seed)
+    model: list[Row] = []
+    entry = 0
+    for _ in range(8):
+        count = int(rng.integers(1, 1500))
+        model += add(store, now[0] + rng.integers(-2000, 150_000, count), entry, size=400)
+        entry += count
+        if rng.random() < 0.5:
+            now[0] += int(rng.integers(-3000, 30_000))
+            most = int(rng.integers(1, 3000))
+            model = in_order(model, precision)
+            due = [row for row in model if row[0] & -precision <= now[0]][:most]
+            got = store.read_due(max_rows=most)
+            assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
+            del model[: len(due)]
+        if model and rng.random() < 0.5:
+            gone = model.pop(int(rng.integers(len(model))))
+            store.discard(gone[1], gone[2])
+        for start, stop, least, most in ranges:
+            rows = sorted(
+                row[:4]
+                for row in model
+                if T0 + start <= row[0] < T0 + stop and least <= row[3] <= most
+            )
+            table = store.rows_between(T0 + start, T0 + stop, least, most)
+            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == rows
+            average = store.average_between(T0 + start, T0 + stop, least, most)
+            if rows:
+                assert average == pytest.approx(sum(row[3] for row in rows) / len(rows))
+            else:
+                assert average is None
+    assert drain(store, now[0] + 10**6) == in_order(model, precision)
+    store.close()
+    assert list(store.directory.iterdir()) == []
+
+
+def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module, "_RUN_ROWS", 64)
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rows: list[Row] = []
+    for start in range(0, 9000, 3000):
+        rows += add(store, np.full(3000, T0 + 10_000), start)
+    (file,) = store._files.values()
+    assert max(run.rows for run in file.runs) == 64
+    assert drain(store, T0 + 10_000) == in_order(rows, 1024)
