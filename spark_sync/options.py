@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.config import Connection
@@ -35,6 +35,8 @@ _READING = (
     "pollTimeoutMs",
     "delivery",
 )
+# Where the job's program and the query's processes meet; see control.py.
+_CONTROL = "controlDir"
 # Spark adds these to what a user gives.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
@@ -53,6 +55,7 @@ class SyncOptions:
         fail_on_data_loss: end the query where messages are gone that it has not moved.
         poll_timeout_ms: how long a task waits for a message that the broker says is there.
         delivery: how often a message may arrive.
+        control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty without one.
     """
 
     connection: tuple[tuple[str, str], ...]
@@ -62,6 +65,8 @@ class SyncOptions:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
     delivery: Delivery = Delivery.AT_LEAST_ONCE
+    # Another one for each run, and no reason for connections of its own.
+    control_dir: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
@@ -70,7 +75,7 @@ class SyncOptions:
         Raises:
             ConfigError: one is unknown, missing, or has a value that cannot be used.
         """
-        known = {name.lower(): name for name in (*_CONNECTION, *_READING)}
+        known = {name.lower(): name for name in (*_CONNECTION, *_READING, _CONTROL)}
         given: dict[str, str] = {}
         for name, value in options.items():
             if name.lower() in _SPARKS_OWN:
@@ -99,6 +104,7 @@ class SyncOptions:
             fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
             poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
             delivery=_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value)),
+            control_dir=given.get(_CONTROL, ""),
         )
 
     def load_connection(self) -> Connection:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from delaylevel.delivery import Delivery, Sequence
 from delaylevel.forwarder import Forwarder, ForwardReport
 
+from . import control
 from .options import SyncOptions
 from .rows import from_batch
 from .runtime import Runtime, runtime
@@ -102,6 +103,8 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
                     total.setdefault(family, ForwardReport()).add(report)
         for family, report in total.items():
             log.info("batch %d of %s: %s", batchId, family, json.dumps(summary(report)))
+        plain = {family: summary(report) for family, report in total.items()}
+        control.leave_report(self._options.control_dir, batchId, plain)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log that a batch failed; its source messages stay unacknowledged."""

@@ -37,6 +37,7 @@ from delaylevel.gaps import find_gap
 from delaylevel.positions import EARLIEST, Position
 from delaylevel.reading import SourcePartition, read_range, source_partitions
 
+from . import control
 from .options import SyncOptions
 from .rows import SCHEMA, to_batches
 from .runtime import Runtime, runtime
@@ -129,8 +130,16 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         Spark asks only after it has logged the batch that ends at ``start`` as done, so that it
         is acknowledged here: otherwise an idle job would leave its last batch unacknowledged.
         """
+        folder = self._options.control_dir
+        if control.is_stopped(folder):
+            return start
         driver = self._on_driver()
         driver.acknowledge(start)
+        if control.is_stop_requested(folder):
+            # Closing the claim sends the acknowledgement off, and lets the next mover in at once.
+            self.stop()
+            control.confirm_stop(folder)
+            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return driver.latest_offset(start, most)
 
@@ -166,7 +175,8 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as done."""
-        self._on_driver().acknowledge(end)
+        if not control.is_stopped(self._options.control_dir):
+            self._on_driver().acknowledge(end)
 
     def stop(self) -> None:
         """Give the level topics back."""
