@@ -35,6 +35,7 @@ from delaylevel.reading import source_partitions
 
 from .deduplication import require_deduplication
 from .options import connection_options
+from .rows import SCHEMA
 from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,9 @@ class SparkSyncJob:
         }
 
     def _run_query(self, spark: SparkSession, on_progress: Callable[[Any], None] | None) -> None:
+        # Spark looks a Python data source up in the session that is active in this thread, which
+        # a session that was made in another thread becomes by making a DataFrame.
+        spark.createDataFrame([], SCHEMA)
         writer = (
             self.dataframe(spark)
             .writeStream.format(FORMAT)
