@@ -19,8 +19,6 @@ from ._timebucket_codec import (
     sort_rows,
 )
 
-_STRIDE = 64
-
 
 class Part:
     """Rows of (exact due, ledger, entry), shape (3, n), with their attributes and payloads."""
@@ -246,12 +244,12 @@ def cut(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[Part]
     """
     edge: Key = (end_due, -1, -1)
     if sum(cursor.left for cursor in cursors) > want + want // 2:
-        marks = [cursor.keys[:, _STRIDE - 1 :: _STRIDE] for cursor in cursors]
+        # Each cursor has up to a stride of rows that no mark stands for.
+        stride = max(1, want // (2 * len(cursors)))
+        marks = [cursor.keys[:, stride - 1 :: stride] for cursor in cursors]
         sample = sort_rows(np.concatenate(marks, axis=1))
-        if sample.shape[1]:
-            due, ledger, entry = sample[
-                :, min(max(want // _STRIDE, 1), sample.shape[1]) - 1
-            ].tolist()
+        if sample.shape[1] > want // stride:
+            due, ledger, entry = sample[:, max(want // stride, 1) - 1].tolist()
             edge = min(edge, (due, ledger, entry + 1))
     parts = []
     for cursor in cursors:

@@ -21,7 +21,7 @@ from ._segments_file import (
 )
 from ._segments_query import average_of, rows_of
 from ._segments_read import Cursor, FileCursor, MemoryCursor, Part, cut, join
-from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Key, Rows
+from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Key, Rows, find_key
 from .errors import DelayLevelError, InvalidInputError
 
 __all__ = [
@@ -226,7 +226,7 @@ class PendingSegments:
         end: Key = (now + 1, -1, -1)
         parts: list[Part] = []
         while max_rows > 0:
-            if not self._slice.payloads and not self._next_slice(now, max_rows):
+            if not self._slice.payloads and not self._next_slice(now):
                 break
             part, self._slice = self._slice.split_at(
                 min(self._slice.find(end, self._mask), max_rows)
@@ -260,7 +260,7 @@ class PendingSegments:
             attribute_min, attribute_max: both included.
 
         Returns:
-            Columns due_ms, ledger_id, entry_id, attribute; equal due times in the order of positions.
+            Columns due_ms, ledger_id, entry_id, attribute; equal due times by position.
         """
         return rows_of(self._scan(due_from_ms, due_to_ms, attribute_min, attribute_max))
 
@@ -338,7 +338,7 @@ class PendingSegments:
         self._discarded.difference_update(zip(*part.rows[1:, ~alive].tolist(), strict=True))
         return part.take(np.flatnonzero(alive))
 
-    def _next_slice(self, now: int, want: int) -> bool:
+    def _next_slice(self, now: int) -> bool:
         """Fill the empty slice with the lowest rows; False where nothing is due."""
         horizon = now + _LOOKAHEAD_MS
         if self._memory_due <= horizon:
@@ -347,24 +347,32 @@ class PendingSegments:
             near, far = memory.split_below(end, self._mask)
             self._cursors.append(MemoryCursor(join([near], self._mask), self._mask, _ROW_BYTES))
             self._set_memory([far] if far.payloads else [])
-        for low in [low for low in self._files if low <= horizon]:
-            file = self._files[low]
-            waiting = [run for run in file.runs if run.first_key[0] > horizon]
-            opened = [run for run in file.runs if run.first_key[0] <= horizon]
-            self._cursors += [FileCursor(file, run, self._mask) for run in opened]
-            file.runs = waiting
-            if not waiting:
-                # The cursors hold the file open; its name is not needed any more.
-                file.path.unlink(missing_ok=True)
-                del self._files[low]
+        end_due = horizon + 1
+        for low in sorted(low for low in self._files if low <= horizon):
+            start: Key = (low, -1, -1)
+            if sum(find_key(cursor.keys, start) for cursor in self._cursors) >= _SLICE_ROWS:
+                end_due = low  # enough lies before this file; it stays closed
+                break
+            self._open(low, horizon)
         rows = min(_SLICE_ROWS, max(16, self.budget_bytes // 8 // self._mean_bytes()))
-        self._edge, parts = cut(self._cursors, max(rows, min(want, _SLICE_ROWS)), horizon + 1)
+        self._edge, parts = cut(self._cursors, rows, end_due)
         for cursor in self._cursors:
             if not cursor.left:
                 cursor.close()
         self._cursors = [cursor for cursor in self._cursors if cursor.left]
         self._slice = join(parts, self._mask)
         return bool(parts)
+
+    def _open(self, low: int, horizon: int) -> None:
+        """Turn the runs of one file that begin up to the horizon into cursors."""
+        file = self._files[low]
+        near = [run for run in file.runs if run.first_key[0] <= horizon]
+        self._cursors += [FileCursor(file, run, self._mask) for run in near]
+        file.runs = [run for run in file.runs if run.first_key[0] > horizon]
+        if not file.runs:
+            # The cursors hold the file open; its name is not needed any more.
+            file.path.unlink(missing_ok=True)
+            del self._files[low]
 
     def _mean_bytes(self) -> int:
         left = sum(cursor.left for cursor in self._cursors)

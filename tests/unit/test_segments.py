@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -236,9 +237,16 @@ def test_like_a_plain_list(
     precision: int,
 ) -> None:
     """Reads, late rows, discards and both questions, while much of it lies in files."""
+    with patch.object(segments_module, "_SLICE_ROWS", 100):
+        _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
+
+
+def _play(
+    directory: Path, seed: int, ranges: list[tuple[int, int, int, int]], precision: int
+) -> None:
     now = [T0]
     store = PendingSegments(
-        tmp_path_factory.mktemp("spill"),
+        directory,
         budget_bytes=1 << 20,
         bucket_ms=5000,
         precision_ms=precision,
