@@ -1,14 +1,18 @@
 """An in-memory Pulsar and a manual clock: an application's delayed flows, tested without a broker.
 
-def test_the_reminder_is_sent_three_days_later():
-    with MemoryPulsar() as pulsar:
-        producer = pulsar.client().create_producer("reminders", enable_delay_level_topic=True)
-        producer.send(b"call Ada", deliver_after=timedelta(days=3))
+Example::
 
-        pulsar.advance(timedelta(days=2, hours=23))
-        assert pulsar.delivered("reminders") == []
-        pulsar.advance(timedelta(hours=1))
-        assert [message.data for message in pulsar.delivered("reminders")] == [b"call Ada"]
+    def test_the_reminder_is_sent_three_days_later():
+        with MemoryPulsar() as pulsar:
+            producer = pulsar.client().create_producer("reminders", enable_delay_level_topic=True)
+            producer.send(b"call Ada", deliver_after=timedelta(days=3))
+
+            pulsar.advance(timedelta(days=2, hours=23))
+            assert pulsar.delivered("reminders") == []
+            pulsar.advance(timedelta(hours=1))
+            assert [message.data for message in pulsar.delivered("reminders")] == [b"call Ada"]
+
+No call waits: what would have to wait raises ``pulsar.Timeout`` at once.
 """
 
 from delaylevel.testing._admin import MemoryAdmin

@@ -17,6 +17,15 @@ from delaylevel.testing._consumer import ConsumerCore, ReaderCore, Received
 from delaylevel.testing._producer import Producer, ProducerCore
 from delaylevel.topicname import TopicName
 
+# Refused rather than left out in silence.
+_NOT_HERE = (
+    "dead_letter_policy",
+    "unacked_messages_timeout_ms",
+    "is_read_compacted",
+    "batch_index_ack_enabled",
+    "crypto_key_reader",
+)
+
 
 class _Core:
     """What ``pulsar.Client`` calls where the C++ client would be.
@@ -105,6 +114,9 @@ class _PlainMemoryClient(pulsar.Client):
     ) -> pulsar.Consumer:
         with self._client.lock:
             arguments = _bound(pulsar.Client.subscribe, topic, (subscription_name, *args), kwargs)
+            for name in _NOT_HERE:
+                if arguments[name]:
+                    raise pulsar.OperationNotSupported(f"the in-memory Pulsar has no {name}")
             self._client.arguments = arguments
             made = super().subscribe(topic, subscription_name, *args, **kwargs)
         listener = arguments["message_listener"]
@@ -133,8 +145,9 @@ class MemoryClient(DelayLevelClient, _PlainMemoryClient):
     """A :class:`delaylevel.DelayLevelClient`, and so a ``pulsar.Client``, that stays in memory.
 
     Made by :meth:`delaylevel.testing.MemoryPulsar.client`. Arguments and payloads are checked and
-    encoded by Pulsar's own Python code; what it hands down is kept in memory. Not there: regular
-    expressions of topics, table views, reader listeners, and the asyncio client.
+    encoded by Pulsar's own Python code; what it hands down is kept in memory. Not there, and
+    refused: regular expressions of topics, table views, reader listeners, dead-letter policies and
+    timeouts of unacknowledged messages, compaction, encryption. There is no asyncio client.
     """
 
 

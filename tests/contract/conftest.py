@@ -34,8 +34,12 @@ class World:
         namespace: of the test's own.
         admin: the admin interface, with ``delete`` and ``terminate`` beside the port's calls.
         clock: the time.
+        early_ms: how much before its due time a message may come: the broker's tick.
+        late_ms: how much after it, where the machine is slow.
     """
 
+    early_ms: int
+    late_ms: int
     namespace: str
     admin: Any
     clock: Clock
@@ -76,6 +80,9 @@ class World:
 class MemoryWorld(World):
     """The in-memory Pulsar."""
 
+    early_ms = 0
+    late_ms = 500  # tests look every 500 ms
+
     def __init__(self) -> None:
         self.namespace = "acme/test"
         self._pulsar = MemoryPulsar(namespaces=[self.namespace])
@@ -100,6 +107,9 @@ class MemoryWorld(World):
 
 class RealWorld(World):
     """A real broker; time passes by itself."""
+
+    early_ms = 1000
+    late_ms = 10_000
 
     def __init__(self, connection: Any, namespace: str, stack: ExitStack) -> None:
         self._connection = connection

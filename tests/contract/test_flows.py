@@ -1,0 +1,288 @@
+"""The way of a message, from the wrapper to the consumer: the same in memory and on a broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar import ConsumerType, InitialPosition
+from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
+
+from delaylevel import PartitionStrategy, wrap
+from delaylevel import envelope as env
+from delaylevel.claim import Claim
+from delaylevel.description import LevelTopicDescription
+from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
+from delaylevel.mover import LocalMover
+
+UNIT = timedelta(seconds=1)
+SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))
+TWO_LEVELS = [
+    PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=9)),
+    PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4)),
+]
+
+
+def producer_for(world: Any, topic: str = "orders", strategy: Any = SECONDS, **options: Any) -> Any:
+    """Return the wrapper's producer, of a client of its own."""
+    return world.client().create_producer(
+        world.topic(topic),
+        enable_delay_level_topic=True,
+        partition_strategy=strategy,
+        **options,
+    )
+
+
+def consumer_for(world: Any, topic: str = "orders", **options: Any) -> Any:
+    return world.client().subscribe(
+        world.topic(topic),
+        "app",
+        ConsumerType.Shared,
+        initial_position=InitialPosition.Earliest,
+        **options,
+    )
+
+
+def parked(world: Any, description: LevelTopicDescription) -> list[int]:
+    """Return how many entries each partition of the first level holds."""
+    stats = world.admin.partitioned_stats(description.level_topic(0))
+    return [stats[k].subscriptions["delaylevel"].backlog_entries for k in sorted(stats)]
+
+
+def held(world: Any, description: LevelTopicDescription) -> int:
+    partition = description.held_topic.partition(0)
+    stats = world.admin.partition_stats(partition)
+    return int(stats.subscriptions["delaylevel"].backlog_entries)
+
+
+def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any) -> None:
+    consumer = consumer_for(world)
+    producer = producer_for(world, strategy=TWO_LEVELS)
+    start_ms = world.clock.now_ms()
+    # On bounds of partitions and levels, between them, below a unit, and undelayed.
+    for delay in (0, 300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
+        producer.send(
+            b"%d" % delay,
+            properties={"own": "ä", "delaylevel.id": "stale"},
+            partition_key=f"key-{delay}",
+            event_timestamp=delay + 1,
+            deliver_at=start_ms + delay if delay else None,
+        )
+    producer.send(None, deliver_after=timedelta(seconds=4), ordering_key="null")
+    producer.send(b"", deliver_after=timedelta(seconds=4), ordering_key="empty")
+    producer.send(b"007", deliver_after=timedelta(seconds=4), message_id="mine")
+    arrived: dict[str, tuple[Any, int]] = {}
+    for _ in range(20):
+        world.advance(timedelta(milliseconds=500))
+        for message in world.drain(consumer):
+            consumer.acknowledge(message)
+            name = message.ordering_key() or message.data().decode()
+            assert name not in arrived
+            arrived[name] = (message, world.clock.now_ms())
+        if len(arrived) == 13:
+            break
+    assert len(arrived) == 13
+    for delay in (300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
+        message, at_ms = arrived[str(delay)]
+        assert message.properties()["own"] == "ä"
+        assert message.properties()[env.DUE] == str(start_ms + delay)
+        assert message.properties().get(env.ID) != "stale"
+        assert (message.partition_key(), message.event_timestamp()) == (f"key-{delay}", delay + 1)
+        assert -world.early_ms <= at_ms - (start_ms + delay) <= world.late_ms
+    plain = arrived["0"][0]
+    assert plain.properties() == {"own": "ä"}
+    assert arrived["null"][0].has_null_value()
+    assert not arrived["empty"][0].has_null_value()
+    assert arrived["007"][0].properties()[env.ID] == "mine"
+    ids = [
+        message.properties()[env.ID]
+        for message, _ in arrived.values()
+        if env.ID in message.properties()
+    ]
+    assert len(ids) == len(set(ids))
+    assert (
+        f"{world.namespace}/orders-delay-level-partition-"
+        in arrived["7300"][0].properties()[env.ID]
+    )
+
+
+class Old(Record):  # type: ignore[misc]
+    name = String()
+
+
+class New(Record):  # type: ignore[misc]
+    name = String()
+    age = Integer(required_default=True)
+
+
+for record in (Old, New):
+    record.__name__ = "Person"
+
+
+def test_schemas_keep_their_versions(world: Any) -> None:
+    cases = {"avro": AvroSchema, "json": JsonSchema}
+    readers, texts = {}, consumer_for(world, "text", schema=StringSchema())
+    for name, schema in cases.items():
+        old = producer_for(world, name, schema=schema(Old))
+        new = producer_for(world, name, schema=schema(New))
+        new.send(New(name="new", age=7), deliver_after=timedelta(seconds=1.2))
+        old.send(Old(name="old"), deliver_after=timedelta(seconds=1.2))
+        readers[name] = consumer_for(world, name, schema=schema(New))
+    producer_for(world, "text", schema=StringSchema()).send("é", deliver_after=timedelta(seconds=1))
+    world.advance(timedelta(seconds=2))
+    for name, consumer in readers.items():
+        found = world.drain(consumer, 2)
+        values = {m.value().name: (m.value().age, m.schema_version()[-1]) for m in found}
+        assert values == {"old": (None, "\0"), "new": (7, "\1")}, name
+    assert [m.value() for m in world.drain(texts, 1)] == ["é"]
+
+
+def test_longer_than_the_longest_level(world: Any) -> None:
+    consumer = consumer_for(world)
+    round_and_round = SECONDS.model_copy(update={"overflow": "recirculate"})
+    going_round = producer_for(world, strategy=round_and_round)
+    going_round.send(b"round", deliver_after=timedelta(seconds=7))
+    refusing = producer_for(world, "refusing")
+    with pytest.raises(DelayTooLongError):
+        refusing.send(b"", deliver_after=timedelta(seconds=7))
+    report = world.advance(timedelta(seconds=7.2))
+    assert sum(report.parked.values()) >= 1
+    assert world.bodies(consumer, 1) == [b"round"]
+
+
+def test_a_received_message_that_is_sent_on_is_a_new_message(world: Any) -> None:
+    consumer = consumer_for(world)
+    producer = producer_for(world)
+    producer.send(b"x", properties={"own": "1"}, deliver_after=timedelta(seconds=1.2))
+    world.advance(timedelta(seconds=2))
+    first = world.receive(consumer)
+    producer.send(b"x", properties=first.properties(), deliver_after=timedelta(seconds=1.2))
+    producer.send(b"now", properties=first.properties())
+    now = world.receive(consumer)
+    assert now.properties() == {"own": "1"}
+    world.advance(timedelta(seconds=2))
+    again = world.receive(consumer)
+    assert again.properties()["own"] == "1"
+    assert again.properties()[env.ID] != first.properties()[env.ID]
+
+
+def test_a_target_that_is_deleted_and_made_again_gets_what_was_held(world: Any) -> None:
+    producer = producer_for(world)
+    description = producer.description
+    other = producer_for(world, "other")
+    survivor = consumer_for(world, "other")
+    producer.send(b"held", deliver_after=timedelta(seconds=1.2), partition_key="k")
+    other.send(b"passes", deliver_after=timedelta(seconds=1.2))
+    producer.close()
+    world.admin.delete(world.name("orders"))
+    report = world.advance(timedelta(seconds=2))
+    assert (report.held, held(world, description)) == ({world.topic("orders"): 1}, 1)
+    assert not world.admin.topic_exists(world.name("orders"))
+    assert world.bodies(survivor, 1) == [b"passes"]
+    consumer = consumer_for(world)
+    mover = LocalMover(world.client(), world.admin, description, Later(world.clock, 31_000))
+    with mover:
+        assert mover.run_once().due == 1
+    message = world.receive(consumer)
+    assert (message.data(), message.partition_key()) == (b"held", "k")
+    assert message.properties()[env.ID].startswith(f"{world.namespace}/orders-delay-level-p")
+
+
+class Later:
+    """A clock that is ahead of another."""
+
+    def __init__(self, clock: Any, by_ms: int) -> None:
+        self._clock = clock
+        self._by_ms = by_ms
+
+    def now_ms(self) -> int:
+        return int(self._clock.now_ms()) + self._by_ms
+
+
+def test_what_cannot_be_understood_or_is_not_allowed_is_a_dead_letter(world: Any) -> None:
+    consumer = consumer_for(world)
+    description = producer_for(world).description
+    partition = description.level_topic(0).partition(0).full
+    due = str(world.clock.now_ms() + 1000)
+    raw = world.client().create_producer(partition)
+    raw.send(b"foreign", properties={env.DUE: due, env.TARGET: world.topic("elsewhere")})
+    raw.send(b"nonsense", properties={env.DUE: "soon", env.TARGET: world.topic("orders")})
+    raw.send(b"good", properties={env.DUE: due, env.TARGET: world.topic("orders")})
+    report = world.advance(timedelta(seconds=2))
+    assert sum(report.dead.values()) == 2
+    assert world.bodies(consumer, 1) == [b"good"]
+    dead = world.client().create_reader(
+        description.dead_letter_topic.partition(0).full, pulsar.MessageId.earliest
+    )
+    letters = {m.data(): m.properties() for m in world.drain(dead, 2)}
+    assert world.topic("elsewhere") in letters[b"foreign"][env.REASON]
+    assert "soon" in letters[b"nonsense"][env.REASON]
+    assert letters[b"foreign"][env.SOURCE].startswith(partition.removeprefix("persistent://"))
+    assert not world.admin.topic_exists(world.name("elsewhere"))
+
+
+def test_a_mover_that_dies_before_it_acknowledges_duplicates_with_the_same_id(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = consumer_for(world)
+    producer = producer_for(world)
+    for number in range(20):
+        producer.send_async(
+            b"%d" % number, None, deliver_after=timedelta(seconds=1.2 if number % 2 else 2.2)
+        )
+    producer.flush()
+    world.advance(timedelta(seconds=1))
+    with monkeypatch.context() as broken:
+        broken.setattr(Claim, "acknowledge", dies)
+        client = world.client()
+        mover = LocalMover(client, world.admin, producer.description, Later(world.clock, 2000))
+        with pytest.raises(RuntimeError, match="killed"):
+            mover.run_once()
+        client.shutdown()  # as a dead process's connection does
+    world.advance(timedelta(seconds=2))
+    found = world.drain(consumer, 20)
+    by_id: dict[str, set[bytes]] = {}
+    for message in found:
+        by_id.setdefault(message.properties()[env.ID], set()).add(message.data())
+    assert len(found) > 20
+    assert all(len(bodies) == 1 for bodies in by_id.values())
+    assert {body for bodies in by_id.values() for body in bodies} == {
+        b"%d" % number for number in range(20)
+    }
+    assert len(by_id) == 20
+
+
+def dies(*_: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_a_second_mover_says_who_is_at_work(world: Any) -> None:
+    description = producer_for(world).description
+    with LocalMover(world.client(), world.admin, description):
+        with pytest.raises(AlreadyRunningError, match="delaylevel-local@") as refused:
+            LocalMover(world.client(), world.admin, description)
+        assert description.topic in str(refused.value)
+    LocalMover(world.client(), world.admin, description).close()
+
+
+def test_the_wrapper_wraps_flushes_and_closes(world: Any) -> None:
+    client = world.client()
+    consumer = consumer_for(world)
+    plain = client.create_producer(world.topic("orders"))
+    producer = wrap(plain, client, partition_strategy=SECONDS)
+    outcomes: list[Any] = []
+    for _ in range(50):
+        producer.send_async(
+            b"x", lambda result, _: outcomes.append(result), deliver_after=timedelta(seconds=2.5)
+        )
+    producer.close()  # waits for what was sent
+    assert outcomes == [pulsar.Result.Ok] * 50
+    assert parked(world, producer.description)[1] >= 1
+    with pytest.raises(StrategyMismatchError):
+        producer_for(world, strategy=TWO_LEVELS)
+    with pytest.raises(pulsar.AlreadyClosed):
+        producer.send(b"", deliver_after=timedelta(seconds=2.5))
+    world.advance(timedelta(seconds=3.2))
+    assert world.bodies(consumer, 50) == [b"x"] * 50
