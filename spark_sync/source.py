@@ -116,9 +116,10 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, options: SyncOptions) -> None:
         self._options = options
         self._driver: _Driver | None = None
+        self._ended = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_driver": None}
+        return {"_options": self._options, "_driver": None, "_ended": False}
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return where a query without a checkpoint starts."""
@@ -131,7 +132,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         is acknowledged here: otherwise an idle job would leave its last batch unacknowledged.
         """
         folder = self._options.control_dir
-        if control.is_stopped(folder):
+        if self._ended or control.is_stopped(folder):
             return start
         driver = self._on_driver()
         driver.acknowledge(start)
@@ -141,7 +142,13 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             control.confirm_stop(folder)
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return driver.latest_offset(start, most)
+        end = driver.latest_offset(start, most)
+        if driver.once and end == start:
+            # A run of AvailableNow ends here, and Spark kills this process before the client has
+            # sent the acknowledgement off by itself.
+            self._ended = True
+            self.stop()
+        return end
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """Report nothing: what is ripe now is not known without a search."""
@@ -175,7 +182,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as done."""
-        if not control.is_stopped(self._options.control_dir):
+        if not (self._ended or control.is_stopped(self._options.control_dir)):
             self._on_driver().acknowledge(end)
 
     def stop(self) -> None:
@@ -207,6 +214,11 @@ class _Driver:
         self._warm = False
         self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
         self._refresh()
+
+    @property
+    def once(self) -> bool:
+        """Whether the present time is fixed, so that a run ends when nothing more is ripe."""
+        return self._fixed_now_ms is not None
 
     def initial_offset(self) -> Offset:
         """Return the start of every partition, as startingOffsets says."""

@@ -1,0 +1,314 @@
+"""The Spark sync job on a real broker, in one shared session: what it moves, and from where."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.admin import Admin
+from delaylevel.client import DelayLevelClient
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.errors import AlreadyRunningError, LevelTopicError
+from delaylevel.positions import Position
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+TWO_LEVELS = Levels(
+    [
+        PartitionStrategy(
+            partition_by=timedelta(seconds=4),
+            maximum_delay=timedelta(seconds=12),
+            lead=timedelta(seconds=2),
+            overflow="recirculate",
+        ),
+        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=4)),
+    ]
+)
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
+# The broker delivers up to a tick early.
+TICK_MS = 1000
+
+MakeLevelTopic = Callable[..., LevelTopicDescription]
+MakeClient = Callable[..., DelayLevelClient]
+Stored = Callable[[str], list[ParkedMessage]]
+Drained = Callable[[LevelTopicDescription], None]
+
+
+def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) -> None:
+    """Wait until everything that is parked in a brief level is past its due time."""
+    ready_ms = SystemClock().now_ms() + 1000
+    eventually(lambda: SystemClock().now_ms() > ready_ms, "the due time")
+
+
+def test_every_delay_comes_out_at_its_time(
+    level_topic: MakeLevelTopic,
+    dl_client: MakeClient,
+    spark_job: Callable[..., Any],
+    receive: Callable[..., Any],
+    stored: Stored,
+    drained: Drained,
+    clock: Any,
+) -> None:
+    """Bounds of partitions, several levels, recirculation, and partitions that stay empty."""
+    description = level_topic(TWO_LEVELS)
+    orders = description.targets[0]
+    get = receive(orders)
+    choose = random.Random(3)
+    with (
+        spark_job(description) as job,
+        dl_client(clock).create_producer(orders, enable_delay_level_topic=True) as producer,
+    ):
+        job.ready()
+        clock.at_ms = SystemClock().now_ms()
+        on_bounds = [0, 1, 999, 1000, 2000, 3999, 4000, 7999, 8000, 11_999, 12_000]
+        beyond = [12_001, 13_500, 14_500]
+        mixed = [choose.randint(0, 8000) for _ in range(150)]
+        for number, delay_ms in enumerate([*on_bounds, *beyond, *mixed]):
+            producer.send_async(
+                b"%d" % number,
+                None,
+                partition_key=f"key-{number % 7}",
+                deliver_after=timedelta(milliseconds=delay_ms),
+            )
+        producer.flush()
+        count = len(on_bounds) + len(beyond) + len(mixed)
+        undelayed = 1
+        arrivals = get(count, seconds=60)
+        drained(description)
+
+    assert sorted(int(a.message.data()) for a in arrivals) == list(range(count))
+    delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
+    assert len(delayed) == count - undelayed
+    assert min(a.late_ms for a in delayed) >= -TICK_MS
+    assert max(a.late_ms for a in delayed) < 4000
+    for arrival in delayed:
+        due_ms = int(arrival.message.properties()["delaylevel.due"])
+        number = int(arrival.message.data())
+        assert due_ms == clock.at_ms + [*on_bounds, *beyond, *mixed][number]
+    # They went by way of both levels, and those beyond the longest delay round the first again.
+    coarse = stored(description.level_topic(0).full)
+    fine = stored(description.level_topic(1).full)
+    again = [int(m.value or b"") for m in coarse if "delaylevel.id" in m.properties]
+    assert set(range(len(on_bounds), len(on_bounds) + len(beyond))) & set(again)
+    assert [m for m in fine if "delaylevel.id" in m.properties]
+    assert stored(orders)[-1].value is not None
+    assert len(stored(orders)) == count
+
+
+def test_a_trigger_that_comes_late(
+    level_topic: MakeLevelTopic,
+    dl_client: MakeClient,
+    spark_once: Callable[..., None],
+    receive: Callable[..., Any],
+    eventually: Callable[..., Any],
+    stored: Stored,
+    drained: Drained,
+) -> None:
+    """Two level topics, several targets, one job that starts when all is overdue."""
+    first = level_topic(BRIEF, ("orders", "invoices"))
+    second = level_topic(BRIEF, ("letters",))
+    client = dl_client()
+    for description in (first, second):
+        for target in description.targets:
+            with client.create_producer(
+                target, enable_delay_level_topic=True, delay_level_topic=description.topic
+            ) as producer:
+                for number in range(200):
+                    producer.send_async(
+                        b"%d" % number,
+                        None,
+                        deliver_after=timedelta(milliseconds=300 + number % 400),
+                    )
+    overdue(first, eventually)
+    spark_once(first, second)
+    for description in (first, second):
+        drained(description)
+        for target in description.targets:
+            # At once: a plain message, for every kind of subscription.
+            arrivals = receive(target)(200, seconds=10)
+            assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
+            assert min(a.late_ms for a in arrivals) > 0
+            assert len(stored(target)) == 200
+
+
+def test_once_leaves_what_is_not_ripe(
+    level_topic: MakeLevelTopic,
+    dl_client: MakeClient,
+    spark_once: Callable[..., None],
+    stored: Stored,
+    admin: Admin,
+) -> None:
+    description = level_topic(
+        Levels(
+            PartitionStrategy(partition_by=timedelta(minutes=1), maximum_delay=timedelta(minutes=3))
+        )
+    )
+    orders = description.targets[0]
+    with dl_client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        producer.send(b"x", deliver_after=timedelta(minutes=1))
+    spark_once(description)
+    spark_once(description)
+    assert stored(orders) == []
+    subscription = admin.partition_stats(description.name.partition(0)).subscriptions["delaylevel"]
+    assert (subscription.backlog_entries, subscription.consumers) == (1, ())
+
+
+@pytest.mark.parametrize("at", [20, 49])
+def test_a_start_in_the_middle_of_a_batch(
+    at: int,
+    level_topic: MakeLevelTopic,
+    client: pulsar.Client,
+    parked: Callable[..., dict[str, str]],
+    spark_once: Callable[..., None],
+    eventually: Callable[..., Any],
+    stored: Stored,
+    drained: Drained,
+) -> None:
+    description = level_topic(BRIEF)
+    topic = description.name.partition(1).full
+    producer = client.create_producer(
+        topic,
+        batching_enabled=True,
+        batching_max_messages=50,
+        batching_max_publish_delay_ms=10_000,
+    )
+    due_ms = SystemClock().now_ms()
+    for number in range(100):
+        producer.send_async(b"%d" % number, None, parked(due_ms))
+    producer.flush()
+    entries = stored(topic)
+    assert sorted({(m.entry, m.batch) for m in entries}) == [
+        (e, b) for e in (0, 1) for b in range(50)
+    ]
+    overdue(description, eventually)
+
+    start = Position(entries[0].ledger, 0, at)
+    spark_once(description, options={"startingOffsets": json.dumps({topic: str(start)})})
+    # Exactly the rest of the batch, and what is behind it.
+    moved = [int(m.value or b"") for m in stored(description.targets[0])]
+    assert moved == list(range(at, 100))
+    drained(description)
+
+
+def test_starting_offsets_that_do_not_fit(
+    level_topic: MakeLevelTopic, spark_once: Callable[..., None], namespace: str
+) -> None:
+    description = level_topic(BRIEF)
+    wrong = f"persistent://{namespace}/other-partition-0"
+    with pytest.raises(LevelTopicError, match=r"other-partition-0, which is no partition"):
+        spark_once(description, options={"startingOffsets": json.dumps({wrong: "1:0"})})
+
+
+def test_earliest_moves_what_was_acknowledged_again(
+    level_topic: MakeLevelTopic,
+    dl_client: MakeClient,
+    spark_once: Callable[..., None],
+    eventually: Callable[..., Any],
+    stored: Stored,
+    drained: Drained,
+    tmp_path: Any,
+) -> None:
+    """A lost checkpoint means duplicates with the same id, and only where they are asked for."""
+    description = level_topic(BRIEF)
+    orders = description.targets[0]
+    with dl_client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        for number in range(20):
+            producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=400))
+    overdue(description, eventually)
+    spark_once(description)
+    drained(description)
+    spark_once(description, checkpoint=str(tmp_path / "second"))
+    assert len(stored(orders)) == 20
+    spark_once(
+        description, checkpoint=str(tmp_path / "third"), options={"startingOffsets": "earliest"}
+    )
+    found = stored(orders)
+    assert len(found) == 40
+    assert len({m.properties["delaylevel.id"] for m in found}) == 20
+
+
+def test_a_target_that_is_deleted_holds_up_nobody(
+    level_topic: MakeLevelTopic,
+    dl_client: MakeClient,
+    spark_job: Callable[..., Any],
+    eventually: Callable[..., Any],
+    client: pulsar.Client,
+    admin: Admin,
+    stored: Stored,
+    drained: Drained,
+) -> None:
+    description = level_topic(BRIEF, ("orders", "others"), hold_pause_ms=500)
+    orders, others = description.targets
+    made = dl_client()
+
+    def park(target: str, value: bytes) -> None:
+        with made.create_producer(
+            target, enable_delay_level_topic=True, delay_level_topic=description.topic
+        ) as producer:
+            for _ in range(20):
+                producer.send(value, deliver_after=timedelta(milliseconds=500))
+
+    with spark_job(description) as job:
+        job.ready()
+        park(orders, b"before")
+        eventually(lambda: len(stored(orders)) == 20, "messages in time")
+        park(others, b"0")
+        park(orders, b"after")
+        admin.delete(TopicName.parse(orders), force=True)
+        held = description.held_topic.full
+        eventually(lambda: len(stored(held)) >= 40, "a second attempt", 40)
+        park(others, b"1")
+        eventually(lambda: len(stored(others)) == 40, "the other target's messages", 40)
+        assert not admin.topic_exists(TopicName.parse(orders)), "the job made it anew"
+        client.create_producer(orders).close()
+        eventually(lambda: len(stored(orders)) >= 20, "what was held", 40)
+        drained(description)
+    found = stored(orders)
+    assert [m.value for m in found] == [b"after"] * 20
+    assert len({m.properties["delaylevel.id"] for m in found}) == 20
+
+
+def test_a_second_job_says_who_is_at_work(
+    level_topic: MakeLevelTopic,
+    connection: Connection,
+    spark: Any,
+    spark_job: Callable[..., Any],
+    spark_once: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+    from delaylevel.spark_sync import job as job_module
+
+    description = level_topic(BRIEF)
+    settings = SyncSettings((description.topic,), checkpoint=str(tmp_path / "second"))
+    with spark_job(description) as job:
+        job.ready()
+        monkeypatch.setattr(job_module, "CLAIM_PATIENCE_S", 0.5)
+        with pytest.raises(AlreadyRunningError, match=r"delaylevel-spark@.+:\d+"):
+            SparkSyncJob(connection, settings, spark=spark)
+    # Once the first is stopped, its place is free.
+    spark_once(description, checkpoint=str(tmp_path / "second"))
+
+
+def test_a_level_topic_of_a_function_is_not_moved(
+    level_topic: MakeLevelTopic, spark_once: Callable[..., None]
+) -> None:
+    description = level_topic(BRIEF, mover=Mover.FUNCTION)
+    with pytest.raises(LevelTopicError, match="moved by a function"):
+        spark_once(description)
