@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
-import sys
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from delaylevel import topics
@@ -33,16 +33,23 @@ from delaylevel.errors import (
 )
 from delaylevel.reading import source_partitions
 
+from . import control
+from .cluster import Executors, enter_environment
 from .deduplication import require_deduplication
+from .figures import JobFigures, Standing
+from .listener import SyncListener
+from .metrics import serve_metrics
 from .options import connection_options
 from .rows import SCHEMA
+from .session import spark_session
 from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
 
 log = logging.getLogger(__name__)
 
-_LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
 _SHORTEST_TRIGGER_MS = 200
 _LONGEST_TRIGGER_MS = 5000
+_LOOK_EVERY_S = 0.25
+_SLACK_S = 5.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
@@ -63,6 +70,9 @@ class SyncSettings:
         delivery: at least once, in batches; or effectively once, by the broker's deduplication.
         options: further options of the source, e.g. ``startingOffsets``.
         spark_conf: further Spark settings.
+        executors: what the executors of a cluster get; of no use with a local master.
+        metrics_port: serve figures in Prometheus' format there; 0 for any free port.
+        metrics_address: of which interface the port is.
     """
 
     level_topics: tuple[str, ...]
@@ -73,6 +83,9 @@ class SyncSettings:
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     options: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
+    executors: Executors = field(default_factory=Executors)
+    metrics_port: int | None = None
+    metrics_address: str = "127.0.0.1"
 
 
 class SparkSyncJob:
@@ -95,7 +108,11 @@ class SparkSyncJob:
         self._settings = settings
         self._given = spark
         self._stop = threading.Event()
+        self._at_once = threading.Event()
         self._ready = threading.Event()
+        self._asked_s: float | None = None
+        self._control_dir = ""
+        self.figures = JobFigures()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
             _check_unclaimed(admin, self.descriptions)
@@ -118,40 +135,63 @@ class SparkSyncJob:
         checkpoint, after a growing pause.
 
         Args:
-            on_progress: called with each ``StreamingQueryProgress`` that is new.
+            on_progress: called with each ``StreamingQueryProgress``, in another thread.
 
         Raises:
             AlreadyRunningError, LevelTopicError: the job cannot go on.
             BrokerError: with ``once``, the query failed; what is unfinished is unacknowledged.
         """
-        with self._session() as spark:
+        with contextlib.ExitStack() as stack:
+            spark = stack.enter_context(self._session())
+            enter_environment(spark, self._connection)
             spark.dataSource.register(DelayLevelDataSource)
-            pause_s = _FIRST_PAUSE_S
-            while not self._stop.is_set():
-                started = time.monotonic()
-                try:
-                    self._run_query(spark, on_progress)
-                    return
-                except StreamingQueryException as error:
-                    _raise_if_fatal(error)
-                    if self._settings.once:
-                        raise BrokerError(f"the query failed: {_first_cause(error)}") from error
-                    if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
-                        pause_s = _FIRST_PAUSE_S
-                    log.warning(
-                        "the query failed (%s); it starts again from its checkpoint in %.0f s",
-                        _first_cause(error),
-                        pause_s,
-                    )
-                    self._stop.wait(pause_s)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._control_dir = stack.enter_context(_folder())
+            admin = stack.enter_context(Admin.from_connection(self._connection))
+            standing = Standing(admin, self.descriptions)
+            stack.enter_context(self._metrics(standing))
+            listener = SyncListener(
+                self._query_name, self._control_dir, self.figures, standing, on_progress
+            )
+            spark.streams.addListener(listener)
+            stack.callback(spark.streams.removeListener, listener)
+            self._run_queries(spark, listener)
+
+    def _run_queries(self, spark: SparkSession, listener: SyncListener) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                self._run_query(spark, listener)
+                return
+            except StreamingQueryException as error:
+                _raise_if_fatal(error)
+                if self._settings.once:
+                    raise BrokerError(f"the query failed: {_first_cause(error)}") from error
+                self.figures.add_failure()
+                if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S
+                log.warning(
+                    "the query failed (%s); it starts again from its checkpoint in %.0f s",
+                    _first_cause(error),
+                    pause_s,
+                )
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the job has its claim and Spark is warm; return whether it is."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Ask the job to end after the batch that runs now; may be called from a signal handler."""
+        """Ask the job to end after the batch that runs now; may be called from a signal handler.
+
+        That batch is finished, committed and acknowledged; no other begins.
+        """
+        self._stop.set()
+
+    def stop_at_once(self) -> None:
+        """End the job in the middle of a batch; the next run does the whole batch again."""
+        self._at_once.set()
         self._stop.set()
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
@@ -167,10 +207,11 @@ class SparkSyncJob:
         return {
             "levelTopics": names,
             "delivery": self._settings.delivery.value,
+            "controlDir": self._control_dir,
             **connection_options(self._connection),
         }
 
-    def _run_query(self, spark: SparkSession, on_progress: Callable[[Any], None] | None) -> None:
+    def _run_query(self, spark: SparkSession, listener: SyncListener) -> None:
         # Spark looks a Python data source up in the session that is active in this thread, which
         # a session that was made in another thread becomes by making a DataFrame.
         spark.createDataFrame([], SCHEMA)
@@ -179,26 +220,54 @@ class SparkSyncJob:
             .writeStream.format(FORMAT)
             .options(**self._common_options())
             .option("checkpointLocation", self._settings.checkpoint)
-            .queryName("delaylevel-sync")
+            .queryName(self._query_name)
         )
         if self._settings.once:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{self.trigger_ms} milliseconds")
         query = writer.start()
-        seen = -1
         try:
-            while not query.awaitTermination(0.25):
-                progress = query.lastProgress
-                if progress is not None and progress.batchId != seen:
-                    seen = progress.batchId
+            while not query.awaitTermination(_LOOK_EVERY_S):
+                if listener.warm.is_set():
                     self._ready.set()
-                    if on_progress is not None:
-                        on_progress(progress)
-                if self._stop.is_set() and not query.status["isTriggerActive"]:
+                if self._at_once.is_set() or (self._stop.is_set() and self._is_over(query)):
                     return
         finally:
             query.stop()
+            listener.wait_ended()
+
+    def _is_over(self, query: Any) -> bool:
+        """Ask the source for an end; return whether it has come.
+
+        Once it is asked, no further batch begins. The one that runs is waited for, and then, for
+        a while, for the next trigger, at which the source acknowledges and gives its claim back.
+        """
+        if self._asked_s is None:
+            control.request_stop(self._control_dir)
+            self._asked_s = time.monotonic()
+        if query.status["isTriggerActive"]:
+            self._asked_s = time.monotonic()
+            return False
+        patience_s = min(self.trigger_ms / 1000, _LONGEST_TRIGGER_MS / 1000) + _SLACK_S
+        return (
+            control.is_stopped(self._control_dir) or time.monotonic() - self._asked_s > patience_s
+        )
+
+    @property
+    def _query_name(self) -> str:
+        return Path(self._control_dir).name  # delaylevel-sync- and something of its own
+
+    def _metrics(self, standing: Standing) -> contextlib.AbstractContextManager[Any]:
+        if self._settings.metrics_port is None:
+            return contextlib.nullcontext()
+        return serve_metrics(
+            self.figures,
+            standing,
+            [item.topic for item in self.descriptions],
+            self._settings.metrics_port,
+            self._settings.metrics_address,
+        )
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[SparkSession]:
@@ -212,38 +281,14 @@ class SparkSyncJob:
             spark.stop()
 
 
-def spark_session(connection: Connection, settings: SyncSettings) -> SparkSession:
-    """Make a Spark session in which the job runs well.
-
-    Args:
-        connection: its token goes to Python workers by the environment, never by a setting.
-        settings: master and further Spark settings.
-    """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if connection.token is not None:
-        os.environ["DELAYLEVEL_TOKEN"] = connection.token.get_secret_value()
-    builder = (
-        SparkSession.Builder()
-        .appName("delaylevel-sync")
-        .master(settings.master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        # A second copy of a running task would send its messages a second time.
-        .config("spark.speculation", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.stopTimeout", "30s")
-        .config("spark.sql.streaming.noDataProgressEventInterval", "10000")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
-    )
-    if settings.master.startswith("local"):
-        builder = builder.config("spark.driver.host", "127.0.0.1").config(
-            "spark.driver.bindAddress", "127.0.0.1"
-        )
-    for name, value in settings.spark_conf.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Make a folder that the query's processes on this machine meet the job in."""
+    folder = tempfile.mkdtemp(prefix="delaylevel-sync-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_checkpoint(
@@ -282,7 +327,13 @@ def _check_unclaimed(admin: Admin, descriptions: tuple[LevelTopicDescription, ..
             time.sleep(0.5)
 
 
-def _raise_if_fatal(error: StreamingQueryException) -> None:
+def _worker_died(error: BaseException) -> bool:
+    """Say whether a query could not be planned because a Python process ended, not because of it."""
+    text = str(error)
+    return "Python worker" in text and ("exited" in text or "EOFException" in text)
+
+
+def _raise_if_fatal(error: PySparkException) -> None:
     text = str(error)
     for kind in _FATAL:
         marker = f"delaylevel.errors.{kind.__name__}: "
