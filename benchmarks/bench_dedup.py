@@ -1,0 +1,88 @@
+"""The deduplicator against two BitMap64 and two Python sets: bytes an id, and ids a second.
+
+What a batch takes while it is handled is not counted: each case handles some batches before.
+
+Examples:
+    python benchmarks/bench_dedup.py
+    python benchmarks/bench_dedup.py --rows 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from baselines import Case, SeedDeduplicator, SetDeduplicator, main_of, resident_mb
+
+from delaylevel.dedup import Deduplicator
+
+KINDS = ["message ids", "batched message ids", "random 63 bits"]
+LAYOUTS: dict[str, Any] = {
+    "ours": Deduplicator,
+    "2 BitMap64": SeedDeduplicator,
+    "2 sets": SetDeduplicator,
+}
+
+
+def batches(kind: str, rows: int, size: int) -> Iterator[Any]:
+    """Yield ids: ledger << 35 | entry << 10 | batch index, or random ones."""
+    rng = np.random.default_rng(1)
+    for start in range(0, rows, size):
+        index = np.arange(start, min(rows, start + size))
+        if kind == "random 63 bits":
+            yield rng.integers(0, 1 << 63, index.size)
+            continue
+        entry, batch = (index, 0) if kind == "message ids" else (index // 1000, index % 1000)
+        yield (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | batch
+
+
+def run(layout: str, kind: str, rows: int, batch: int) -> Case:
+    """Save all ids, none of them a duplicate, then offer the last tenth again."""
+    warm = LAYOUTS[layout](100_000_000)
+    for ids in batches(kind, 20 * batch, batch):
+        warm.deduplicate_and_save(ids, "k")
+    del warm
+    dedup = LAYOUTS[layout](100_000_000)
+    before = resident_mb()
+    spent = 0.0
+    for ids in batches(kind, rows, batch):
+        start = time.perf_counter()
+        fresh = dedup.deduplicate_and_save(ids, "k")
+        spent += time.perf_counter() - start
+        assert len(fresh) == len(ids)
+    grown = resident_mb() - before
+    again = 0.0
+    offered = 0
+    for ids in batches(kind, rows // 10, batch):
+        start = time.perf_counter()
+        assert not len(dedup.deduplicate_and_save(ids, "k"))
+        again += time.perf_counter() - start
+        offered += len(ids)
+    return {
+        "bytes_per_id": grown * 1e6 / rows,
+        "new_m_per_s": rows / spent / 1e6,
+        "seen_m_per_s": offered / again / 1e6,
+    }
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """List the cases that were asked for."""
+    found: list[Case] = []
+    for kind in KINDS:
+        for layout in LAYOUTS:
+            most = options.rows
+            if layout == "2 sets" or (kind.startswith("random") and layout != "ours"):
+                most = min(most, options.baseline_rows)
+            found.append({"layout": layout, "kind": kind, "rows": most, "batch": options.batch})
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=20_000_000)
+    parser.add_argument("--baseline-rows", type=int, default=2_000_000)
+    parser.add_argument("--batch", type=int, default=10_000)
+    main_of(__file__, cases, run, parser)

@@ -1,0 +1,186 @@
+"""Pending segments against plain files and DuckDB: write, read in due order, and both questions.
+
+Examples:
+    python benchmarks/bench_segments.py
+    python benchmarks/bench_segments.py --rows 50000 --query-rows 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from baselines import Case, main_of, resident_mb
+
+from delaylevel.segments import PendingSegments
+
+T0 = 1_700_000_000_000
+BATCH = 1000
+
+
+def dues_of(spread: str, start: int, rng: Any) -> Any:
+    """Return due times of one batch: within a day, or 1 to 10 minutes ahead at 50,000/s."""
+    if spread == "day":
+        return T0 + 5000 + rng.integers(0, 86_400_000, BATCH)
+    return T0 + 60_000 + start // 50 + rng.integers(0, 540_000, BATCH)
+
+
+class Sqlite:
+    """Payloads in an SQLite table, ordered by its index: a store one would take off the shelf."""
+
+    def __init__(self, directory: str) -> None:
+        self.db = sqlite3.connect(Path(directory) / "a.db", isolation_level=None)
+        self.db.execute("pragma journal_mode=wal")
+        self.db.execute("pragma synchronous=off")
+        self.db.execute(
+            "create table m (due, ledger, entry, a, body, primary key (due, ledger, entry)) "
+            "without rowid"
+        )
+        self.memory_bytes = 0
+
+    def append(self, dues: Any, ledgers: Any, entries: Any, bodies: Any, values: Any) -> None:
+        columns = (x.tolist() for x in (dues, ledgers, entries, values))
+        due, ledger, entry, value = columns
+        self.db.execute("begin")
+        rows = zip(due, ledger, entry, value, bodies, strict=True)
+        self.db.executemany("insert into m values (?,?,?,?,?)", rows)
+        self.db.execute("commit")
+
+    def read_due(self, now_ms: int, limit: int) -> int:
+        rows = self.db.execute(
+            "select due, ledger, entry, body from m where due <= ? "
+            "order by due, ledger, entry limit ?",
+            (now_ms, limit),
+        ).fetchall()
+        if rows:
+            self.db.execute("delete from m where (due, ledger, entry) <= (?,?,?)", rows[-1][:3])
+        return len(rows)
+
+
+def run(what: str, store: str, rows: int, **options: Any) -> Case:
+    """Run one case."""
+    with tempfile.TemporaryDirectory(dir=options.pop("directory", None)) as directory:
+        if what == "query":
+            return run_query(store, directory, rows)
+        return run_pass(store, directory, rows, **options)
+
+
+def run_pass(store: str, directory: str, rows: int, spread: str, size: int, budget_mb: int) -> Case:
+    """Write all rows, then read all of them back, and check their order."""
+    segments: Any = (
+        PendingSegments(directory, budget_bytes=budget_mb << 20, clock=lambda: T0)
+        if store == "ours"
+        else Sqlite(directory)
+    )
+    rng = np.random.default_rng(1)
+    body = os.urandom(size * BATCH)
+    before = resident_mb()
+    peak = writing = 0.0
+    for start in range(0, rows, BATCH):
+        index = np.arange(start, start + BATCH)
+        bodies = [body[i : i + size] for i in range(0, size * BATCH, size)]
+        dues = dues_of(spread, start, rng)
+        begin = time.perf_counter()
+        segments.append(dues, index // 50_000, index % 50_000, bodies, dues % 997)
+        writing += time.perf_counter() - begin
+        peak = max(peak, resident_mb() - before)
+    times, taken, last = [], 0, 0
+    while taken < rows:
+        begin = time.perf_counter()
+        found = segments.read_due(T0 + 10**9, BATCH)
+        times.append(time.perf_counter() - begin)
+        if store != "ours":
+            taken += found
+            continue
+        ticks = found.due_ms & -1024
+        assert last <= ticks[0]
+        assert (ticks[1:] >= ticks[:-1]).all()
+        last = ticks[-1]
+        taken += len(found.payloads)
+        peak = max(peak, resident_mb() - before)
+    return {
+        "write_k_per_s": rows / writing / 1e3,
+        "read_k_per_s": rows / sum(times) / 1e3,
+        "both_k_per_s": rows / (writing + sum(times)) / 1e3,
+        "read_p99_ms": float(np.percentile(times, 99)) * 1e3,
+        "peak_mb": peak,
+    }
+
+
+def run_query(store: str, directory: str, rows: int) -> Case:
+    """Ask both questions of 1 % of all rows: 2 % of the times, half of the attribute."""
+    rng = np.random.default_rng(1)
+    ours = PendingSegments(
+        directory, budget_bytes=256 << 20, bucket_ms=600_000, precision_ms=1, clock=lambda: T0
+    )
+    columns: list[Any] = [[], [], []]
+    for start in range(0, rows, 20_000):
+        index = np.arange(start, start + 20_000)
+        dues = T0 + 5000 + rng.integers(0, 86_400_000, index.size)
+        values = rng.integers(0, 1000, index.size)
+        if store == "ours":
+            ours.append(dues, index // 50_000, index % 50_000, [bytes(34)] * index.size, values)
+        for column, some in zip(columns, (dues, values.astype(float), index), strict=True):
+            column.append(some if store != "ours" else some[:0])
+    if store == "duckdb":
+        import duckdb
+        import pyarrow as pa
+
+        database = duckdb.connect()
+        columns_of_rows = pa.table(
+            dict(zip(("t", "a", "i"), map(np.concatenate, columns), strict=True))
+        )
+        database.execute("create table m as select * from columns_of_rows order by t")
+        del columns_of_rows
+    row_times, mean_times, size = [], [], 0
+    for step in range(15):
+        start = T0 + 5000 + int(86_400_000 * (0.05 + 0.06 * step))
+        stop = start + 86_400_000 // 50
+        begin = time.perf_counter()
+        if store == "ours":
+            size = ours.rows_between(start, stop, 0, 499).num_rows
+        else:
+            where = f"from m where t >= {start} and t < {stop} and a between 0 and 499"
+            size = database.execute(f"select * {where} order by t").to_arrow_table().num_rows
+        middle = time.perf_counter()
+        if store == "ours":
+            ours.average_between(start, stop, 0, 499)
+        else:
+            database.execute(f"select avg(a) {where}").fetchall()
+        row_times.append((middle - begin) * 1e3)
+        mean_times.append((time.perf_counter() - middle) * 1e3)
+    return {
+        "found": size,
+        "rows_ms": float(np.median(row_times)),
+        "average_ms": float(np.median(mean_times)),
+    }
+
+
+def cases(options: argparse.Namespace) -> list[Case]:
+    """List the cases that were asked for."""
+    found: list[Case] = []
+    if not options.no_pass:
+        for spread in ("day", "minutes"):
+            for store in ("ours", "sqlite"):
+                case = {"what": "pass", "store": store, "rows": options.rows, "spread": spread}
+                found.append({**case, "size": 1024, "budget_mb": options.budget_mb})
+    for rows in sorted({min(1_000_000, options.query_rows), options.query_rows}):
+        for store in ("ours", "duckdb"):
+            found.append({"what": "query", "store": store, "rows": rows})
+    return [{**case, "directory": options.directory} for case in found]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--query-rows", type=int, default=20_000_000)
+    parser.add_argument("--budget-mb", type=int, default=128)
+    parser.add_argument("--no-pass", action="store_true", help="ask the two questions only")
+    parser.add_argument("--directory", help="where to spill; not a disk in memory")
+    main_of(__file__, cases, run, parser)
