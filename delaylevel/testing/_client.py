@@ -13,8 +13,10 @@ import pulsar
 from delaylevel.client import DelayLevelClient
 from delaylevel.clock import Clock
 from delaylevel.testing._broker import Broker
-from delaylevel.testing._consumer import ConsumerCore, ReaderCore, Received
+from delaylevel.testing._consumer import ConsumerCore
 from delaylevel.testing._producer import Producer, ProducerCore
+from delaylevel.testing._reader import ReaderCore
+from delaylevel.testing._received import Received
 from delaylevel.topicname import TopicName
 
 # Refused rather than left out in silence.
