@@ -230,12 +230,10 @@ class TimeBucketTracker:
 
     def next_deliver_at_ms(self) -> int | None:
         """Return the earliest time, ms, at which a get returns something; None where empty."""
-        self._flush()
         bound = self._store.bound()
-        due = self._front.min_due()
-        if bound is None or (due is not None and due < bound[0]):
-            return due
-        return bound[0]
+        dues = [self._front.min_due(), None if bound is None else bound[0]]
+        dues.append(self._stage_due if self._staged else None)
+        return min((due for due in dues if due is not None), default=None)
 
     def has_message_available(self, now_ms: int | None = None) -> bool:
         """Return whether something is due at ``now_ms`` (the clock's time where None)."""
