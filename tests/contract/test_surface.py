@@ -526,12 +526,18 @@ class Second(Record):  # type: ignore[misc]
     age = Integer(required_default=True)
 
 
+class Fuller(Record):  # type: ignore[misc]
+    name = String()
+    age = Integer(required_default=True)
+    town = String()  # old data has none, and there is no default
+
+
 class Broken(Record):  # type: ignore[misc]
     name = String()
     age = Integer(required=True)
 
 
-for record in (First, Second, Broken):
+for record in (First, Second, Fuller, Broken):
     record.__name__ = "Person"
 
 
@@ -542,7 +548,7 @@ def test_schemas_have_versions_and_refuse_what_does_not_fit(world: Any, schema: 
     client.create_producer(topic, schema=schema(Second)).send(Second(name="Bob", age=3))
     client.create_producer(topic, schema=schema(First)).send(First(name="Cleo"))
     client.create_producer(topic).send(b"raw")
-    for wrong in (schema(Broken), StringSchema()):
+    for wrong in (schema(Fuller), schema(Broken), StringSchema()):
         with pytest.raises(pulsar.IncompatibleSchema):
             client.create_producer(topic, schema=wrong)
         with pytest.raises(pulsar.IncompatibleSchema):
