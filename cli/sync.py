@@ -7,7 +7,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
@@ -16,8 +16,20 @@ from delaylevel.clock import format_duration
 from delaylevel.config import Connection
 from delaylevel.delivery import Delivery
 
-from .options import DURATION, examples, pass_connection
+from .options import DURATION, Settings, examples, pass_settings, require_reachable
 from .output import note
+
+if TYPE_CHECKING:
+    from delaylevel.spark_sync import SyncSettings
+
+_CONNECTION_FLAGS = (
+    "service_url",
+    "admin_url",
+    "token_file",
+    "tls_trust_certs_file",
+    "tls_certificate_file",
+    "tls_private_key_file",
+)
 
 
 @click.group(
@@ -35,8 +47,10 @@ def sync() -> None:
         "delaylevel sync spark orders",
         "delaylevel sync spark orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
         "delaylevel sync spark orders --once   # from cron",
+        "delaylevel sync spark orders --metrics-port 9108",
         "delaylevel sync spark orders --master spark://spark.example:7077 "
         "--checkpoint hdfs:///delaylevel/orders",
+        "delaylevel sync spark orders --master spark://spark.example:7077 --print-command",
     )
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
@@ -53,9 +67,42 @@ def sync() -> None:
 )
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. Repeatable.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A source option.")
-@pass_connection
+@click.option(
+    "--ship/--no-ship",
+    default=True,
+    help="Send the packages to the cluster's executors (default), or rely on what they have.",
+)
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="NAME",
+    help="Send this installed package, too. Repeatable.",
+)
+@click.option(
+    "--executor-python",
+    metavar="NAME|PATH",
+    help="The executors' Python; by default this one's pythonX.Y, from their PATH.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve figures for Prometheus at this port; 0 for any free one.",
+)
+@click.option(
+    "--metrics-address",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address of the interface that figures are served at.",
+)
+@click.option(
+    "--print-command",
+    is_flag=True,
+    help="Print the spark-submit command that runs the same job, and end.",
+)
+@pass_settings
 def spark(
-    connection: Connection,
+    program: Settings,
     topics: tuple[str, ...],
     once: bool,
     checkpoint: str | None,
@@ -64,14 +111,27 @@ def spark(
     delivery: str,
     conf: tuple[str, ...],
     options: tuple[str, ...],
+    ship: bool,
+    packages: tuple[str, ...],
+    executor_python: str | None,
+    metrics_port: int | None,
+    metrics_address: str,
+    print_command: bool,
 ) -> None:
     """Run the Spark sync job for the level topics of TOPIC...
 
     TOPIC is a business topic or a level topic. One job at a time serves a level topic: a second
-    one says who is at work, and ends. SIGTERM and Ctrl-C end the job after the batch that runs.
-    """
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings, default_checkpoint
+    one says who is at work, and ends.
 
+    SIGTERM and Ctrl-C end the job after the batch that runs, which is committed and acknowledged;
+    given once more, at once, and the next run does that batch again.
+
+    With a --master of a cluster this program is Spark's driver. Executors get the Python packages
+    from it; a token from the environment goes to them inside Spark's tasks only.
+    """
+    from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
+
+    connection = program.connection()
     names = tuple(topics)
     state = Path(platformdirs.user_state_dir("delaylevel"))
     settings = SyncSettings(
@@ -83,12 +143,26 @@ def spark(
         delivery=Delivery(delivery),
         options=_pairs(options, "--option"),
         spark_conf=_pairs(conf, "--conf"),
+        executors=Executors(ship=ship, packages=packages, python=executor_python),
+        metrics_port=metrics_port,
+        metrics_address=metrics_address,
     )
+    if print_command:
+        _print_command(connection, settings)
+        return
+    require_reachable(connection)
     job = SparkSyncJob(connection, settings)
+    asked = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        note("Stopping after the batch that runs now.")
-        job.stop()
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            note("Stopping after the batch that runs now. Once more stops at once.")
+            job.stop()
+        else:
+            note("Stopping at once.")
+            job.stop_at_once()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -107,6 +181,46 @@ def spark(
 
     job.run(show)
     note(f"{moved:,} messages moved.")
+    if asked > 1:
+        note("The batch that ran is not finished; the next run does it again.")
+        click.get_current_context().exit(1)
+
+
+def _print_command(connection: Connection, settings: SyncSettings) -> None:
+    """Print the spark-submit command of a job; what it sends to executors is made already."""
+    from delaylevel.spark_sync.cluster import submit_command
+
+    arguments = [*_connection_arguments(connection), "sync", "spark", *settings.level_topics]
+    arguments += ["--master", settings.master, "--checkpoint", settings.checkpoint]
+    arguments += ["--delivery", settings.delivery.value, "--no-ship"]
+    if settings.executors.python is not None:
+        arguments += ["--executor-python", settings.executors.python_name]
+    if settings.once:
+        arguments.append("--once")
+    if settings.trigger_ms is not None:
+        arguments += ["--trigger", f"{settings.trigger_ms}ms"]
+    if settings.metrics_port is not None:
+        arguments += ["--metrics-port", str(settings.metrics_port)]
+        arguments += ["--metrics-address", settings.metrics_address]
+    for name, value in settings.options.items():
+        arguments += ["--option", f"{name}={value}"]
+    command = submit_command(settings.master, settings.executors, settings.spark_conf, arguments)
+    click.echo(str(command))
+    if connection.token is not None:
+        note("The token is not in the command: set DELAYLEVEL_TOKEN where it is run.")
+
+
+def _connection_arguments(connection: Connection) -> list[str]:
+    found = []
+    for name in _CONNECTION_FLAGS:
+        value = getattr(connection, name)
+        if value is not None:
+            found += [f"--{name.replace('_', '-')}", str(value)]
+    if connection.tls_allow_insecure:
+        found.append("--tls-allow-insecure")
+    if not connection.tls_validate_hostname:
+        found.append("--no-tls-validate-hostname")
+    return found
 
 
 def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

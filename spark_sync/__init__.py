@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from .cluster import Executors
     from .job import SparkSyncJob, SyncSettings, default_checkpoint
     from .source import DelayLevelDataSource
 
-__all__ = ["DelayLevelDataSource", "SparkSyncJob", "SyncSettings", "default_checkpoint"]
+__all__ = [
+    "DelayLevelDataSource",
+    "Executors",
+    "SparkSyncJob",
+    "SyncSettings",
+    "default_checkpoint",
+]
 
 _MODULES = {
     "DelayLevelDataSource": "source",
+    "Executors": "cluster",
     "SparkSyncJob": "job",
     "SyncSettings": "job",
     "default_checkpoint": "job",

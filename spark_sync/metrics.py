@@ -1,0 +1,132 @@
+"""A job's figures in Prometheus' text format; ``prometheus_client`` is needed only here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from delaylevel.errors import ConfigError, MissingExtraError
+
+from .figures import OUTCOMES, JobFigures, Standing
+
+
+@contextlib.contextmanager
+def serve_metrics(
+    figures: JobFigures,
+    standing: Standing,
+    topics: Iterable[str],
+    port: int,
+    address: str = "127.0.0.1",
+) -> Iterator[int]:
+    """Serve ``/metrics`` while the block runs.
+
+    Args:
+        figures, standing: what is served.
+        topics: the level topics, so that each has its series from the start.
+        port: where; 0 for any that is free.
+        address: of which interface.
+
+    Yields:
+        The port.
+
+    Raises:
+        MissingExtraError: ``prometheus_client`` is not installed.
+        ConfigError: the port cannot be had.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
+        ) from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(JobCollector(figures, standing, tuple(topics)))
+    try:
+        server, thread = start_http_server(port, address, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"metrics cannot be served at {address}:{port}: {error.strerror}"
+        ) from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class JobCollector:
+    """Reads the figures when it is asked for them.
+
+    Args:
+        figures, standing: what is read.
+        topics: the level topics.
+    """
+
+    def __init__(self, figures: JobFigures, standing: Standing, topics: tuple[str, ...]) -> None:
+        self._figures = figures
+        self._standing = standing
+        self._topics = topics
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every series, as ``prometheus_client`` wants them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        figures = self._figures
+        with figures.lock:
+            batches, rows, seconds = figures.batches, figures.rows, figures.batch_ms / 1000
+            messages, latest_ms = dict(figures.messages), dict(figures.latest_ms)
+            failures, last = figures.failures, figures.last
+        for name, text, value in (
+            ("batches", "Batches that moved something.", batches),
+            ("rows", "Rows that these batches read.", rows),
+            ("batch_seconds", "What these batches took, in all.", seconds),
+            ("query_failures", "How often the query failed and was started again.", failures),
+        ):
+            yield CounterMetricFamily(f"delaylevel_sync_{name}", text, value=value)
+        counter = CounterMetricFamily(
+            "delaylevel_sync_messages", "What became of messages.", labels=("level_topic", "became")
+        )
+        late = GaugeMetricFamily(
+            "delaylevel_sync_lateness_seconds",
+            "The largest lateness at hand-off in the last batch.",
+            labels=("level_topic",),
+        )
+        for topic in self._topics:
+            for outcome in OUTCOMES:
+                counter.add_metric((topic, outcome), messages.get((topic, outcome), 0))
+            late.add_metric((topic,), latest_ms.get(topic, 0) / 1000)
+        yield counter
+        yield late
+        yield GaugeMetricFamily(
+            "delaylevel_sync_last_batch_seconds",
+            "What the last batch took.",
+            value=0 if last is None else last.duration_ms / 1000,
+        )
+        yield from self._standing_now()
+
+    def _standing_now(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        waiting = self._standing.ask()
+        yield GaugeMetricFamily(
+            "delaylevel_sync_broker_answers",
+            "Whether the broker said how the level topics stand: 1 or 0.",
+            value=0 if waiting is None else 1,
+        )
+        for name, text, attribute, scale in (
+            (
+                "lag_seconds",
+                "For how long the oldest ripe message that was not moved has been ripe.",
+                "lag_ms",
+                0.001,
+            ),
+            ("parked_entries", "Entries that wait in levels.", "parked", 1),
+            ("held_entries", "Entries whose target cannot be written.", "held", 1),
+            ("dead_letter_entries", "Entries that were not understood.", "dead_letters", 1),
+        ):
+            family = GaugeMetricFamily(f"delaylevel_sync_{name}", text, labels=("level_topic",))
+            for topic, item in (waiting or {}).items():
+                family.add_metric((topic,), getattr(item, attribute) * scale)
+            yield family
