@@ -210,8 +210,8 @@ def level_producer_settings(
         timeout_ms = min(max(lead_ms, _SHORTEST_SEND_TIMEOUT_MS), _LONGEST_SEND_TIMEOUT_MS)
     elif timeout_ms <= 0:
         raise UnsupportedOptionError(
-            f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a message that "
-            "waits in the client without an end lies behind younger ones in its partition and is "
+            f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a "
+            "message that waits in the client without an end lies behind younger ones in its partition and is "
             f"handed off too late; set it to at most the lead ({format_duration(lead_ms)})"
         )
     elif timeout_ms > lead_ms:
