@@ -198,6 +198,7 @@ class SparkSyncJob:
         """Return the streaming DataFrame of what is near-due, for steps of a user's own."""
         return (
             spark.readStream.format(FORMAT)
+            .schema(SCHEMA)
             .options(**self._common_options(), **self._settings.options)
             .load()
         )
@@ -328,7 +329,7 @@ def _check_unclaimed(admin: Admin, descriptions: tuple[LevelTopicDescription, ..
 
 
 def _worker_died(error: BaseException) -> bool:
-    """Say whether a query could not be planned because a Python process ended, not because of it."""
+    """Say whether a query could not be planned because a Python process had ended."""
     text = str(error)
     return "Python worker" in text and ("exited" in text or "EOFException" in text)
 
