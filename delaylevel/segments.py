@@ -15,12 +15,13 @@ from ._segments_file import (
     Columns,
     DamagedSegmentError,
     Floats,
-    SegmentFile,
+    Run,
     SegmentState,
     inspect_segment,
 )
 from ._segments_query import average_of, rows_of
-from ._segments_read import Cursor, FileCursor, MemoryCursor, Part, cut, join
+from ._segments_read import Cursor, MemoryCursor, Part, cut, join
+from ._segments_spill import SpillDirectory
 from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Key, Rows, find_key
 from .errors import DelayLevelError, InvalidInputError
 
@@ -33,11 +34,8 @@ __all__ = [
     "inspect_segment",
 ]
 
-_SUFFIX = ".arrows"
 #: What a row costs in memory beside its payload: columns, a list's slot, a bytes object's header.
 _ROW_BYTES = 96
-_RUN_ROWS = 8192
-_RUN_BYTES = 4 << 20
 _SLICE_ROWS = 16_384
 _LOOKAHEAD_MS = 1_000
 _RETRY_MS = 1_000
@@ -118,15 +116,9 @@ class PendingSegments:
             raise InvalidInputError(f"precision_ms must be a power of two, not {precision_ms}")
         self.directory = Path(directory)
         self.budget_bytes = budget_bytes
-        self._bucket_ms = bucket_ms
         self._mask = -precision_ms
         self._clock = clock
-        self._opener = opener
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for path in self.directory.glob(f"*{_SUFFIX}"):
-            path.unlink()
-        self._files: dict[int, SegmentFile] = {}
-        self._serial = 0
+        self._spilled = SpillDirectory(self.directory, bucket_ms, self._mask, opener)
         self._memory: list[Part] = []
         self._cursors: list[Cursor] = []
         self._slice = Part.empty()
@@ -156,7 +148,7 @@ class PendingSegments:
     @property
     def disk_bytes(self) -> int:
         """What the spill files hold."""
-        return sum(file.size for file in self._files.values())
+        return self._spilled.size_bytes
 
     def append(
         self,
@@ -279,9 +271,7 @@ class PendingSegments:
         for cursor in self._cursors:
             cursor.close()
         self._cursors = []
-        for file in self._files.values():
-            file.path.unlink(missing_ok=True)
-        self._files = {}
+        self._spilled.delete()
         self._memory = []
         self._slice = Part.empty()
         self._memory_bytes = self._rows = 0
@@ -291,23 +281,16 @@ class PendingSegments:
         """Yield the columns of all pending rows in the ranges, unordered."""
         parts = [Columns(part.rows, part.attribute) for part in (self._slice, *self._memory)]
         parts += [cursor.columns() for cursor in self._cursors]
-        for low, file in self._files.items():
-            if low >= stop or low + self._bucket_ms - self._mask <= start:
-                continue
-            runs = [
-                run
-                for run in file.runs
-                if run.min_due < stop
+
+        def wanted(run: Run) -> bool:
+            return (
+                run.min_due < stop
                 and run.max_due >= start
                 and run.min_attribute <= most
                 and run.max_attribute >= least
-            ]
-            if runs:
-                file.hold()
-                try:
-                    parts += [file.read_columns(run) for run in runs]
-                finally:
-                    file.release()
+            )
+
+        parts += self._spilled.columns(wanted, start, stop)
         for rows, attribute in parts:
             keep = (rows[DUE] >= start) & (rows[DUE] < stop)
             if least > -np.inf:
@@ -348,12 +331,12 @@ class PendingSegments:
             self._cursors.append(MemoryCursor(join([near], self._mask), self._mask, _ROW_BYTES))
             self._set_memory([far] if far.payloads else [])
         end_due = horizon + 1
-        for low in sorted(low for low in self._files if low <= horizon):
+        for low in self._spilled.lows(horizon):
             start: Key = (low, -1, -1)
             if sum(find_key(cursor.keys, start) for cursor in self._cursors) >= _SLICE_ROWS:
                 end_due = low  # enough lies before this file; it stays closed
                 break
-            self._open(low, horizon)
+            self._cursors += self._spilled.open(low, horizon)
         rows = min(_SLICE_ROWS, max(16, self.budget_bytes // 8 // self._mean_bytes()))
         self._edge, parts = cut(self._cursors, rows, end_due)
         for cursor in self._cursors:
@@ -362,17 +345,6 @@ class PendingSegments:
         self._cursors = [cursor for cursor in self._cursors if cursor.left]
         self._slice = join(parts, self._mask)
         return bool(parts)
-
-    def _open(self, low: int, horizon: int) -> None:
-        """Turn the runs of one file that begin up to the horizon into cursors."""
-        file = self._files[low]
-        near = [run for run in file.runs if run.first_key[0] <= horizon]
-        self._cursors += [FileCursor(file, run, self._mask) for run in near]
-        file.runs = [run for run in file.runs if run.first_key[0] > horizon]
-        if not file.runs:
-            # The cursors hold the file open; its name is not needed any more.
-            file.path.unlink(missing_ok=True)
-            del self._files[low]
 
     def _mean_bytes(self) -> int:
         left = sum(cursor.left for cursor in self._cursors)
@@ -394,30 +366,12 @@ class PendingSegments:
         self._memory = []
         mean = max(1, memory.size_bytes(_ROW_BYTES) // max(1, memory.count))
         keep = min(self.budget_bytes // 8 // mean, memory.count)
-        bucket = (memory.rows[DUE] & self._mask) // self._bucket_ms * self._bucket_ms
         done = keep
         try:
-            while done < memory.count:
-                low = int(bucket[done])
-                count = int(bucket[done : done + _RUN_ROWS].searchsorted(low, side="right"))
-                sizes = np.fromiter(map(len, memory.payloads[done : done + count]), np.int64, count)
-                count = max(1, int(sizes.cumsum().searchsorted(_RUN_BYTES, side="right")))
-                count = min(count, sizes.size)
-                self._write(low, memory, done, done + count)
-                memory.payloads[done : done + count] = [b""] * count
-                done += count
-        except OSError as error:
+            done, error = self._spilled.write(memory, keep)
+        finally:
+            kept = [memory.between(0, keep), memory.between(done, memory.count)]
+            self._set_memory([part for part in kept if part.payloads])
+        if error is not None:
             self._full = error.strerror or str(error)
             self._retry_ms = now + _RETRY_MS
-        kept = [memory.between(0, keep), memory.between(done, memory.count)]
-        self._set_memory([part for part in kept if part.payloads])
-
-    def _write(self, low: int, memory: Part, start: int, stop: int) -> None:
-        file = self._files.get(low)
-        if file is None:
-            self._serial += 1
-            path = self.directory / f"due-{low}-{self._serial}{_SUFFIX}"
-            file = SegmentFile(path, self._opener)
-        part = memory.between(start, stop)
-        file.append(Columns(part.rows, part.attribute), part.payloads, part.key(0, self._mask))
-        self._files[low] = file

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delaylevel import _segments_spill
 from delaylevel import segments as segments_module
 from delaylevel._segments_file import SCHEMA
 from delaylevel.errors import InvalidInputError
@@ -289,11 +290,11 @@ def _play(
 
 
 def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments_module, "_RUN_ROWS", 64)
+    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 64)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rows: list[Row] = []
     for start in range(0, 9000, 3000):
         rows += add(store, np.full(3000, T0 + 10_000), start)
-    (file,) = store._files.values()
+    (file,) = store._spilled._files.values()
     assert max(run.rows for run in file.runs) == 64
     assert drain(store, T0 + 10_000) == in_order(rows, 1024)

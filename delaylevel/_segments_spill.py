@@ -1,0 +1,115 @@
+"""The spill files of one directory, one for each coarse bucket of due time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._segments_file import Columns, Run, SegmentFile
+from ._segments_read import Cursor, FileCursor, Part
+from ._timebucket_codec import DUE
+
+_SUFFIX = ".arrows"
+_RUN_ROWS = 8192
+_RUN_BYTES = 4 << 20
+
+
+class SpillDirectory:
+    """Files by bucket; what is opened for reading is no longer among them."""
+
+    def __init__(
+        self, path: Path, bucket_ms: int, mask: int, opener: Callable[[Path], Any]
+    ) -> None:
+        """Create the directory, or delete the spill files that are in it.
+
+        Args:
+            path: nothing else uses it.
+            bucket_ms: the range of truncated due times of one file.
+            mask: what due times are truncated with.
+            opener: opens a file for unbuffered binary appending.
+        """
+        self._path = path
+        self._bucket_ms = bucket_ms
+        self._mask = mask
+        self._opener = opener
+        self._files: dict[int, SegmentFile] = {}
+        self._serial = 0
+        path.mkdir(parents=True, exist_ok=True)
+        for old in path.glob(f"*{_SUFFIX}"):
+            old.unlink()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the files hold."""
+        return sum(file.size for file in self._files.values())
+
+    def write(self, memory: Part, start: int) -> tuple[int, OSError | None]:
+        """Write the rows of a sorted part from ``start`` on, dropping their payloads from it.
+
+        Returns:
+            How far it came, and the error that stopped it; rows from there on are as they were.
+        """
+        bucket = (memory.rows[DUE] & self._mask) // self._bucket_ms * self._bucket_ms
+        while start < memory.count:
+            low = int(bucket[start])
+            count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
+            payloads = memory.payloads[start : start + count]
+            sizes = np.fromiter(map(len, payloads), np.int64, count).cumsum()
+            stop = start + min(max(1, int(sizes.searchsorted(_RUN_BYTES, side="right"))), count)
+            try:
+                self._write_run(low, memory.between(start, stop))
+            except OSError as error:
+                return start, error
+            memory.payloads[start:stop] = [b""] * (stop - start)
+            start = stop
+        return start, None
+
+    def _write_run(self, low: int, part: Part) -> None:
+        file = self._files.get(low)
+        if file is None:
+            self._serial += 1
+            name = f"due-{low}-{self._serial}{_SUFFIX}"
+            file = SegmentFile(self._path / name, self._opener)
+        file.append(Columns(part.rows, part.attribute), part.payloads, part.key(0, self._mask))
+        self._files[low] = file
+
+    def lows(self, horizon: int) -> list[int]:
+        """Return where the buckets begin that begin up to ``horizon``, ascending."""
+        return sorted(low for low in self._files if low <= horizon)
+
+    def open(self, low: int, horizon: int) -> list[Cursor]:
+        """Turn the runs of one file that begin up to the horizon into cursors."""
+        file = self._files[low]
+        cursors: list[Cursor] = [
+            FileCursor(file, run, self._mask) for run in file.runs if run.first_key[0] <= horizon
+        ]
+        file.runs = [run for run in file.runs if run.first_key[0] > horizon]
+        if not file.runs:
+            # The cursors hold the file open; its name is not needed any more.
+            file.path.unlink(missing_ok=True)
+            del self._files[low]
+        return cursors
+
+    def columns(self, wanted: Callable[[Run], bool], start: int, stop: int) -> list[Columns]:
+        """Read the columns of the wanted runs, in files that cover [start, stop)."""
+        parts: list[Columns] = []
+        for low, file in self._files.items():
+            if low >= stop or low + self._bucket_ms - self._mask <= start:
+                continue
+            runs = [run for run in file.runs if wanted(run)]
+            if runs:
+                file.hold()
+                try:
+                    parts += [file.read_columns(run) for run in runs]
+                finally:
+                    file.release()
+        return parts
+
+    def delete(self) -> None:
+        """Delete all files."""
+        for file in self._files.values():
+            file.path.unlink(missing_ok=True)
+        self._files = {}
