@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from .batch import pending
     from .cluster import Executors
     from .job import SparkSyncJob, SyncSettings, default_checkpoint
     from .source import DelayLevelDataSource
@@ -18,6 +19,7 @@ __all__ = [
     "SparkSyncJob",
     "SyncSettings",
     "default_checkpoint",
+    "pending",
 ]
 
 _MODULES = {
@@ -26,6 +28,7 @@ _MODULES = {
     "SparkSyncJob": "job",
     "SyncSettings": "job",
     "default_checkpoint": "job",
+    "pending": "batch",
 }
 
 

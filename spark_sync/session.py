@@ -49,6 +49,8 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
         # A second copy of a running task would send its messages a second time.
         .config("spark.speculation", "false")
         .config("spark.sql.session.timeZone", "UTC")
+        # Without it Spark refuses a batch read with pushFilters.
+        .config("spark.sql.python.filterPushdown.enabled", "true")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.stopTimeout", "30s")
         .config("spark.sql.streaming.noDataProgressEventInterval", "10000")

@@ -16,6 +16,7 @@ from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceReader,
     DataSourceStreamReader,
     DataSourceStreamWriter,
     InputPartition,
@@ -31,15 +32,16 @@ from pyspark.sql.types import StructType
 from delaylevel.claim import Claim
 from delaylevel.clock import SystemClock
 from delaylevel.description import LevelTopicDescription, Mover
-from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
+from delaylevel.errors import AlreadyRunningError, ConfigError, DataLossError, LevelTopicError
 from delaylevel.frontier import Bound, ripe_bound
 from delaylevel.gaps import find_gap
 from delaylevel.positions import EARLIEST, Position
 from delaylevel.reading import SourcePartition, read_range, source_partitions
 
 from . import control
+from .batch import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
 from .options import SyncOptions
-from .rows import SCHEMA, to_batches
+from .rows import to_batches
 from .runtime import Runtime, runtime
 
 log = logging.getLogger(__name__)
@@ -56,20 +58,22 @@ Offset = dict[str, Any]
 
 
 class DelayLevelDataSource(DataSource):
-    """``spark.readStream.format("delaylevel")`` and ``writeStream.format("delaylevel")``.
+    """``spark.readStream``, ``writeStream`` and ``spark.read`` with ``format("delaylevel")``.
 
     Options: ``levelTopics`` (names, with commas), ``serviceUrl``, ``adminUrl``, ``tokenFile``,
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``, and for the sink
     ``delivery`` (``at-least-once`` or ``effectively-once``). The rows are those of
-    :data:`delaylevel.spark_sync.rows.SCHEMA`.
+    :data:`delaylevel.spark_sync.batch.PENDING_SCHEMA`, or those that ``.schema(…)`` names. A batch
+    read has options of its own: see :class:`delaylevel.spark_sync.batch.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._parsed = SyncOptions.parse(dict(options))
+        self._batch, rest = BatchOptions.split(options)
+        self._parsed = SyncOptions.parse(rest)
 
     @classmethod
     def name(cls) -> str:
@@ -77,12 +81,18 @@ class DelayLevelDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of the rows."""
-        return SCHEMA
+        """Return the schema of the rows; a reader may be asked for fewer columns."""
+        return PENDING_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the batch reader."""
+        return pending_reader(self._parsed, self._batch, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
-        return DelayLevelStreamReader(self._parsed)
+        if self._batch != BatchOptions():
+            raise ConfigError("dueFrom and the like are options of spark.read, not of a stream")
+        return DelayLevelStreamReader(self._parsed, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the streaming writer."""
@@ -113,13 +123,15 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     Spark makes further copies of it to plan and to read; those only ever call :meth:`read`.
     """
 
-    def __init__(self, options: SyncOptions) -> None:
+    def __init__(self, options: SyncOptions, schema: StructType) -> None:
+        check_schema(schema)
         self._options = options
+        self._schema = schema
         self._driver: _Driver | None = None
         self._ended = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_driver": None, "_ended": False}
+        return {**self.__dict__, "_driver": None, "_ended": False}
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Return where a query without a checkpoint starts."""
@@ -178,7 +190,8 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             Position.parse(partition.end),
             self._options.poll_timeout_ms,
         )
-        yield from to_batches(partition.source, messages, partition.now_ms)
+        batches = to_batches(partition.source, messages, partition.now_ms)
+        yield from conform(batches, self._schema)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as done."""
