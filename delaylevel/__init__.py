@@ -11,15 +11,19 @@ from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
 
 if TYPE_CHECKING:
     from delaylevel.client import DelayLevelClient, wrap
+    from delaylevel.dedup import Deduplicator
     from delaylevel.producer import DelayLevelProducer
+    from delaylevel.timebucket import TimeBucketTracker
 
 __all__ = [
     "DelayLevelClient",
     "DelayLevelError",
     "DelayLevelProducer",
+    "Deduplicator",
     "Levels",
     "PartitionBy",
     "PartitionStrategy",
+    "TimeBucketTracker",
     "__version__",
     "wrap",
 ]
@@ -29,6 +33,8 @@ __all__ = [
 _LAZY: dict[str, tuple[str, str | None]] = {
     "DelayLevelClient": ("delaylevel.client", None),
     "DelayLevelProducer": ("delaylevel.producer", None),
+    "Deduplicator": ("delaylevel.dedup", "window"),
+    "TimeBucketTracker": ("delaylevel.timebucket", "window"),
     "wrap": ("delaylevel.client", None),
 }
 
