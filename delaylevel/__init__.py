@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from delaylevel.timebucket import TimeBucketTracker
 
 __all__ = [
+    "Deduplicator",
     "DelayLevelClient",
     "DelayLevelError",
     "DelayLevelProducer",
-    "Deduplicator",
     "Levels",
     "PartitionBy",
     "PartitionStrategy",
