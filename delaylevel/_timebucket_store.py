@@ -37,11 +37,11 @@ SPLIT_ROWS = 262_144
 _SPLIT_PARTS = 4
 #: Rows that may wait unpacked for their chunk to fill, in all buckets together: so many, or a share
 #: of all rows.
-_LOOSE_ROWS = 65_536
-_LOOSE_SHARE = 128
+_LOOSE_ROWS = 49_152
+_LOOSE_SHARE = 200
 #: Tails are lists of blocks of one size, which are used again: growing arrays would leave holes in
 #: the heap.
-_BLOCK_ROWS = 256
+_BLOCK_ROWS = 128
 _LOWEST_DUE = -(1 << 63)
 
 

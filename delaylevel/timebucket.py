@@ -18,7 +18,7 @@ from .errors import InvalidInputError
 #: Rows that single adds may gather before they are sorted into their buckets.
 _STAGE_ROWS = 4096
 #: Rows of a large batch that are handled at once.
-_BATCH_ROWS = 16_384
+_BATCH_ROWS = 8192
 #: Rows that are unpacked ahead at once, at the end of a get.
 _LOAD_ROWS = 4096
 #: What is due within this time is kept unpacked.
