@@ -66,6 +66,10 @@ class ConfigError(InvalidInputError):
     """A configuration file, environment variable or flag that cannot be used."""
 
 
+class StepsError(InvalidInputError):
+    """A user's own steps that lose, change or multiply what the Spark job has to send on."""
+
+
 class BrokerUnreachableError(BrokerError):
     """Nothing answers at the service or admin address."""
 

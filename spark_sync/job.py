@@ -30,6 +30,7 @@ from delaylevel.errors import (
     DataLossError,
     InvalidInputError,
     LevelTopicError,
+    StepsError,
 )
 from delaylevel.reading import source_partitions
 
@@ -43,6 +44,7 @@ from .options import connection_options
 from .rows import SCHEMA
 from .session import spark_session
 from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
+from .steps import Steps, apply_steps
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,14 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
 # Raised inside Spark's Python processes; in the driver they arrive as text.
-_FATAL = (AlreadyRunningError, DataLossError, LevelTopicError, ConfigError, InvalidInputError)
+_FATAL = (
+    AlreadyRunningError,
+    DataLossError,
+    LevelTopicError,
+    ConfigError,
+    StepsError,
+    InvalidInputError,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class SparkSyncJob:
         connection: where the cluster is.
         settings: how the job runs.
         spark: a session to run in; it is not stopped here. Without it the job makes its own.
+        steps: DataFrame steps of the user's own, between source and sink: see docs/spark.md.
 
     Raises:
         LevelTopicError: one of the topics is not a level topic, or is moved by a Function.
@@ -102,9 +112,14 @@ class SparkSyncJob:
     """
 
     def __init__(
-        self, connection: Connection, settings: SyncSettings, spark: SparkSession | None = None
+        self,
+        connection: Connection,
+        settings: SyncSettings,
+        spark: SparkSession | None = None,
+        steps: Steps | None = None,
     ) -> None:
         self._connection = connection
+        self._steps = steps
         self._settings = settings
         self._given = spark
         self._stop = threading.Event()
@@ -139,6 +154,7 @@ class SparkSyncJob:
 
         Raises:
             AlreadyRunningError, LevelTopicError: the job cannot go on.
+            StepsError: the steps lose, change or multiply what has to be sent on.
             BrokerError: with ``once``, the query failed; what is unfinished is unacknowledged.
         """
         with contextlib.ExitStack() as stack:
@@ -216,9 +232,11 @@ class SparkSyncJob:
         # Spark looks a Python data source up in the session that is active in this thread, which
         # a session that was made in another thread becomes by making a DataFrame.
         spark.createDataFrame([], SCHEMA)
+        frame = self.dataframe(spark)
+        if self._steps is not None:
+            frame = apply_steps(frame, self._steps, self._settings.delivery)
         writer = (
-            self.dataframe(spark)
-            .writeStream.format(FORMAT)
+            frame.writeStream.format(FORMAT)
             .options(**self._common_options())
             .option("checkpointLocation", self._settings.checkpoint)
             .queryName(self._query_name)

@@ -18,6 +18,7 @@ from . import control
 from .options import SyncOptions
 from .rows import from_batch
 from .runtime import Runtime, runtime
+from .steps import TwiceCheck
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
 
         Raises:
             BrokerError: a topic of our own cannot be written; the batch is not committed.
-            InvalidInputError: effectively once, rows out of order or twice.
+            StepsError: a row came twice.
+            InvalidInputError: effectively once, rows out of order.
         """
         here = runtime(self._options)
         for name in self._options.level_topics:
@@ -56,8 +58,10 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
 
     def _write_at_least_once(self, here: Runtime, iterator: Iterator[Any]) -> TaskReport:
         used: dict[str, Forwarder] = {}
+        twice = TwiceCheck()
         try:
             for batch in iterator:
+                twice.look(batch)
                 for source, message, now_ms in from_batch(batch):
                     forwarder = used.get(source.family)
                     if forwarder is None:
@@ -76,8 +80,10 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
         identity = TaskContext.get().getLocalProperty("sql.streaming.queryId")
         used: dict[str, tuple[str, Forwarder]] = {}
         done = TaskReport()
+        twice = TwiceCheck()
         try:
             for batch in iterator:
+                twice.look(batch)
                 for source, message, now_ms in from_batch(batch):
                     family, forwarder = used.get(source.topic, (source.family, None))
                     if forwarder is None:
