@@ -178,12 +178,9 @@ class SegmentFile:
 
     def read_columns(self, run: Run) -> Columns:
         """Read a run without its payloads; the file must be held."""
-        size = (_KEY_COLUMNS - 1) * run.stride + 8 * run.rows
-        data = self._read(size, run.columns_at)
-        rows = np.empty((3, run.rows), dtype=np.int64)
-        for index in range(3):
-            rows[index] = np.frombuffer(data, np.int64, run.rows, index * run.stride)
-        return Columns(rows, np.frombuffer(data, np.float64, run.rows, 3 * run.stride))
+        data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
+        columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
+        return Columns(columns[:3], columns[3].view(np.float64))
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of a run's rows from ``start`` up to ``stop``; it must be held."""

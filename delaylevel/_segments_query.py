@@ -23,7 +23,7 @@ def _order(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
     for column, index in ((ledger, LEDGER), (entry, ENTRY)):
         key <<= bits[index]
         key |= column - low[index]
-    return None if bool((key[1:] >= key[:-1]).all()) else key.argsort()
+    return None if bool((key[1:] >= key[:-1]).all()) else key.argsort(kind="stable")
 
 
 def rows_of(parts: Iterable[Columns]) -> pa.Table:

@@ -264,7 +264,7 @@ class PendingSegments:
         attribute_max: float = np.inf,
     ) -> float | None:
         """Return the average attribute of what ``rows_between`` returns, None where empty."""
-        return average_of(self._scan(due_from_ms, due_to_ms, attribute_min, attribute_max))
+        return average_of(self._scan(due_from_ms, due_to_ms, attribute_min, attribute_max, True))
 
     def close(self) -> None:
         """Delete the spill files; what is in memory is dropped too."""
@@ -277,7 +277,9 @@ class PendingSegments:
         self._memory_bytes = self._rows = 0
         self._memory_due = _LIMIT
 
-    def _scan(self, start: int, stop: int, least: float, most: float) -> Iterator[Columns]:
+    def _scan(
+        self, start: int, stop: int, least: float, most: float, attribute_only: bool = False
+    ) -> Iterator[Columns]:
         """Yield the columns of all pending rows in the ranges, unordered."""
         parts = [Columns(part.rows, part.attribute) for part in (self._slice, *self._memory)]
         parts += [cursor.columns() for cursor in self._cursors]
@@ -291,15 +293,18 @@ class PendingSegments:
             )
 
         parts += self._spilled.columns(wanted, start, stop)
+        bare = attribute_only and not self._discarded
         for rows, attribute in parts:
             keep = (rows[DUE] >= start) & (rows[DUE] < stop)
             if least > -np.inf:
                 keep &= attribute >= least
             if most < np.inf:
                 keep &= attribute <= most
-            found = (
-                Columns(rows, attribute) if keep.all() else Columns(rows[:, keep], attribute[keep])
-            )
+            found = Columns(rows, attribute)
+            if not keep.all():
+                index = np.flatnonzero(keep)
+                picked = rows[:, :0] if bare else np.take(rows, index, axis=1)
+                found = Columns(picked, attribute[index])
             if self._discarded and found.attribute.size:
                 alive = self._alive(found.rows)
                 found = Columns(found.rows[:, alive], found.attribute[alive])
