@@ -48,6 +48,7 @@ def sync() -> None:
         "delaylevel sync spark orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
         "delaylevel sync spark orders --once   # from cron",
         "delaylevel sync spark orders --metrics-port 9108",
+        "delaylevel sync spark orders --steps billing.steps:without_closed_accounts",
         "delaylevel sync spark orders --master spark://spark.example:7077 "
         "--checkpoint hdfs:///delaylevel/orders",
         "delaylevel sync spark orders --master spark://spark.example:7077 --print-command",
@@ -67,6 +68,11 @@ def sync() -> None:
 )
 @click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. Repeatable.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="A source option.")
+@click.option(
+    "--steps",
+    metavar="MODULE:FUNCTION",
+    help="DataFrame steps of your own between source and sink: a function of one DataFrame.",
+)
 @click.option(
     "--ship/--no-ship",
     default=True,
@@ -111,6 +117,7 @@ def spark(
     delivery: str,
     conf: tuple[str, ...],
     options: tuple[str, ...],
+    steps: str | None,
     ship: bool,
     packages: tuple[str, ...],
     executor_python: str | None,
@@ -130,6 +137,7 @@ def spark(
     from it; a token from the environment goes to them inside Spark's tasks only.
     """
     from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
+    from delaylevel.spark_sync.steps import dropped, load_steps
 
     connection = program.connection()
     names = tuple(topics)
@@ -148,10 +156,11 @@ def spark(
         metrics_address=metrics_address,
     )
     if print_command:
-        _print_command(connection, settings)
+        _print_command(connection, settings, steps)
         return
+    own_steps = None if steps is None else load_steps(steps)
     require_reachable(connection)
-    job = SparkSyncJob(connection, settings)
+    job = SparkSyncJob(connection, settings, steps=own_steps)
     asked = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -170,23 +179,24 @@ def spark(
         note(f"Moving {description.topic} ({description.levels})")
     if not once:
         note(f"Looking every {format_duration(job.trigger_ms)}. Ctrl-C ends it.")
-    moved = 0
+    moved = left_out = 0
 
     def show(progress: Any) -> None:
-        nonlocal moved
-        moved += progress.numInputRows
+        nonlocal moved, left_out
+        left_out += dropped(progress)
+        moved += progress.numInputRows - dropped(progress)
         if sys.stderr.isatty():
             rate = progress.processedRowsPerSecond
             click.echo(f"\r{moved:,} moved, {rate:,.0f}/s in the last batch ", nl=False, err=True)
 
     job.run(show)
-    note(f"{moved:,} messages moved.")
+    note(f"{moved:,} messages moved." + (f" {left_out:,} dropped by the steps." if steps else ""))
     if asked > 1:
         note("The batch that ran is not finished; the next run does it again.")
         click.get_current_context().exit(1)
 
 
-def _print_command(connection: Connection, settings: SyncSettings) -> None:
+def _print_command(connection: Connection, settings: SyncSettings, steps: str | None) -> None:
     """Print the spark-submit command of a job; what it sends to executors is made already."""
     from delaylevel.spark_sync.cluster import submit_command
 
@@ -195,6 +205,8 @@ def _print_command(connection: Connection, settings: SyncSettings) -> None:
     arguments += ["--delivery", settings.delivery.value, "--no-ship"]
     if settings.executors.python is not None:
         arguments += ["--executor-python", settings.executors.python_name]
+    if steps is not None:
+        arguments += ["--steps", steps]
     if settings.once:
         arguments.append("--once")
     if settings.trigger_ms is not None:
