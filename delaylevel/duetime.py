@@ -8,6 +8,7 @@ from delaylevel.clock import duration_ms, format_instant, instant_ms
 from delaylevel.errors import InvalidDelayError
 
 # A moment before 1973, given in milliseconds, is in truth one given in seconds.
+_NOTHING = timedelta(0)
 _SECONDS_LOOK_LIKE = 100_000_000_000
 # 9999-12-31T23:59:59.999Z: beyond it, the number was micro- or nanoseconds.
 LATEST_DUE_MS = 253_402_300_799_999
@@ -46,7 +47,7 @@ def _from_delay(deliver_after: timedelta, now_ms: int) -> int | None:
             f"deliver_after is a timedelta, not {type(deliver_after).__name__} "
             f"({deliver_after!r}): write timedelta(seconds=…); the message was not sent"
         )
-    if deliver_after < timedelta(0):
+    if deliver_after < _NOTHING:
         raise InvalidDelayError(
             f"deliver_after is negative ({deliver_after!r}): a delay is zero or more; "
             "the message was not sent"

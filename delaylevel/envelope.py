@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from delaylevel.duetime import LATEST_DUE_MS
 from delaylevel.errors import EnvelopeError, InvalidInputError
@@ -53,8 +54,7 @@ class SchemaRef:
         return f"{self.type}:{self.digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """When a parked message is due, where it goes, and who it is.
 
     Attributes:
@@ -105,7 +105,7 @@ class Envelope:
 
     def held_again(self) -> Envelope:
         """Return the envelope after one more refusal by the target."""
-        return replace(self, attempt=self.attempt + 1)
+        return self._replace(attempt=self.attempt + 1)
 
     def parked_properties(self, application: Mapping[str, str]) -> dict[str, str]:
         """Return all properties of the message while it is parked."""

@@ -109,7 +109,8 @@ class Parking:
         if decision.hop is not Hop.PARK:
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
             return Placement(-1, -1, sealed.delivered_properties(application), deliver_at_ms)
-        _check_parkable(unsupported)
+        if unsupported:
+            _check_parkable(unsupported)
         hand_off_ms = None
         if self.description.mover is Mover.FUNCTION:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)

@@ -15,6 +15,8 @@ from delaylevel.description import LevelTopicDescription
 from delaylevel.parking import NOT_PARKABLE, Parking, Placement
 from delaylevel.schemas import reference_to
 
+_NONE_GIVEN = (None, None, False)
+
 
 class DelayLevelProducer:
     """Sends undelayed messages as before, and delayed ones by way of a delay-level topic.
@@ -112,12 +114,8 @@ class DelayLevelProducer:
             deliver_at,
             deliver_after,
             message_id,
-            partition_key=partition_key,
-            ordering_key=ordering_key,
-            event_timestamp=event_timestamp,
-            sequence_id=sequence_id,
-            replication_clusters=replication_clusters,
-            disable_replication=disable_replication,
+            (partition_key, ordering_key, event_timestamp),
+            (sequence_id, replication_clusters, disable_replication),
         )
         return producer.send(body, **arguments)
 
@@ -152,12 +150,8 @@ class DelayLevelProducer:
             deliver_at,
             deliver_after,
             message_id,
-            partition_key=partition_key,
-            ordering_key=ordering_key,
-            event_timestamp=event_timestamp,
-            sequence_id=sequence_id,
-            replication_clusters=replication_clusters,
-            disable_replication=disable_replication,
+            (partition_key, ordering_key, event_timestamp),
+            (sequence_id, replication_clusters, disable_replication),
         )
         producer.send_async(body, callback, **arguments)
 
@@ -196,26 +190,35 @@ class DelayLevelProducer:
         deliver_at: int | datetime | None,
         deliver_after: timedelta | None,
         message_id: str | None,
-        **options: Any,
+        kept: tuple[str | None, str | None, int | None],
+        not_parkable: tuple[int | None, list[str] | None, bool],
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the producer that a message goes through, its body there, and its arguments."""
-        if deliver_at is None and deliver_after is None and message_id is None and not properties:
-            return self._business, content, options
-        placement = self._parking.place(
-            deliver_at,
-            deliver_after,
-            properties,
-            message_id,
-            **{name: options[name] for name in NOT_PARKABLE},
-        )
-        options["properties"] = placement.properties
-        options["deliver_at"] = placement.deliver_at_ms
-        if not placement.parked:
-            return self._business, content, options
-        for name in NOT_PARKABLE:
-            del options[name]
+        """Return the producer that a message goes through, its body there, and its arguments.
+
+        Args:
+            kept: partition key, ordering key and event time.
+            not_parkable: the values of ``NOT_PARKABLE``.
+        """
+        if not_parkable == _NONE_GIVEN:
+            placement = self._parking.place(deliver_at, deliver_after, properties, message_id)
+        else:
+            options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
+            placement = self._parking.place(
+                deliver_at, deliver_after, properties, message_id, **options
+            )
+        partition_key, ordering_key, event_timestamp = kept
+        arguments: dict[str, Any] = {
+            "properties": placement.properties,
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_timestamp,
+            "deliver_at": placement.deliver_at_ms,
+        }
+        if placement.level < 0:
+            arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
+            return self._business, content, arguments
         body = None if content is None else self._schema.encode(content)
-        return self._level_producer(placement), body, options
+        return self._level_producer(placement), body, arguments
 
     def _producers(self) -> list[Any]:
         with self._lock:

@@ -44,12 +44,16 @@ class Router:
     found only says which levels it must not enter again merely because of their lead.
     """
 
-    __slots__ = ("_rules", "levels")
+    __slots__ = ("_maximum_ms", "_rules", "levels")
 
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
-        # (least remaining delay for a newcomer, for one that comes from this level or a finer one)
-        self._rules = tuple((level.unit_ms, level.near_due_ms + 1) for level in levels)
+        self._maximum_ms = levels.maximum_ms
+        # (least remaining delay for one that comes from this level or a finer one, unit, last
+        # partition); for a newcomer the least is one unit.
+        self._rules = tuple(
+            (level.near_due_ms + 1, level.unit_ms, level.partitions - 1) for level in levels
+        )
 
     def decide(self, due_ms: int, now_ms: int, came_from: int | None = None) -> Decision:
         """Return where a message that is due at ``due_ms`` goes next.
@@ -71,11 +75,12 @@ class Router:
         if remaining <= 0:
             return DUE
         source = -1 if came_from is None else came_from
-        if came_from is None and remaining > self.levels.maximum_ms:
+        if came_from is None and remaining > self._maximum_ms:
             self._check_overflow(remaining)
-        for index, (newcomer, returning) in enumerate(self._rules):
-            if remaining >= (newcomer if index > source else returning):
-                return Decision(Hop.PARK, index, self.levels[index].partition_for(remaining))
+        for index, (returning, unit, last) in enumerate(self._rules):
+            if remaining >= (unit if index > source else returning):
+                partition = remaining // unit - 1
+                return Decision(Hop.PARK, index, partition if partition < last else last)
         return WINDOW
 
     def hand_off_ms(self, level: int, partition: int, publish_ms: int) -> int:

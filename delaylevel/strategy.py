@@ -214,10 +214,6 @@ class Level:
         """Up to this remaining delay a message goes on; above it, it is parked again."""
         return self.unit_ms + self.lead_ms + self.tolerance_ms
 
-    def partition_for(self, remaining_ms: int) -> int:
-        """Return the partition for a remaining delay of at least one unit (clamped to the last)."""
-        return min(remaining_ms // self.unit_ms - 1, self.partitions - 1)
-
     def hand_off_after_ms(self, partition: int) -> int:
         """Return how long after its publish time a message of this partition is handed off."""
         return (partition + 1) * self.unit_ms - self.lead_ms
