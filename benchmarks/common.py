@@ -1,0 +1,124 @@
+"""What the benchmarks on a real broker share: a broker of their own, sides run in turn, a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pulsar
+from baselines import Case, print_table
+
+from delaylevel import DelayLevelClient
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.config import Connection
+
+QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+BODY = b"x" * 1024
+
+
+@contextmanager
+def private_broker(**conf: Any) -> Iterator[Connection]:
+    """Start a broker on data of its own, and stop it and delete the data in the end.
+
+    Args:
+        conf: settings of ``standalone.conf``.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
+        EmbeddedBroker(
+            "bench",
+            directory=Path(directory) / "broker",
+            functions=False,
+            conf=conf,
+            heap_mb=600,
+            follow_parent=True,
+            report=note,
+        ) as broker,
+    ):
+        yield broker.connection
+
+
+@contextmanager
+def connected(connection: Connection) -> Iterator[DelayLevelClient]:
+    """Return a client that is closed in the end."""
+    client = DelayLevelClient.from_connection(connection, logger=QUIET)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Run every side once and throw that away, then all of them in turn: A B A B ...
+
+    Each second of a noisy machine then falls on all sides alike.
+
+    Args:
+        sides: what is run, by name; each returns its messages a second.
+        rounds: how often.
+    """
+    for name, side in sides.items():
+        note(f"{name}: {side():,.0f} /s (to warm up)")
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name, side in sides.items():
+            rate = side()
+            found[name].append(rate)
+            note(f"{name}: {rate:,.0f} /s ({number + 1} of {rounds})")
+    return found
+
+
+def rate_row(name: str, rates: list[float], baseline: list[float]) -> Case:
+    """Return a row of a table: median, extremes, and how many times the baseline.
+
+    The ratio is the median of the ratios of each round, in which both ran one after the other.
+    """
+    ratios = [one / other for one, other in zip(rates, baseline, strict=True)]
+    return {
+        "side": name,
+        "median_per_s": round(statistics.median(rates)),
+        "least": round(min(rates)),
+        "most": round(max(rates)),
+        "times_baseline": statistics.median(ratios),
+    }
+
+
+def report(rows: list[Case], json_path: str | None) -> None:
+    """Print a table, and write the rows as JSON with what they were measured on."""
+    print_table(rows)
+    if json_path:
+        machine = {
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "pulsar_client": pulsar.__version__,
+            "load_average": os.getloadavg(),
+        }
+        Path(json_path).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+def note(text: str) -> None:
+    """Say on stderr what is being done."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def arguments(doc: str | None, messages: int, rounds: int) -> argparse.ArgumentParser:
+    """Return a parser with the options that all of these benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=(doc or "").splitlines()[0],
+        epilog=(doc or "").partition("\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--messages", type=int, default=messages, help=f"default: {messages:,}")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
+    parser.add_argument("--json", help="write the results there")
+    return parser
