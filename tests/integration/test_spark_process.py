@@ -1,0 +1,175 @@
+"""``delaylevel sync spark`` as a program: killed, doubled, ended, and run from cron."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from delaylevel.admin import Admin
+from delaylevel.claim import describe_owner
+from delaylevel.client import DelayLevelClient
+from delaylevel.description import LevelTopicDescription
+from delaylevel.reading import ParkedMessage, source_partitions
+from delaylevel.strategy import Levels, PartitionStrategy
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=20)),
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
+        ),
+    ]
+)
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
+
+Start = Callable[..., Any]
+
+
+def said(process: Any) -> str:
+    return Path(process.log).read_text()
+
+
+def end(process: Any, seconds: float = 60) -> int:
+    try:
+        return int(process.wait(seconds))
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it did not end within {seconds} s; it said:\n{said(process)}")
+
+
+def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, seed: int) -> None:
+    choose = random.Random(seed)
+    with client.create_producer(target, enable_delay_level_topic=True) as producer:
+        for number in range(count):
+            producer.send_async(
+                b"%d" % number,
+                None,
+                partition_key=f"key-{number % 13}",
+                deliver_after=timedelta(milliseconds=choose.randint(600, longest_ms)),
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killed_then_doubled_then_ended(
+    level_topic: Callable[..., LevelTopicDescription],
+    dl_client: Callable[..., DelayLevelClient],
+    cli_process: Start,
+    eventually: Callable[..., Any],
+    stored: Callable[[str], list[ParkedMessage]],
+    drained: Callable[[LevelTopicDescription], None],
+    admin: Admin,
+    tmp_path: Path,
+) -> None:
+    """Spark's driver is killed below the program; then a second program is refused."""
+    description = level_topic(LEVELS)
+    orders = description.targets[0]
+    source = source_partitions(description)[0]
+    command = ("sync", "spark", orders, "--checkpoint", str(tmp_path / "checkpoint"))
+    park(dl_client(), orders, 2000, 15_000, seed=7)
+    before = len(stored(orders))
+    choose = random.Random(7)
+
+    job = cli_process(*command)
+    eventually(
+        lambda: job.poll() is not None or len(stored(orders)) > before, "the first batch", 120
+    )
+    assert job.poll() is None, said(job)
+    time.sleep(choose.random())  # a random moment of a batch, or between two
+    tree = psutil.Process(job.pid).children(recursive=True)
+    java = next(process for process in tree if "java" in process.name())
+    os.kill(java.pid, signal.SIGKILL)
+    # The program does not hang, nothing of it stays behind, and its place becomes free.
+    assert end(job) != 0
+    _, alive = psutil.wait_procs(tree, 30)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    eventually(lambda: not describe_owner(admin, source), "the claim of a killed job", 30)
+
+    job = cli_process(*command)
+    eventually(lambda: job.poll() is not None or describe_owner(admin, source), "a claim", 120)
+    second = cli_process("sync", "spark", orders, "--checkpoint", str(tmp_path / "second"))
+    eventually(
+        lambda: len({m.value for m in stored(orders)}) == 2000, "all messages of all runs", 120
+    )
+    drained(description)
+    assert job.poll() is None, said(job)
+    assert end(second) == 1
+    refusal = said(second)
+    assert "another mover is at work on level topic" in refusal
+    owner = describe_owner(admin, source)
+    assert owner.startswith(f"delaylevel-spark@{socket.gethostname()}:")
+    assert owner.split(" ")[0] in refusal
+    assert "Traceback" not in refusal
+
+    job.send_signal(signal.SIGTERM)
+    assert end(job) == 0, said(job)
+    assert "Traceback" not in said(job)
+    eventually(lambda: not describe_owner(admin, source), "the claim of an ended job", 10)
+
+    ids: dict[bytes, set[str]] = defaultdict(set)
+    for message in stored(orders):
+        identity = message.properties.get("delaylevel.id", f"straight-{message.position}")
+        ids[message.value or b""].add(identity)
+    assert sorted(int(value) for value in ids) == list(range(2000))
+    assert [value for value, found in ids.items() if len(found) > 1] == []
+    assert stored(description.dead_letter_topic.full) == []
+
+
+def test_once_from_cron(
+    level_topic: Callable[..., LevelTopicDescription],
+    dl_client: Callable[..., DelayLevelClient],
+    cli_process: Start,
+    stored: Callable[[str], list[ParkedMessage]],
+    backlog: Callable[[LevelTopicDescription], int],
+    admin: Admin,
+) -> None:
+    description = level_topic(BRIEF, ("orders", "invoices"))
+    for target in description.targets:
+        park_all = dl_client().create_producer(
+            target, enable_delay_level_topic=True, delay_level_topic=description.topic
+        )
+        for number in range(100):
+            park_all.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + number))
+        park_all.close()
+    # Its start takes longer than the longest delay.
+    job = cli_process("sync", "spark", description.topic, "--once")
+    assert end(job, 120) == 0, said(job)
+    assert "200 messages moved" in said(job)
+    assert job.log.with_suffix(".out").read_text() == ""
+    assert backlog(description) == 0
+    for target in description.targets:
+        assert sorted(int(m.value or b"") for m in stored(target)) == list(range(100))
+    assert describe_owner(admin, source_partitions(description)[0]) == ""
+
+
+def test_without_a_level_topic(cli_process: Start, namespace: str) -> None:
+    job = cli_process("sync", "spark", f"{namespace}/nothing", "--once")
+    assert end(job) == 1
+    assert "delaylevel levels create" in said(job)
+    assert "Traceback" not in said(job)
+
+
+def test_without_a_broker(cli_process: Start, environment: dict[str, str]) -> None:
+    environment["DELAYLEVEL_SERVICE_URL"] = "pulsar://127.0.0.1:1"
+    environment["DELAYLEVEL_ADMIN_URL"] = "http://127.0.0.1:1"
+    job = cli_process("sync", "spark", "orders", "--once")
+    assert end(job) == 3
+    assert "delaylevel broker start" in said(job)
+    assert "Traceback" not in said(job)
