@@ -44,7 +44,7 @@ from .options import connection_options
 from .rows import SCHEMA
 from .session import spark_session
 from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
-from .steps import Steps, apply_steps
+from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,8 @@ class SparkSyncJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{self.trigger_ms} milliseconds")
-        query = writer.start()
+        with local_sort_allowed(spark) if self._steps else contextlib.nullcontext():
+            query = writer.start()
         try:
             while not query.awaitTermination(_LOOK_EVERY_S):
                 if listener.warm.is_set():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import lt
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
 
 from delaylevel.delivery import Delivery
 from delaylevel.errors import ConfigError, StepsError
@@ -22,6 +24,8 @@ Steps = Callable[[DataFrame], DataFrame]
 
 # Where a row was read. Every row that is sent on has its own.
 POSITION = ("topic", "ledger", "entry", "batch")
+
+_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
 # These leave rows in the task in which they were read, in their order.
 _IN_PLACE = {
@@ -102,9 +106,34 @@ def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame
             "nondeterministic function): effectively-once cannot be kept; take it out, or use "
             "at-least-once"
         )
-    if once or not names <= _IN_PLACE:
-        return result.repartition("topic").sortWithinPartitions(*POSITION)
-    return result
+    if not once and names <= _IN_PLACE:
+        return result
+    # Spark is asked now what it thinks of the steps, because its own look at the start of the
+    # query is left out: see local_sort_allowed().
+    spark: Any = result.sparkSession
+    jvm = spark._jvm.org.apache.spark.sql
+    try:
+        jvm.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
+            plan, jvm.streaming.OutputMode.Append()
+        )
+    except AnalysisException as error:
+        raise StepsError(f"the steps cannot run on a stream: {error}") from error
+    return result.repartition("topic").sortWithinPartitions(*POSITION)
+
+
+@contextmanager
+def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
+    """Let a query be started that sorts the rows of each task.
+
+    Spark does that well and refuses it all the same: it does not tell a sort within partitions
+    from one of the whole stream.
+    """
+    before = spark.conf.get(_CHECK)
+    spark.conf.set(_CHECK, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_CHECK, before)
 
 
 def dropped(progress: Any) -> int:

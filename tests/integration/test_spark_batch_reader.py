@@ -1,0 +1,290 @@
+"""What is pending, as a DataFrame, on a real broker."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import LongType, StructField, StructType
+
+from delaylevel.admin import Admin
+from delaylevel.config import Connection
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.errors import ConfigError
+from delaylevel.spark_sync import pending
+from delaylevel.spark_sync.batch import PENDING_SCHEMA, BatchOptions, PendingReader
+from delaylevel.spark_sync.options import SyncOptions, connection_options
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = pytest.mark.spark
+
+HOUR = 3_600_000
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(hours=6), maximum_delay=timedelta(hours=24)),
+        PartitionStrategy(partition_by=timedelta(hours=2), maximum_delay=timedelta(hours=6)),
+    ]
+)
+MakeLevelTopic = Callable[..., LevelTopicDescription]
+
+
+def moment(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
+
+
+@pytest.fixture
+def filled(
+    level_topic: MakeLevelTopic, dl_client: Callable[..., Any], clock: Any
+) -> tuple[LevelTopicDescription, dict[str, int]]:
+    """A level topic with a message for each hour from 2 to 23, and their due times."""
+    description = level_topic(LEVELS)
+    due = {str(hours): clock.now_ms() + hours * HOUR + 60_000 for hours in range(2, 24)}
+    with dl_client(clock).create_producer(
+        description.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        for name, due_ms in due.items():
+            producer.send_async(
+                name.encode() * 100,
+                None,
+                deliver_at=due_ms,
+                partition_key=f"k{name}",
+                event_timestamp=int(name),
+                properties={"hours": name},
+            )
+        producer.send(b"", deliver_at=clock.now_ms() + 20 * HOUR, message_id="chosen")
+    return description, due
+
+
+def planned(
+    connection: Connection, description: LevelTopicDescription, **options: str
+) -> list[tuple[str, int]]:
+    """(role, partition) of every slice that a read with these options has."""
+    wanted, rest = BatchOptions.split(
+        {"levelTopics": description.topic, **connection_options(connection), **options}
+    )
+    reader = PendingReader(SyncOptions.parse(rest), wanted, PENDING_SCHEMA)
+    return [(item.source.level, item.source.partition) for item in reader.partitions()]
+
+
+def test_everything_that_is_pending(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+    admin: Admin,
+) -> None:
+    description, due = filled
+    frame = pending(spark, connection, description.topic)
+    assert frame.schema == PENDING_SCHEMA
+    rows = {row["properties"].get("hours", "chosen"): row for row in frame.collect()}
+    assert rows.keys() == {*due, "chosen"}
+    for name, due_ms in due.items():
+        row = rows[name]
+        assert row["due"].replace(tzinfo=timezone.utc) == moment(due_ms)
+        assert bytes(row["value"]) == name.encode() * 100
+        assert row["size"] == len(name) * 100
+        assert (row["target"], row["key"]) == (description.targets[0], f"k{name}")
+        assert row["event_time"].replace(tzinfo=timezone.utc) == moment(int(name))
+        assert row["ordering_key"] is None
+        assert row["level"] == (0 if int(name) >= 6 else 1)
+        assert row["partition"] == int(name) // (6 if int(name) >= 6 else 2) - 1
+        assert row["role"] == "level"
+        position = f"{row['ledger']}:{row['entry']}:{row['batch']}"
+        assert row["id"] == f"{row['topic'].removeprefix('persistent://')}:{position}"
+        assert row["topic"].endswith(f"-partition-{row['partition']}")
+        assert row["level_topic"] == description.topic
+    assert (rows["chosen"]["id"], rows["chosen"]["size"]) == ("chosen", 0)
+    # Looking has left no trace: nothing is acknowledged, nobody holds a subscription.
+    for topic in {row["topic"] for row in rows.values()}:
+        stats = admin.partition_stats(TopicName.parse(topic)).subscriptions
+        assert stats.keys() == {SUBSCRIPTION}
+        assert stats[SUBSCRIPTION].backlog_entries > 0
+        assert not stats[SUBSCRIPTION].consumers
+
+
+def test_a_window_of_due_times(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+) -> None:
+    description, due = filled
+
+    def hours(**options: Any) -> set[str]:
+        frame = pending(spark, connection, description.topic, slack=timedelta(minutes=1), **options)
+        return {row["properties"]["hours"] for row in frame.filter("size > 0").collect()}
+
+    assert hours(due_from=moment(due["8"]), due_before=moment(due["14"])) == {
+        str(hour) for hour in range(8, 14)
+    }
+    assert hours(due_from=moment(due["22"])) == {"22", "23"}
+    assert hours(due_before=moment(due["3"] + 1)) == {"2", "3"}
+    assert hours(levels=[1]) == {"2", "3", "4", "5"}
+    assert hours(levels=[0], partitions=[1]) == {str(hour) for hour in range(12, 18)}
+    assert hours(roles=["held"]) == set()
+
+    # What cannot hold it is not even opened; the last partition of a level is.
+    from_8, before_14 = str(due["8"]), str(due["14"])
+    tight = {"dueSlackMs": "60000"}
+    assert planned(connection, description, dueFrom=from_8, dueBefore=before_14, **tight) == [
+        (0, 0),
+        (0, 1),
+        (1, 1),
+    ]
+    assert planned(connection, description, dueBefore=str(due["3"]), **tight) == [(1, 0)]
+    assert planned(connection, description, dueFrom=from_8, dueBefore=before_14) == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+    ]
+
+
+def test_a_partition_is_read_in_part(
+    connection: Connection,
+    level_topic: MakeLevelTopic,
+    parked: Callable[..., dict[str, str]],
+    skewed: Callable[..., None],
+) -> None:
+    description = level_topic(LEVELS)
+    topic = description.level_topic(0).partition(0).full
+    # Published over ten hours, the oldest first.
+    now = int(datetime.now(timezone.utc).timestamp() * 1000)
+    for hours in range(10, 0, -1):
+        skewed(topic, -hours * HOUR, b"x", parked(now + (7 - hours) * HOUR))
+    wanted, rest = BatchOptions.split(
+        {
+            "levelTopics": description.topic,
+            **connection_options(connection),
+            "dueFrom": str(now + 3 * HOUR),
+            "dueBefore": str(now + 3 * HOUR + 60_000),
+            "dueSlackMs": str(30 * 60_000),
+        }
+    )
+    reader: Any = PendingReader(SyncOptions.parse(rest), wanted, PENDING_SCHEMA)
+    (item,) = reader.partitions()
+    assert (item.start.split(":")[1], item.end.split(":")[1]) == ("1", "8")
+    found = [due for batch in reader.read(item) for due in batch.column("due").to_pylist()]
+    assert found == [moment(now + 3 * HOUR)]
+
+
+def test_only_the_columns_that_are_asked_for(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+) -> None:
+    description, _ = filled
+    frame = pending(spark, connection, description.topic, columns=["size", "due"])
+    assert frame.columns == ["size", "due"]
+    expected = sum(len(str(hours)) * 100 for hours in range(2, 24))
+    assert frame.agg(F.sum("size")).first()[0] == expected
+    options = {"levelTopics": description.topic, **connection_options(connection)}
+    reader = spark.read.format("delaylevel").options(**options)
+    assert reader.schema("id string, level int").load().count() == 23
+    with pytest.raises(ConfigError, match="no column sice"):
+        pending(spark, connection, description.topic, columns=["sice"])
+    wrong = StructType([StructField("due", LongType())])
+    with pytest.raises(Exception, match="column due is timestamp, not bigint"):
+        reader.schema(wrong).load().collect()
+
+
+def test_filters_may_be_put_on_one_dataframe_again_and_again(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+) -> None:
+    description, due = filled
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    frame = pending(spark, connection, description.topic)
+    fine, coarse = frame.filter("level = 1"), frame.filter("level = 0")
+    assert (fine.count(), coarse.count(), frame.count()) == (4, 19, 23)
+    assert fine.unionByName(coarse).unionByName(frame).count() == 46
+    assert frame.filter(F.col("due") < F.lit(moment(due["4"]))).count() == 2
+
+
+def test_filters_that_spark_pushes(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+) -> None:
+    description, due = filled
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    options = {
+        "levelTopics": description.topic,
+        "pushFilters": "true",
+        "dueSlackMs": "60000",
+        **connection_options(connection),
+    }
+
+    def read(condition: Any) -> tuple[set[str], int]:
+        frame = spark.read.format("delaylevel").options(**options).load().filter(condition)
+        rows = frame.collect()
+        slices = frame.rdd.getNumPartitions()
+        return {row["properties"].get("hours", "chosen") for row in rows}, slices
+
+    due_column = F.col("due")
+    window = (due_column >= F.lit(moment(due["8"]))) & (due_column < F.lit(moment(due["10"])))
+    assert read(window) == ({"8", "9"}, 2)
+    assert read("level = 0 and partition in (1, 2)")[1] == 2
+    assert read("role = 'level' and level > 0") == ({"2", "3", "4", "5"}, 2)
+    assert read("topic like '%-partition-2'")[0] == {*map(str, range(18, 24)), "chosen"}
+    assert read(due_column == F.lit(moment(due["7"]))) == ({"7"}, 2)
+    # Evaluated by Spark, whatever the search may make of it.
+    assert read("level = 1 and not (partition = 0) and size > 0")[0] == {"4", "5"}
+    assert read("due is null") == (set(), 5)
+
+
+def test_beside_a_mover(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+    mover: Callable[..., Any],
+    clock: Any,
+    admin: Admin,
+) -> None:
+    description, due = filled
+    moving = mover(description, clock)
+    owner = f"delaylevel-local@{socket.gethostname()}"
+    source = TopicName.parse(description.level_topic(0).partition(0).full)
+
+    def holders() -> list[str]:
+        consumers = admin.partition_stats(source).subscriptions[SUBSCRIPTION].consumers
+        return [consumer.name.partition(":")[0] for consumer in consumers]
+
+    frame = pending(spark, connection, description.topic)
+    assert frame.count() == 23
+    assert holders() == [owner]
+    clock.advance(6 * HOUR)
+    moved = moving.run_once()
+    assert moved.total > 0
+    # One look is one state; a new look sees what was moved on, under its old id.
+    assert frame.count() == 23
+    later = pending(spark, connection, description.topic, columns=["id", "properties"])
+    rows = later.collect()
+    gone = {"2", "3", "4", "5", "6", "7", "8"}
+    hours = {row["properties"].get("hours", "chosen") for row in rows}
+    assert hours == {*due, "chosen"} - gone
+    assert len({row["id"] for row in rows}) == len(rows)
+    assert holders() == [owner]
+
+
+def test_options_that_cannot_be_used(spark: Any, connection: Connection) -> None:
+    for options, text in (
+        ({"dueFrom": "tomorrow"}, "with its zone"),
+        ({"dueFrom": "2030-01-01T00:00:00"}, "with its zone"),
+        ({"levels": "one"}, "whole numbers"),
+        ({"roles": "window"}, "level, held"),
+        ({"pushFilters": "yes"}, "true or false"),
+        ({"dueSlackMs": "1,2"}, "one number"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            BatchOptions.split(options)
+    options, rest = BatchOptions.split({"DUEBEFORE": "2030-01-01T00:00:00.0001Z", "x": "y"})
+    assert (options.due.before_ms, rest) == (1_893_456_000_001, {"x": "y"})

@@ -1,0 +1,238 @@
+"""DataFrame steps of a user's own between source and sink, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
+from delaylevel.description import LevelTopicDescription
+from delaylevel.errors import ConfigError, StepsError
+from delaylevel.reading import ParkedMessage
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync.rows import SCHEMA
+from delaylevel.spark_sync.steps import dropped, load_steps
+from delaylevel.strategy import Levels, PartitionStrategy
+
+pytestmark = pytest.mark.spark
+
+HOUR = 3_600_000
+LEVELS = Levels(PartitionStrategy(partition_by=timedelta(hours=6), maximum_delay=timedelta(days=1)))
+Steps = Callable[[DataFrame], DataFrame]
+Stored = Callable[[str], list[ParkedMessage]]
+
+
+@pytest.fixture
+def ripe(
+    level_topic: Callable[..., LevelTopicDescription],
+    skewed: Callable[..., None],
+    parked: Callable[..., dict[str, str]],
+) -> Callable[..., LevelTopicDescription]:
+    """``ripe(values)``: a level topic with messages that are due in an hour, parked long ago."""
+
+    def make(values: list[str], **description: Any) -> LevelTopicDescription:
+        made = level_topic(LEVELS, **description)
+        topic = made.level_topic(0).partition(0).full
+        due_ms = SystemClock().now_ms() + HOUR
+        for value in values:
+            skewed(topic, -8 * HOUR, value.encode(), parked(due_ms, account=value.split("-")[0]))
+        return made
+
+    return make
+
+
+@pytest.fixture
+def run_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., list[Any]]:
+    """``run_once(description, steps)``: move what is ripe; the progress of each batch."""
+
+    def run(description: LevelTopicDescription, steps: Steps, **settings: Any) -> list[Any]:
+        settings.setdefault("checkpoint", str(tmp_path / "checkpoint"))
+        progress: list[Any] = []
+        values = SyncSettings((description.topic,), once=True, **settings)
+        SparkSyncJob(connection, values, spark=spark, steps=steps).run(progress.append)
+        return progress
+
+    return run
+
+
+def account() -> Any:
+    return F.col("properties")["account"]
+
+
+def test_a_table_of_closed_accounts_and_changed_due_times(
+    ripe: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    stored: Stored,
+    drained: Callable[[LevelTopicDescription], None],
+) -> None:
+    description = ripe(["a-1", "closed-1", "later-1", "soon-1", "a-2", "closed-2", "unwanted-1"])
+
+    def steps(frame: DataFrame) -> DataFrame:
+        closed = frame.sparkSession.createDataFrame([("closed",)], "account string")
+        due = (
+            F.when(account() == "later", F.col("due") + F.expr("interval 8 hours"))
+            .when(account() == "soon", F.col("due") - F.expr("interval 2 hours"))
+            .otherwise(F.col("due"))
+        )
+        open_only = frame.withColumn("account", account()).join(closed, "account", "left_anti")
+        return open_only.filter("account <> 'unwanted'").withColumn("due", due)
+
+    progress = run_once(description, steps)
+    # What was dropped is acknowledged as well, and counted.
+    drained_to = [m.value for m in stored(description.topic) if m.properties["account"] == "later"]
+    assert drained_to == [b"later-1", b"later-1"]
+    assert sum(item.numInputRows for item in progress) == 7
+    assert sum(dropped(item) for item in progress) == 3
+
+    sent = {m.value: m for m in stored(description.targets[0])}
+    assert sent.keys() == {b"a-1", b"a-2", b"soon-1"}
+    now_ms = SystemClock().now_ms()
+    assert int(sent[b"soon-1"].properties["delaylevel.due"]) < now_ms
+    assert int(sent[b"a-1"].properties["delaylevel.due"]) > now_ms
+    (again,) = [
+        m
+        for m in stored(description.level_topic(0).partition(0).full)
+        if m.value == b"later-1" and "delaylevel.id" in m.properties
+    ]
+    assert int(again.properties["delaylevel.due"]) > now_ms + 8 * HOUR
+    # Only what was parked again waits.
+    run_once(description, lambda frame: frame)
+    assert len(stored(description.targets[0])) == 3
+
+
+def test_everything_is_dropped(
+    ripe: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    stored: Stored,
+    drained: Callable[[LevelTopicDescription], None],
+) -> None:
+    description = ripe(["a-1", "a-2"])
+    progress = run_once(description, lambda frame: frame.filter("false"))
+    assert sum(dropped(item) for item in progress) == 2
+    drained(description)
+    assert stored(description.targets[0]) == []
+
+
+def test_a_join_that_multiplies_is_an_error(
+    ripe: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    backlog: Callable[[LevelTopicDescription], int],
+    tmp_path: Path,
+) -> None:
+    description = ripe(["a-1", "b-1", "b-2"])
+
+    def in_one_task(frame: DataFrame) -> DataFrame:
+        regions = frame.sparkSession.createDataFrame(
+            [("a", "eu"), ("b", "eu"), ("b", "us")], "account string, region string"
+        )
+        return frame.withColumn("account", account()).join(F.broadcast(regions), "account")
+
+    def far_apart(frame: DataFrame) -> DataFrame:
+        return in_one_task(frame).repartition(7, "region")
+
+    def exploded(frame: DataFrame) -> DataFrame:
+        return frame.withColumn("copy", F.explode(F.sequence(F.lit(1), F.lit(2))))
+
+    for number, steps in enumerate((in_one_task, far_apart, exploded)):
+        with pytest.raises(StepsError, match=r"came twice in one batch.*left_semi"):
+            run_once(description, steps, checkpoint=str(tmp_path / str(number)))
+        assert backlog(description) == 3
+
+
+def test_what_the_steps_return_is_checked_before_the_first_batch(
+    ripe: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    backlog: Callable[[LevelTopicDescription], int],
+    tmp_path: Path,
+) -> None:
+    description = ripe(["a-1"])
+    wrong: dict[str, Steps] = {
+        "lose ledger, entry": lambda frame: frame.drop("ledger", "entry"),
+        "lose value": lambda frame: frame.withColumnRenamed("value", "body"),
+        "make due a string": lambda frame: frame.withColumn("due", F.col("due").cast("string")),
+        "return key twice": lambda frame: frame.select("*", F.lit("x").alias("key")),
+        "not a stream": lambda frame: frame.sparkSession.createDataFrame([], SCHEMA),
+        "return a NoneType": lambda frame: None,  # type: ignore[dict-item, return-value]
+        "contain Deduplicate": lambda frame: frame.dropDuplicates(["key"]),
+        "contain GlobalLimit": lambda frame: frame.limit(5),
+        "more than one stream": lambda frame: frame.union(frame),
+    }
+    for text, steps in wrong.items():
+        with pytest.raises(StepsError, match=text):
+            run_once(description, steps)
+    assert not (tmp_path / "checkpoint").exists()
+    assert backlog(description) == 1
+
+
+def test_effectively_once_keeps_the_order(
+    ripe: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    stored: Stored,
+    connection: Connection,
+    namespace: str,
+    eventually: Callable[..., Any],
+) -> None:
+    url = f"{connection.admin_url}/admin/v2/namespaces/{namespace}/deduplication"
+    answer = urllib3.PoolManager().request("POST", url, json=True)
+    assert answer.status == 204, answer.data
+    values = [f"a-{number:03d}" for number in range(40)]
+    description = ripe(values)
+    once = {"delivery": Delivery.EFFECTIVELY_ONCE}
+    with pytest.raises(StepsError, match="differs when a batch is repeated"):
+        run_once(description, lambda frame: frame.filter(F.rand() < 2), **once)
+
+    def reordered(frame: DataFrame) -> DataFrame:
+        return frame.repartition(5, "value").filter("value <> X'612d303037'")
+
+    progress = run_once(description, reordered, **once)
+    assert sum(dropped(item) for item in progress) == 1
+    found = [m.value.decode() for m in stored(description.targets[0]) if m.value]
+    assert found == [value for value in values if value != "a-007"]
+
+
+def test_steps_that_a_name_stands_for(
+    ripe: Callable[..., LevelTopicDescription],
+    cli_process: Callable[..., Any],
+    stored: Stored,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = tmp_path / "own_steps_of_this_test.py"
+    module.write_text(
+        "nothing = 1\ndef keep_a(frame):\n    return frame.filter(\"value <> X'622d31'\")\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_steps(f"{module.stem}:keep_a").__name__ == "keep_a"
+    for name, text in (
+        ("keep_a", "write package.module:function"),
+        ("no_such_module_here:f", "No module named"),
+        (f"{module.stem}:nothing", "has no function nothing"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            load_steps(name)
+
+    description = ripe(["a-1", "b-1"])
+    process = cli_process(
+        "sync",
+        "spark",
+        description.topic,
+        "--once",
+        "--steps",
+        f"{module.stem}:keep_a",
+        cwd=str(tmp_path),
+    )
+    assert process.wait(120) == 0, process.log.read_text()
+    assert [m.value for m in stored(description.targets[0])] == [b"a-1"]
+    assert "1 dropped by the steps" in process.log.read_text()
