@@ -15,11 +15,10 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema
 
-from delaylevel import envelope as env
-from delaylevel import schemas
+from delaylevel import onward
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.delivery import Sequence, sequence_id
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
 from delaylevel.outlet import (
@@ -155,16 +154,10 @@ class Forwarder:
     def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         number = self._number(source, message) if self._sequence is not None else None
         try:
-            sealed = Envelope.read(message.properties)
-            if sealed.target not in self._description.targets:
-                raise EnvelopeError(
-                    f"target {sealed.target} is not one of level topic {source.family}"
-                )
+            sealed = onward.open_envelope(self._description, source.topic, message)
         except EnvelopeError as error:
             self._dead_letter(source, message, error.reason, number)
             return
-        if sealed.id is None:
-            sealed = sealed.identified(message.stable_id(source.topic))
         decision = self._router.decide(sealed.due_ms, now_ms, came_from=source.level)
         if decision.hop is Hop.PARK:
             self._park(message, sealed, decision, number)
@@ -233,9 +226,9 @@ class Forwarder:
         if outlet is None:
             topic = description.level_topic(level).partition(partition).full
             outlet = self._parks[level, partition] = self._own(topic)
-        deliver_at = None
-        if description.mover is Mover.FUNCTION:
-            deliver_at = self._router.hand_off_ms(level, partition, self._clock.now_ms())
+        deliver_at = onward.parked_until_ms(
+            description, self._router, level, partition, self._clock.now_ms()
+        )
         outlet.send(message, sealed.parked_again_properties(message.properties), deliver_at, number)
         self._report.parked[description.topic, level, partition] += 1
 
@@ -251,10 +244,9 @@ class Forwarder:
         if reason is None:
             outlet = self._target(sealed, message, number)
             if not isinstance(outlet, str):
-                application = env.application_properties(message.properties)
                 outlet.send(
                     message,
-                    sealed.delivered_properties(application),
+                    onward.delivered_properties(message, sealed),
                     None if due else sealed.due_ms,
                     number,
                     waiting,
@@ -267,24 +259,19 @@ class Forwarder:
     def _hold(self, waiting: _Waiting, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
         message = waiting.message
-        application = env.application_properties(message.properties)
-        properties = waiting.envelope.held_again().parked_properties(application)
-        properties[env.REASON] = reason
+        properties = onward.held_properties(message, waiting.envelope, reason)
+        held_until_ms = onward.held_until_ms(self._description, self._clock.now_ms())
         number = None
         if self._sequence is not None:
             number = sequence_id(message.ledger, message.entry, message.batch)
-        self._own(self._held_topic).send(message, properties, None, number)
+        self._own(self._held_topic).send(message, properties, held_until_ms, number)
         self._report.held[waiting.envelope.target] += 1
 
     def _dead_letter(
         self, source: SourcePartition, message: ParkedMessage, reason: str, number: int | None
     ) -> None:
         """Put a message away that cannot be understood, as it is, with the reason."""
-        properties = {
-            **message.properties,
-            env.REASON: reason,
-            env.SOURCE: message.stable_id(source.topic),
-        }
+        properties = onward.dead_letter_properties(message, source.topic, reason)
         topic = self._description.dead_letter_topic.partition(0).full
         self._own(topic).send(message, properties, None, number)
         self._report.dead[reason] += 1
@@ -349,15 +336,12 @@ class Forwarder:
 
     def _open_target(self, target: str, reference: SchemaRef | None, partition: int | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""
-        name = TopicName.parse(target)
-        if not self._admin.topic_exists(name):
-            return "the topic does not exist"
-        schema: Any = BytesSchema()
-        if reference is not None:
-            schema = schemas.find(self._admin, name, reference)
-            if schema is None:
-                return f"its registry has no schema {reference}"
-        topic = target if partition is None else name.partition(partition).full
+        schema = onward.target_schema(self._admin, target, reference)
+        if isinstance(schema, str):
+            return schema
+        topic = target
+        if partition is not None:
+            topic = TopicName.parse(target).partition(partition).full
         settings: dict[str, Any] = {"schema": schema}
         if self._sequence is None:
             # Key_Shared consumers need every entry to hold one key only.
