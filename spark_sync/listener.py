@@ -13,6 +13,7 @@ from delaylevel.clock import format_duration
 
 from . import control
 from .figures import BatchFigures, JobFigures, Standing, Waiting
+from .steps import dropped
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ class SyncListener(StreamingQueryListener):
             self._figures.add(batch)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s", batch_line(batch, self._standing.ask()))
+            if left_out := dropped(progress):
+                log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
         if self._on_progress is not None:
             self._on_progress(progress)
 

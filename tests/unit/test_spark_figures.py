@@ -40,7 +40,11 @@ class FixedStanding(Standing):
 def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
     return SimpleNamespace(
         progress=SimpleNamespace(
-            batchId=batch_id, numInputRows=rows, name=name, durationMs={"triggerExecution": 500}
+            batchId=batch_id,
+            numInputRows=rows,
+            name=name,
+            durationMs={"triggerExecution": 500},
+            sink=SimpleNamespace(numOutputRows=rows),
         )
     )
 
