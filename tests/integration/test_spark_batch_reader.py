@@ -217,7 +217,7 @@ def test_filters_that_spark_pushes(
     description, due = filled
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     options = {
-        "levelTopics": description.topic,
+        "levelTopics": description.targets[0],
         "pushFilters": "true",
         "dueSlackMs": "60000",
         **connection_options(connection),

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import urllib3
+from click.testing import CliRunner
 
 pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from delaylevel.cli.main import cli
 from delaylevel.clock import SystemClock
 from delaylevel.config import Connection
 from delaylevel.delivery import Delivery
 from delaylevel.description import LevelTopicDescription
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.reading import ParkedMessage
-from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
 from delaylevel.strategy import Levels, PartitionStrategy
@@ -204,35 +209,35 @@ def test_effectively_once_keeps_the_order(
 
 def test_steps_that_a_name_stands_for(
     ripe: Callable[..., LevelTopicDescription],
-    cli_process: Callable[..., Any],
+    spark: Any,
+    environment: dict[str, str],
     stored: Stored,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = tmp_path / "own_steps_of_this_test.py"
-    module.write_text(
-        "nothing = 1\ndef keep_a(frame):\n    return frame.filter(\"value <> X'622d31'\")\n"
-    )
+    module.write_text("def keep_a(frame):\n    return frame.filter(\"value <> X'622d31'\")\n")
     monkeypatch.chdir(tmp_path)
-    assert load_steps(f"{module.stem}:keep_a").__name__ == "keep_a"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    description = ripe(["a-1", "b-1"])
+    # The command itself, in the session that the tests share.
+    monkeypatch.setattr(job, "SparkSyncJob", partial(SparkSyncJob, spark=spark))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    steps = f"{module.stem}:keep_a"
+    result = CliRunner().invoke(
+        cli, ["sync", "spark", description.topic, "--once", "--steps", steps], env=environment
+    )
+    assert result.exit_code == 0, result.output
+    assert [m.value for m in stored(description.targets[0])] == [b"a-1"]
+    assert "1 messages moved. 1 dropped by the steps." in result.stderr
+
+
+def test_names_that_stand_for_no_steps() -> None:
+    assert load_steps("delaylevel.spark_sync.steps:load_steps") is load_steps
     for name, text in (
         ("keep_a", "write package.module:function"),
         ("no_such_module_here:f", "No module named"),
-        (f"{module.stem}:nothing", "has no function nothing"),
+        ("delaylevel.spark_sync.steps:POSITION", "has no function POSITION"),
     ):
         with pytest.raises(ConfigError, match=text):
             load_steps(name)
-
-    description = ripe(["a-1", "b-1"])
-    process = cli_process(
-        "sync",
-        "spark",
-        description.topic,
-        "--once",
-        "--steps",
-        f"{module.stem}:keep_a",
-        cwd=str(tmp_path),
-    )
-    assert process.wait(120) == 0, process.log.read_text()
-    assert [m.value for m in stored(description.targets[0])] == [b"a-1"]
-    assert "1 dropped by the steps" in process.log.read_text()
