@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +62,19 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
     )
     for name, value in conf.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    # At INFO it logs every event that Spark hands over.
+    logging.getLogger("py4j").setLevel(max(logging.WARNING, logging.getLogger("py4j").level))
+    with _interrupt_kept():
+        spark = builder.getOrCreate()
     enter_environment(spark, connection)
     return spark
+
+
+@contextlib.contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """Keep a program's own answer to Ctrl-C: a Spark context sets another one, that aborts."""
+    ours = signal.getsignal(signal.SIGINT)
+    yield
+    if ours is not signal.default_int_handler and callable(ours):
+        with contextlib.suppress(ValueError):  # not in the main thread, where nothing was set
+            signal.signal(signal.SIGINT, ours)

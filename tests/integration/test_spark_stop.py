@@ -1,0 +1,136 @@
+"""SIGTERM in the middle of a batch: finished, committed and acknowledged; a second one, at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.admin import Admin
+from delaylevel.description import SUBSCRIPTION
+from delaylevel.reading import source_partitions
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+PATIENCE_S = 240  # Spark is started three times
+
+BATCH = 60_000
+TOTAL = 2 * BATCH
+LEVELS = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(seconds=1),
+        maximum_delay=timedelta(seconds=2),
+        lead=timedelta(milliseconds=500),
+    )
+)
+
+
+def _running(checkpoint: Path) -> int | None:
+    """Return the batch that has begun and has not ended, if it is one with rows."""
+    begun = {int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")}
+    ended = {int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")}
+    # Batch 0 only warms Spark up.
+    open_batches = {number for number in begun - ended if number > 0}
+    return max(open_batches, default=None)
+
+
+def test_a_stop_finishes_the_batch_that_runs(
+    client: pulsar.Client,
+    admin: Admin,
+    level_topic: Callable[..., Any],
+    parked: Callable[..., dict[str, str]],
+    stored: Callable[[str], list[Any]],
+    eventually: Callable[..., Any],
+    cli_process: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    description = level_topic(LEVELS)
+    target = description.targets[0]
+    # Something has to keep what is delivered.
+    client.subscribe(target, "kept", initial_position=pulsar.InitialPosition.Earliest).close()
+    (source,) = (
+        item for item in source_partitions(description) if item.topic.endswith("level-partition-0")
+    )
+    outcomes: dict[Any, Any] = {}
+    producer = client.create_producer(
+        source.topic, batching_enabled=True, batching_max_messages=1000, block_if_queue_full=True
+    )
+    due_ms = int(time.time() * 1000)
+    for number in range(TOTAL):
+        properties = parked(due_ms, number=str(number))
+        producer.send_async(b"x" * 100, outcomes.setdefault, properties=properties)
+    producer.flush()
+    producer.close()
+    assert set(outcomes) == {pulsar.Result.Ok}
+
+    checkpoint = tmp_path / "a checkpoint, with blanks"
+
+    def start(*more: str) -> Any:
+        arguments = ("--trigger", "250ms", "--option", f"maxOffsetsPerTrigger={BATCH}", *more)
+        return cli_process(
+            "-v",
+            "sync",
+            "spark",
+            description.topic,
+            "--checkpoint",
+            f"file:{checkpoint}",
+            *arguments,
+        )
+
+    def delivered() -> list[str]:
+        return [message.properties["number"] for message in stored(target)]
+
+    # Twice: at once. What the batch had sent on by then comes again.
+    job = start()
+    batch = eventually(lambda: _running(checkpoint), "a batch with rows", PATIENCE_S)
+    job.send_signal(signal.SIGTERM)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(PATIENCE_S) == 1, job.log.read_text()
+    assert "the next run does it again" in job.log.read_text()
+    assert not (checkpoint / "commits" / str(batch)).exists()
+    assert _acknowledged(admin, source) == 0
+    before = delivered()
+    end = admin.last_message_id(TopicName.parse(target))
+
+    # Once: the batch is done first, and none begins after it.
+    job = start()
+    eventually(
+        lambda: admin.last_message_id(TopicName.parse(target)) != end,
+        "the batch's first messages",
+        PATIENCE_S,
+    )
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(PATIENCE_S) == 0, job.log.read_text()
+    assert (checkpoint / "commits" / str(batch)).exists()
+    assert not (checkpoint / "offsets" / str(batch + 1)).exists()
+    moved = len(delivered()) - len(before)
+    assert BATCH - 1000 < moved < BATCH + 1000
+    # It is acknowledged on the broker too, up to the entry that the batch may have ended in.
+    last = stored(source.topic)[moved - 1]
+    assert _acknowledged(admin, source) in (last.entry, last.entry + 1)
+
+    # Nothing of it is done again, and nothing is left out.
+    job = start("--once")
+    assert job.wait(PATIENCE_S) == 0, job.log.read_text()
+    found = delivered()[len(before) :]
+    assert sorted(found, key=int) == [str(number) for number in range(TOTAL)]
+    assert f"{TOTAL - moved:,} messages moved." in job.log.read_text()
+
+
+def _acknowledged(admin: Admin, source: Any) -> int:
+    """Return how many entries of the partition are acknowledged."""
+    position = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+    return max(0, position.entry)
