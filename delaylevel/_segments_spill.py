@@ -93,9 +93,15 @@ class SpillDirectory:
             del self._files[low]
         return cursors
 
-    def columns(self, wanted: Callable[[Run], bool], start: int, stop: int) -> list[Columns]:
-        """Read the columns of the wanted runs, in files that cover [start, stop)."""
-        parts: list[Columns] = []
+    def columns(
+        self, wanted: Callable[[Run], bool], start: int, stop: int
+    ) -> list[tuple[Columns, bool]]:
+        """Read the columns of the wanted runs, in files that cover [start, stop).
+
+        Returns:
+            For each run what of it may be due in the range, and whether all of that is.
+        """
+        parts: list[tuple[Columns, bool]] = []
         for low, file in self._files.items():
             if low >= stop or low + self._bucket_ms - self._mask <= start:
                 continue
@@ -103,10 +109,19 @@ class SpillDirectory:
             if runs:
                 file.hold()
                 try:
-                    parts += [file.read_columns(run) for run in runs]
+                    parts += [self._cut(file.read_columns(run), run, start, stop) for run in runs]
                 finally:
                     file.release()
         return parts
+
+    def _cut(self, found: Columns, run: Run, start: int, stop: int) -> tuple[Columns, bool]:
+        """Leave out what a run has before and behind a range of due times."""
+        if start <= run.min_due and run.max_due < stop:
+            return found, True
+        ticks = found.rows[DUE] & self._mask  # a run is sorted by these
+        first = int(ticks.searchsorted(start & self._mask))
+        last = int(ticks.searchsorted((stop - 1) & self._mask, side="right"))
+        return Columns(found.rows[:, first:last], found.attribute[first:last]), False
 
     def delete(self) -> None:
         """Delete all files."""

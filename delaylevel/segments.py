@@ -281,8 +281,8 @@ class PendingSegments:
         self, start: int, stop: int, least: float, most: float, attribute_only: bool = False
     ) -> Iterator[Columns]:
         """Yield the columns of all pending rows in the ranges, unordered."""
-        parts = [Columns(part.rows, part.attribute) for part in (self._slice, *self._memory)]
-        parts += [cursor.columns() for cursor in self._cursors]
+        memory = [cursor.columns() for cursor in self._cursors]
+        memory += [Columns(part.rows, part.attribute) for part in (self._slice, *self._memory)]
 
         def wanted(run: Run) -> bool:
             return (
@@ -292,16 +292,19 @@ class PendingSegments:
                 and run.max_attribute >= least
             )
 
-        parts += self._spilled.columns(wanted, start, stop)
+        # What was spilled came before what is in memory: equal due times need no more sorting.
+        parts = self._spilled.columns(wanted, start, stop)
+        parts += [(part, False) for part in memory]
         bare = attribute_only and not self._discarded
-        for rows, attribute in parts:
-            keep = (rows[DUE] >= start) & (rows[DUE] < stop)
+        for (rows, attribute), inside in parts:
+            tests = [] if inside else [rows[DUE] >= start, rows[DUE] < stop]
             if least > -np.inf:
-                keep &= attribute >= least
+                tests.append(attribute >= least)
             if most < np.inf:
-                keep &= attribute <= most
+                tests.append(attribute <= most)
             found = Columns(rows, attribute)
-            if not keep.all():
+            keep = np.logical_and.reduce(tests) if tests else None
+            if keep is not None and not keep.all():
                 index = np.flatnonzero(keep)
                 picked = rows[:, :0] if bare else np.take(rows, index, axis=1)
                 found = Columns(picked, attribute[index])
