@@ -130,12 +130,14 @@ def read_range(
         # Readers of processes that were forked would otherwise share one generated name.
         subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
     )
+    # Past the client's wrappers, where there are some: this runs for every message.
+    read_next = getattr(reader, "_reader", reader).read_next
     until = (end.ledger, end.entry, end.batch)
     try:
         waited_ms = 0
         while True:
             try:
-                message = reader.read_next(_FIRST_POLL_MS if not waited_ms else poll_timeout_ms)
+                message = read_next(_FIRST_POLL_MS if not waited_ms else poll_timeout_ms)
             except pulsar.Timeout:
                 # The broker may have nothing more of the range for us; asking it costs a round
                 # trip, so that it is asked only when it delivers nothing.
@@ -160,8 +162,6 @@ def read_range(
 
 def _place(message: Any, end: tuple[int, int, int]) -> tuple[ParkedMessage | None, bool]:
     """Return the message if it is in the range, and whether nothing of the range follows."""
-    # Past the client's wrapper, where there is one: this runs for every message.
-    message = getattr(message, "_message", message)
     message_id = message.message_id()
     ledger, entry, batch = message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
     if (ledger, entry, batch) >= end:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +53,20 @@ _MOMENT = pa.timestamp("us", tz="UTC")
 # Spark compares what a reader yields with this, field by field.
 ARROW_SCHEMA = to_arrow_schema(SCHEMA, timezone="UTC")
 
+_READ_BACK = (
+    "due",
+    "key",
+    "ordering_key",
+    "event_time",
+    "properties",
+    "value",
+    "ledger",
+    "entry",
+    "batch",
+    "publish_time",
+    "routed_at",
+)
+
 
 def to_batches(
     source: SourcePartition, messages: Iterable[ParkedMessage], now_ms: int
@@ -91,7 +105,7 @@ def _batch(source: SourcePartition, messages: list[ParkedMessage], now_ms: int) 
         pa.array([key or None for key in keys], pa.string()),
         pa.array([key or None for key in ordering], pa.string()),
         _moments([event or None for event in events]),
-        pa.array([list(p.items()) for p in properties], ARROW_SCHEMA.field("properties").type),
+        _maps(properties),
         pa.array(values, pa.binary()),
         same(source.family, pa.string()),
         same(source.topic, pa.string()),
@@ -101,8 +115,8 @@ def _batch(source: SourcePartition, messages: list[ParkedMessage], now_ms: int) 
         pa.array(ledgers, pa.int64()),
         pa.array(entries, pa.int64()),
         pa.array(batches, pa.int32()),
-        _moments(list(published)),
-        _moments([now_ms] * count),
+        _moments(published),
+        same(now_ms * 1000, pa.int64()).cast(_MOMENT),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
@@ -121,20 +135,27 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
             f"the rows lack {', '.join(missing)}: keep every column of the source, and change none "
             "but due"
         )
-    columns = {name: batch.column(name) for name in ARROW_SCHEMA.names}
-    lists = {
-        name: (_milliseconds(column) if pa.types.is_timestamp(column.type) else column.to_pylist())
-        for name, column in columns.items()
-    }
-    sources: dict[str, SourcePartition] = {}
-    for row in zip(*(lists[name] for name in ARROW_SCHEMA.names), strict=True):
-        (due_ms, _target, key, ordering_key, event_ms, pairs, value, family, topic, role) = row[:10]
-        level, partition, ledger, entry, index, published_ms, now_ms = row[10:]
-        source = sources.get(topic)
-        if source is None:
-            source = sources[topic] = SourcePartition(
-                family, topic, Role(role), level, partition, 0
-            )
+    columns = [
+        _sources(batch),
+        *(
+            _milliseconds(column) if pa.types.is_timestamp(column.type) else column.to_pylist()
+            for column in map(batch.column, _READ_BACK)
+        ),
+    ]
+    for (
+        source,
+        due_ms,
+        key,
+        ordering_key,
+        event_ms,
+        pairs,
+        value,
+        ledger,
+        entry,
+        index,
+        published_ms,
+        now_ms,
+    ) in zip(*columns, strict=True):
         properties = dict(pairs)
         if due_ms is not None:
             properties[env.DUE] = str(due_ms)
@@ -152,6 +173,21 @@ def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedM
         yield source, message, now_ms
 
 
+def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
+    """Return the source of each row; a batch has few, in long runs."""
+    topics = batch.column("topic").dictionary_encode()
+    codes = topics.indices.to_pylist()
+    found = []
+    for code in range(len(topics.dictionary)):
+        row = codes.index(code)
+        family, topic, role, level, partition = (
+            batch.column(name)[row].as_py()
+            for name in ("level_topic", "topic", "role", "level", "partition")
+        )
+        found.append(SourcePartition(family, topic, Role(role), level, partition, 0))
+    return [found[code] for code in codes]
+
+
 def _due_ms(properties: dict[str, str]) -> int | None:
     """Return the due time, or None where it is damaged: the sink says why, on the dead letter."""
     text = properties.get(env.DUE, "")
@@ -161,8 +197,26 @@ def _due_ms(properties: dict[str, str]) -> int | None:
     return due_ms if due_ms <= LATEST_DUE_MS else None
 
 
-def _moments(values: list[int | None]) -> pa.Array:
-    milliseconds = pa.array(values, pa.timestamp("ms", tz="UTC"))
+def _maps(dicts: Sequence[Mapping[str, str]]) -> pa.Array:
+    keys: list[str] = []
+    values: list[str] = []
+    offsets = [0]
+    for one in dicts:
+        keys.extend(one)
+        values.extend(one.values())
+        offsets.append(len(keys))
+    kind = ARROW_SCHEMA.field("properties").type
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array(keys, pa.string()),
+        pa.array(values, pa.string()),
+        type=kind,
+    )
+
+
+def _moments(values: Sequence[int | None]) -> pa.Array:
+    # Not straight into timestamps: pyarrow would load pandas for that.
+    milliseconds = pa.array(values, pa.int64()).cast(pa.timestamp("ms", tz="UTC"))
     return milliseconds.cast(_MOMENT)
 
 
