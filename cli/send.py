@@ -7,7 +7,6 @@ import binascii
 import json
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import click
 
 from delaylevel.clock import SystemClock
 from delaylevel.config import Connection
-from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 
 from .options import (
     DURATION,
@@ -30,7 +29,7 @@ from .options import (
     pass_connection,
     settings_of,
 )
-from .output import Column, emit_one, progress
+from .output import Column, emit_one, note, progress
 
 _COLUMNS = (
     Column("topic"),
@@ -56,6 +55,12 @@ class Outgoing:
     due_ms: int | None = None
     after: timedelta | None = None
     id: str | None = None
+    line: int | None = None
+
+    def fix_due(self, now_ms: int) -> None:
+        """Turn a delay into a due time, so that what is shown is what is sent."""
+        if self.after and self.due_ms is None:
+            self.due_ms, self.after = now_ms + round(self.after / timedelta(milliseconds=1)), None
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of ``DelayLevelProducer.send`` besides the body."""
@@ -93,29 +98,46 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         raise InvalidInputError(f"unknown key {unknown[0]!r}; there are {sorted(_LINE_KEYS)}")
     if ("body" in value) == ("base64" in value):
         raise InvalidInputError("give either body (text or null) or base64")
+    body = _text(value, "body")
+    content = body.encode() if body is not None else None
+    if "base64" in value:
+        try:
+            content = base64.b64decode(_text(value, "base64") or "", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidInputError(f"base64: {error}") from None
+    properties = value.get("properties") or {}
+    if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
+        raise InvalidInputError("properties is not an object whose values are all strings")
+    after = _text(value, "after")
     try:
-        body = value.get("body")
-        if "base64" in value:
-            body = base64.b64decode(value["base64"], validate=True)
-        properties = value.get("properties") or {}
-        if not all(isinstance(v, str) for v in properties.values()):
-            raise InvalidInputError("properties has a value that is not a string")
         return Outgoing(
-            body=body.encode() if isinstance(body, str) else body,
-            key=value.get("key"),
-            ordering_key=value.get("ordering_key"),
+            body=content,
+            key=_text(value, "key"),
+            ordering_key=_text(value, "ordering_key"),
             properties=properties,
-            event_ms=_time(value.get("event_time"), now_ms),
-            due_ms=_time(value.get("at"), now_ms),
-            after=parse_duration(value["after"]) if value.get("after") is not None else None,
-            id=value.get("id"),
+            event_ms=_time(value, "event_time", now_ms),
+            due_ms=_time(value, "at", now_ms),
+            after=parse_duration(after) if after is not None else None,
+            id=_text(value, "id"),
         )
-    except (binascii.Error, ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise InvalidInputError(str(error)) from None
 
 
-def _time(value: Any, now_ms: int) -> int | None:
-    return None if value is None else parse_time_ms(str(value), now_ms)
+def _text(value: dict[str, Any], name: str) -> str | None:
+    found = value.get(name)
+    if found is not None and not isinstance(found, str):
+        raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
+    return found
+
+
+def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
+    found = value.get(name)
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
+        raise InvalidInputError(f"{name} is {json.dumps(found)}: write ISO-8601, epoch ms or +2h")
+    return parse_time_ms(str(found), now_ms)
 
 
 @click.command(
@@ -233,35 +255,49 @@ def deliver(
         ):
             try:
                 for message in messages:
+                    message.fix_due(SystemClock().now_ms())
                     due_ms = message.due_ms
-                    if message.after is not None:
-                        now = time.time_ns() // 1_000_000
-                        due_ms = now + round(message.after / timedelta(milliseconds=1))
-                    producer.send_async(message.body, confirmed, **message.arguments())
+                    try:
+                        producer.send_async(message.body, confirmed, **message.arguments())
+                    except InvalidInputError as error:
+                        raise _on_line(message.line, error) from error
                     attempted += 1
                     bar.update(1)
-            except DelayLevelError as error:
+            except InvalidInputError as error:
                 producer.flush()
+                if length == 1 and not attempted:
+                    raise
                 raise InvalidInputError(
-                    f"message {attempted + 1}: {error} ({outcomes['Ok']} before it were sent)"
+                    f"{error} ({outcomes['Ok']} before it were sent)"
                 ) from error
             producer.flush()
     finally:
         client.close()
-    failed = sum(count for name, count in outcomes.items() if name != "Ok")
+    refused = {name: count for name, count in outcomes.items() if name != "Ok"}
+    for name, count in refused.items():
+        note(f"{count} not stored: the Pulsar client reports {name}")
     return {
         "topic": topic,
         "sent": outcomes["Ok"],
-        "failed": failed,
+        "failed": sum(refused.values()),
         "message_id": last.get("message_id") if attempted == 1 else None,
         "due_ms": due_ms if attempted == 1 else None,
     }
 
 
 def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing]:
-    for text in source:
+    for number, text in enumerate(source, 1):
         if text.strip():
-            yield parse_line(text, now_ms)
+            try:
+                message = parse_line(text.strip(), now_ms)
+            except InvalidInputError as error:
+                raise _on_line(number, error) from error
+            message.line = number
+            yield message
+
+
+def _on_line(number: int | None, error: InvalidInputError) -> InvalidInputError:
+    return error if number is None else InvalidInputError(f"line {number}: {error}")
 
 
 def _count(source: TextIO) -> int | None:

@@ -108,6 +108,8 @@ def stored(admin: Admin, client: pulsar.Client) -> Callable[[str], list[ParkedMe
 
     def read(topic: str) -> list[ParkedMessage]:
         found: list[ParkedMessage] = []
+        if not admin.topic_exists(TopicName.parse(topic)):
+            return found
         for partition in client.get_topic_partitions(topic):
             last = admin.last_message_id(TopicName.parse(partition))
             if last is not None and last.entry >= 0:
@@ -257,7 +259,7 @@ class RunningJob:
 
     def ready(self) -> None:
         """Wait until it has the level topic and Spark is warm."""
-        for _ in range(240):
+        for _ in range(720):
             if self.job.wait_ready(0.25) or self.failure is not None:
                 break
         assert self.failure is None, self.failure

@@ -1,0 +1,241 @@
+"""``levels create`` and ``send`` by the command line: what comes of them, exit codes, messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from delaylevel.admin import Admin
+from delaylevel.cli.main import cli
+from delaylevel.config import Connection
+from delaylevel.mover import LocalMover
+from delaylevel.reading import ParkedMessage
+from delaylevel.topics import describe
+
+Run = Callable[..., Result]
+Stored = Callable[[str], list[ParkedMessage]]
+
+
+@pytest.fixture
+def run(connection: Connection) -> Run:
+    """``run("send", …, input=…)``: the command against the broker under test."""
+
+    def invoke(*arguments: str, **options: Any) -> Result:
+        environment = {
+            "DELAYLEVEL_SERVICE_URL": connection.service_url,
+            "DELAYLEVEL_ADMIN_URL": connection.admin_url,
+            **options.pop("env", {}),
+        }
+        result = CliRunner().invoke(cli, arguments, env=environment, **options)
+        # What is wrong is said in words: an exception is a bug of ours.
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
+        return result
+
+    return invoke
+
+
+@pytest.fixture
+def orders(run: Run, namespace: str) -> str:
+    """A business topic with a level topic: 200 ms units, up to 2 s."""
+    topic = f"persistent://{namespace}/orders"
+    made = run("levels", "create", topic, "--by", "200ms", "--max", "2s", "-o", "json")
+    assert made.exit_code == 0, made.stderr
+    assert json.loads(made.stdout)["topic"] == f"{topic}-delay-level"
+    return topic
+
+
+def parked(stored: Stored, topic: str) -> dict[bytes | None, ParkedMessage]:
+    return {message.value: message for message in stored(f"{topic}-delay-level")}
+
+
+def test_from_the_first_command_to_the_consumer(
+    run: Run,
+    orders: str,
+    admin: Admin,
+    mover: Callable[..., LocalMover],
+    receive: Callable[..., Any],
+    eventually: Callable[..., Any],
+    stored: Stored,
+) -> None:
+    get = receive(orders)
+    sent = run(
+        *("send", orders, "pay me", "--after", "1s", "--key", "k", "--ordering-key", "o"),
+        *("--property", "a=1", "--property", "b=x=y", "--event-time", "2020-01-01T00:00:00Z"),
+        *("--id", "mine", "-o", "json"),
+    )
+    assert sent.exit_code == 0, sent.stderr
+    answer = json.loads(sent.stdout)
+    assert (answer["topic"], answer["sent"], answer["failed"]) == (orders, 1, 0)
+    (message,) = stored(f"{orders}-delay-level")
+    assert f"({message.ledger},{message.entry}," in answer["message_id"]
+    # What is said is what is stored, not a second look at the clock.
+    assert answer["due_ms"] == int(message.properties["delaylevel.due"])
+
+    listed = run("levels", "list", orders.removeprefix("persistent://").rpartition("/")[0])
+    assert listed.exit_code == 0
+    assert "orders-delay-level" in listed.stdout
+    assert run("levels", "describe", orders).exit_code == 0
+
+    moving = mover(describe(admin, orders))
+    eventually(lambda: moving.run_once().window + moving.run_once().due, "the hand-off")
+    (arrival,) = get(1)
+    message = arrival.message
+    assert message.data() == b"pay me"
+    assert (message.partition_key(), message.ordering_key()) == ("k", "o")
+    assert message.event_timestamp() == 1_577_836_800_000
+    assert message.properties() == {
+        "a": "1",
+        "b": "x=y",
+        "delaylevel.id": "mine",
+        "delaylevel.due": str(answer["due_ms"]),
+    }
+
+
+def test_undelayed_and_from_stdin(run: Run, orders: str, stored: Stored) -> None:
+    assert run("send", orders, "now").exit_code == 0
+    assert run("send", orders, input=b"\x00\xff\n").exit_code == 0
+    assert run("send", orders, "", input=b"not read").exit_code == 0
+    assert run("send", orders, "--after", "1s", input=b"later\n").exit_code == 0
+    assert [m.value for m in stored(orders)] == [b"now", b"\x00\xff\n", b""]
+    assert set(parked(stored, orders)) == {b"later\n"}
+
+
+def test_json_lines(run: Run, orders: str, stored: Stored, tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"body": "text \u2713", "after": "1s", "key": "k", "properties": {"a": "1"}},
+        {"base64": base64.b64encode(b"\x00\xff").decode(), "after": "1s", "id": "mine"},
+        {"body": None, "after": "1s", "ordering_key": "o", "event_time": 1_577_836_800_000},
+        {"body": "", "at": "+1s"},
+        {"body": "now"},
+    ]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("\n\n".join(json.dumps(line) for line in lines))
+    sent = run("send", orders, "--jsonl", str(file), "-o", "json")
+    assert sent.exit_code == 0, sent.stderr
+    assert json.loads(sent.stdout)["sent"] == 5
+    found = parked(stored, orders)
+    assert set(found) == {"text \u2713".encode(), b"\x00\xff", None, b""}
+    assert found["text \u2713".encode()].key == "k"
+    assert found["text \u2713".encode()].properties["a"] == "1"
+    assert found[b"\x00\xff"].properties["delaylevel.id"] == "mine"
+    assert (found[None].ordering_key, found[None].event_ms) == ("o", 1_577_836_800_000)
+    assert [m.value for m in stored(orders)] == [b"now"]
+
+    piped = run("send", orders, "--jsonl", "-", input=json.dumps({"body": "piped"}))
+    assert piped.exit_code == 0, piped.stderr
+    assert stored(orders)[-1].value == b"piped"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"body": "x", "aftr": "1s"}', "aftr"),
+        ('{"after": "1s"}', "body"),
+        ('{"body": "x", "base64": "eA=="}', "either body"),
+        ('{"base64": "?"}', "base64"),
+        ('{"body": 5}', "body"),
+        ('{"body": {"a": 1}}', "body"),
+        ('{"body": "x", "properties": {"a": 1}}', "properties"),
+        ('{"body": "x", "properties": "a"}', "properties"),
+        ('{"body": "x", "key": 5}', "key"),
+        ('{"body": "x", "after": "soon"}', "soon"),
+        ('{"body": "x", "after": 5}', "after is 5, not a string"),
+        ('{"body": "x", "at": "2030-01-01"}', "no time zone"),
+        ('{"body": "x", "at": [5]}', "at is [5]"),
+        ('{"body": "x", "after": "1s", "at": "+1s"}', "both"),
+        ('{"body": "x", "after": "3s"}', "beyond the longest level"),
+        ('{"body": "x", "after": "-3s"}', "'-3s' is no duration"),
+        ('{"body": "x", "after": "1s", "id": ""}', "id"),
+    ],
+)
+def test_a_line_that_is_wrong(run: Run, orders: str, stored: Stored, line: str, says: str) -> None:
+    good = [json.dumps({"body": f"{n}", "after": "1s"}) for n in range(3)]
+    # A blank line counts: the number is the one that an editor shows.
+    text = "\n".join([*good[:2], "", line, good[2]])
+    sent = run("send", orders, "--jsonl", "-", input=text)
+    assert sent.exit_code == 2, (sent.stdout, sent.stderr)
+    assert "line 4" in sent.stderr
+    assert says in sent.stderr
+    # Those before it are sent, those behind it are not.
+    assert set(parked(stored, orders)) == {b"0", b"1"}
+    assert stored(orders) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--after", "1s", "--at", "+1s"),
+        ("--after", "soon"),
+        ("--after", "3s"),
+        ("--at", "tomorrow"),
+        ("--property", "a"),
+        ("--jsonl", "-"),
+        ("--jsonl", "/nowhere/at/all"),
+        ("--id", "", "--after", "1s"),
+        ("--no-such-option",),
+    ],
+)
+def test_wrong_usage(run: Run, orders: str, stored: Stored, arguments: tuple[str, ...]) -> None:
+    sent = run("send", orders, "body", *arguments)
+    assert sent.exit_code == 2, (sent.stdout, sent.stderr)
+    assert sent.stderr.strip()
+    assert stored(orders) == []
+    assert parked(stored, orders) == {}
+
+
+def test_without_a_level_topic(run: Run, namespace: str, admin: Admin) -> None:
+    sent = run("send", f"{namespace}/letters", "x", "--after", "1s")
+    assert sent.exit_code == 1
+    assert "delaylevel levels create" in sent.stderr
+    assert admin.list_topics(namespace) == []
+
+
+def test_a_level_topic_of_another_name(
+    run: Run, orders: str, namespace: str, stored: Stored
+) -> None:
+    level_topic = f"{orders}-delay-level"
+    letters = f"persistent://{namespace}/letters"
+    refused = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
+    assert refused.exit_code == 1
+    assert "does not carry messages for" in refused.stderr
+    again = ("levels", "create", orders, "--by", "200ms", "--max", "2s", "--target", letters)
+    assert run(*again).exit_code == 0
+    sent = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
+    assert sent.exit_code == 0, sent.stderr
+    assert parked(stored, orders)[b"x"].properties["delaylevel.target"] == letters
+
+
+@pytest.mark.parametrize("command", [("send", "orders", "x"), ("levels", "create", "orders")])
+@pytest.mark.parametrize("away", ["both", "service", "admin"])
+def test_a_broker_that_is_away(run: Run, orders: str, command: tuple[str, ...], away: str) -> None:
+    nowhere = {}
+    if away in ("both", "service"):
+        nowhere["DELAYLEVEL_SERVICE_URL"] = "pulsar://127.0.0.1:1"
+    if away in ("both", "admin"):
+        nowhere["DELAYLEVEL_ADMIN_URL"] = "http://127.0.0.1:1"
+    if away == "service" and command[0] == "levels":
+        pytest.skip("levels needs the admin address only")
+    arguments = [command[0], *command[1:]]
+    arguments[arguments.index("orders")] = orders
+    result = run(*arguments, env={**nowhere, "DELAYLEVEL_OPERATION_TIMEOUT_SECONDS": "2"})
+    assert result.exit_code == 3, (result.stdout, result.stderr)
+    assert "delaylevel broker start" in result.stderr
+
+
+def test_what_the_broker_does_not_take(run: Run, orders: str, stored: Stored) -> None:
+    for delay in ((), ("--after", "1s")):
+        sent = run("send", orders, *delay, input=b"x" * (6 * 1024 * 1024))
+        assert sent.exit_code == 1
+        assert "MessageTooBig" in sent.stderr
+    assert stored(orders) == []
+    assert parked(stored, orders) == {}
