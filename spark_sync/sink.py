@@ -11,6 +11,7 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from delaylevel.clock import SystemClock
 from delaylevel.delivery import Delivery, Sequence
 from delaylevel.forwarder import Forwarder, ForwardReport
 
@@ -59,14 +60,18 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
     def _write_at_least_once(self, here: Runtime, iterator: Iterator[Any]) -> TaskReport:
         used: dict[str, Forwarder] = {}
         twice = TwiceCheck()
+        clock = SystemClock()
         try:
             for batch in iterator:
                 twice.look(batch)
-                for source, message, now_ms in from_batch(batch):
+                # Not the time at which the batch was planned: a batch that is long, or that is
+                # replayed after an outage, would park for a delay that is no longer there.
+                now_ms = clock.now_ms()
+                for source, message, planned_ms in from_batch(batch):
                     forwarder = used.get(source.family)
                     if forwarder is None:
                         forwarder = used[source.family] = here.forwarder(source.family)
-                    forwarder.forward(source, message, now_ms)
+                    forwarder.forward(source, message, max(now_ms, planned_ms))
             done = TaskReport({family: forwarder.flush() for family, forwarder in used.items()})
         except BaseException:
             here.forget_forwarders()
@@ -76,7 +81,11 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
         return done
 
     def _write_effectively_once(self, here: Runtime, iterator: Iterator[Any]) -> TaskReport:
-        """One forwarder for each source partition; their names are given back at the end."""
+        """One forwarder for each source partition; their names are given back at the end.
+
+        Routing goes by the time at which the batch was planned, so that a replay routes exactly as
+        before: otherwise the broker would drop, as lower sequence ids, what now goes elsewhere.
+        """
         identity = TaskContext.get().getLocalProperty("sql.streaming.queryId")
         used: dict[str, tuple[str, Forwarder]] = {}
         done = TaskReport()
