@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
-import re
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from delaylevel import __version__
-from delaylevel.errors import ConfigError
+from delaylevel import __version__, _installed
 
 # What executors call the folder that Spark unpacks the archive into.
 FOLDER = "delaylevel-packages"
@@ -27,10 +24,6 @@ FOLDER = "delaylevel-packages"
 ROOTS = ("pulsar-client", "pydantic", "click", "urllib3", "platformdirs", "pyarrow")
 _SPARKS_OWN = frozenset({"pyspark", "py4j"})
 _OWN_PARTS = ("delaylevel", "delaylevel.functions", "delaylevel.spark_sync", "delaylevel.cli")
-# Never imported by what runs in an executor: tests, headers, sources, caches, programs.
-_LEFT_OUT_FOLDERS = frozenset({"__pycache__", "tests", "include", "..", ""})
-_LEFT_OUT_ENDINGS = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def pack(folder: Path, extra: Iterable[str] = ()) -> Path:
@@ -46,7 +39,7 @@ def pack(folder: Path, extra: Iterable[str] = ()) -> Path:
     Raises:
         ConfigError: a distribution is not installed.
     """
-    files = dict(_own_files())
+    files = dict(_installed.own_files(_OWN_PARTS))
     names = distributions((*ROOTS, *extra))
     for name in names:
         files.update(_distribution_files(name))
@@ -72,59 +65,14 @@ def distributions(roots: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: one of ``roots`` is not installed.
     """
-    waiting = list(roots)
-    wanted = {_plain(name) for name in waiting}
-    found: set[str] = set()
-    while waiting:
-        name = _plain(waiting.pop())
-        if name in found or name in _SPARKS_OWN or name == "delaylevel":
-            continue
-        try:
-            requirements = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            if name in wanted:
-                raise ConfigError(
-                    f"{name} is not installed here, so that it cannot be sent to executors"
-                ) from None
-            continue  # for another platform or Python
-        found.add(name)
-        for line in requirements:
-            requirement, _, marker = line.partition(";")
-            matched = _NAME.match(requirement.strip())
-            if matched is not None and "extra" not in marker:
-                waiting.append(matched.group())
-    return tuple(sorted(found))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return _installed.distributions(roots, without=_SPARKS_OWN)
 
 
 def _distribution_files(name: str) -> Iterator[tuple[str, Path]]:
     for file in importlib.metadata.files(name) or ():
         path = Path(str(file.locate()))
-        if _is_wanted(PurePosixPath(file.as_posix())) and path.is_file():
+        if _installed.is_wanted(PurePosixPath(file.as_posix())) and path.is_file():
             yield file.as_posix(), path
-
-
-def _own_files() -> Iterator[tuple[str, Path]]:
-    """Yield this package's own modules, also where it is installed as links to its sources."""
-    for part in _OWN_PARTS:
-        spec = importlib.util.find_spec(part)
-        for location in (spec.submodule_search_locations if spec is not None else None) or ():
-            root = Path(location)
-            for path in root.rglob("*"):
-                inside = PurePosixPath(part.replace(".", "/"), path.relative_to(root).as_posix())
-                if path.is_file() and _is_wanted(inside):
-                    yield str(inside), path
-
-
-def _is_wanted(inside: PurePosixPath) -> bool:
-    return not (
-        inside.is_absolute()
-        or _LEFT_OUT_FOLDERS & set(inside.parts[:-1])
-        or inside.name.endswith(_LEFT_OUT_ENDINGS)
-    )
 
 
 def _write(archive: Path, files: dict[str, Path]) -> None:
