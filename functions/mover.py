@@ -1,0 +1,151 @@
+"""The Function as a Pulsar functions worker runs it: ``delaylevel.functions.mover.LevelMover``."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pulsar import Function
+
+from delaylevel.admin import Admin
+from delaylevel.errors import ConfigError
+
+from .engine import Engine
+from .settings import TOKEN_SECRET, FunctionSettings
+from .stream import Stream, StreamReport
+
+log = logging.getLogger(__name__)
+
+CLASS_NAME = f"{__name__}.LevelMover"
+
+
+class LevelMover(Function):
+    """Moves the messages of one level topic.
+
+    Needs the guarantee MANUAL. The first message that the worker hands over says where the
+    instance's client and configuration are; from then on :class:`Engine` does the work.
+
+    ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
+    interface. They are as they are here in 4.0.8, and the integration tests hold on to them.
+    """
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def process(self, input: Any, context: Any) -> None:  # noqa: A002  (Pulsar's own name)
+        """Start the engine; a message that comes this way is delivered to it anew.
+
+        Args:
+            input: is not used: the engine reads what the message really holds.
+            context: the worker's.
+        """
+        with self._lock:
+            if self._engine is None or not self._engine.alive:
+                self._engine = _engine(context)
+                self._engine.start(replaces=context.consumers.values())
+
+
+def _engine(context: Any) -> Engine:
+    settings = FunctionSettings.from_config(context.get_user_config_map() or {})
+    client = context.pulsar_client
+    name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
+    name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
+    if settings.log_topic:
+        _log_to(client, settings.log_topic, context.get_instance_id())
+    admin = Admin(
+        settings.admin_url,
+        token=context.get_secret(TOKEN_SECRET) or instance_token(sys.argv),
+        tls_trust_certs_file=settings.tls_trust_certs_file,
+        tls_allow_insecure=settings.tls_allow_insecure,
+    )
+
+    def report(found: StreamReport, stream: Stream) -> None:
+        for metric, value in metrics_of(found, stream.in_flight).items():
+            context.record_metric(metric, value)
+
+    return Engine(client, admin, settings, name, report)
+
+
+def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
+    """Return the user metrics of about one second.
+
+    The worker keeps the sum and the number of the values of a metric: the sums of ``delaylevel_…``
+    that end in ``_total`` are counts; ``_max`` has one value for each second in which there was
+    something to report.
+    """
+    found: dict[str, float] = {}
+    if report.total or report.given_back:
+        forwarded = report.window + report.due
+        found = {
+            "delaylevel_forwarded_total": forwarded,
+            "delaylevel_parked_again_total": report.parked.total(),
+            "delaylevel_held_total": report.held.total(),
+            "delaylevel_dead_lettered_total": report.dead.total(),
+            "delaylevel_given_back_total": report.given_back.total(),
+            "delaylevel_late_at_hand_off_ms_total": report.behind_total_ms,
+            "delaylevel_late_at_hand_off_ms_max": report.behind_most_ms,
+            "delaylevel_past_due_ms_max": max(0, report.latest_ms),
+            "delaylevel_in_flight": in_flight,
+        }
+    return found
+
+
+def instance_token(arguments: Sequence[str]) -> str | None:
+    """Return the token that the worker gave this instance for its own client, if it did.
+
+    Args:
+        arguments: of the process: ``… --client_auth_params token:…`` or ``file:///…``.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    for name, value in itertools.pairwise(arguments):
+        if name != "--client_auth_params":
+            continue
+        kind, _, rest = value.strip("'").partition(":")
+        if kind == "token":
+            return rest
+        if kind == "file":
+            path = Path("/" + rest.lstrip("/"))
+            try:
+                return path.read_text(encoding="utf-8").strip()
+            except OSError as error:
+                raise ConfigError(f"token file {path}: {error.strerror}") from error
+    return None
+
+
+class _TopicHandler(logging.Handler):
+    """Sends log lines to a topic; what cannot be sent is in the worker's file all the same."""
+
+    def __init__(self, producer: Any, instance: str) -> None:
+        super().__init__(logging.INFO)
+        self._producer = producer
+        self.setFormatter(
+            logging.Formatter(f"%(asctime)s [{instance}] %(levelname)s %(name)s: %(message)s")
+        )
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a line."""
+        try:
+            self._producer.send_async(self.format(record).encode(), None)
+        except Exception:
+            self.handleError(record)
+
+
+def _log_to(client: Any, topic: str, instance: str) -> None:
+    ours = logging.getLogger("delaylevel")
+    ours.setLevel(logging.INFO)
+    for handler in ours.handlers[:]:
+        ours.removeHandler(handler)
+    try:
+        producer = client.create_producer(topic, max_pending_messages=1000)
+    except Exception as error:  # moving matters more than its log
+        log.warning("no log topic: %s", error)
+        return
+    ours.addHandler(_TopicHandler(producer, instance))
