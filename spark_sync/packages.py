@@ -39,7 +39,7 @@ def pack(folder: Path, extra: Iterable[str] = ()) -> Path:
     Raises:
         ConfigError: a distribution is not installed.
     """
-    files = dict(_installed.own_files(_OWN_PARTS))
+    files = dict(_own_files())
     names = distributions((*ROOTS, *extra))
     for name in names:
         files.update(_distribution_files(name))
@@ -73,6 +73,10 @@ def _distribution_files(name: str) -> Iterator[tuple[str, Path]]:
         path = Path(str(file.locate()))
         if _installed.is_wanted(PurePosixPath(file.as_posix())) and path.is_file():
             yield file.as_posix(), path
+
+
+def _own_files() -> Iterator[tuple[str, Path]]:
+    return _installed.own_files(_OWN_PARTS)
 
 
 def _write(archive: Path, files: dict[str, Path]) -> None:
