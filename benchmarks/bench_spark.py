@@ -1,0 +1,242 @@
+"""The Spark job from a coarse level into a finer one, against a loop that one would write oneself.
+
+The loops receive from the same partitions with subscriptions of their own, and send_async to
+topics of their own. The plain one acknowledges each message in the callback of its send. The tuned
+one runs no Python code in the callback, and acknowledges all at once when all is confirmed. Neither
+routes, checks or identifies anything. Messages have 1 KiB, a key, an event time and two properties.
+At least once all send in batches; effectively once all send unbatched to topics with broker
+deduplication, with sequence ids.
+
+A round is one portion of messages: published first, then moved once by each loop and once by the
+job, which runs until nothing is ripe, in one Spark session that stays. The job's rate is its rows
+by the whole duration of their batches (triggerExecution). The first round is thrown away.
+
+Examples:
+    python benchmarks/bench_spark.py
+    python benchmarks/bench_spark.py --messages 20000 --rounds 2 --masters 'local[2]'
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+import uuid
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+from baselines import Case
+from common import BODY, arguments, connected, note, private_broker, rate_row, report
+from pyspark.sql import SparkSession
+
+from delaylevel import DelayLevelClient, PartitionStrategy
+from delaylevel.config import Connection
+from delaylevel.delivery import Delivery, sequence_id
+from delaylevel.description import LevelTopicDescription
+from delaylevel.spark_sync.job import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync.session import spark_session
+
+# Ripe a second after it was published, and near-due only for the finer level.
+LEVELS = [
+    PartitionStrategy(
+        partition_by=timedelta(hours=1),
+        maximum_delay=timedelta(hours=2),
+        lead=timedelta(minutes=59, seconds=59),
+    ),
+    PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(hours=1)),
+]
+DELAY = timedelta(hours=1, minutes=30)
+RIPE_AFTER_S = 1.5
+SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
+
+
+class Pipeline:
+    """Level topics, what is published into them, and the two that move it on.
+
+    Args:
+        client: a client of the broker.
+        connection: where the broker is.
+        delivery: at least once or effectively once.
+        partitions: over how many source partitions a portion is spread.
+    """
+
+    def __init__(
+        self, client: DelayLevelClient, connection: Connection, delivery: Delivery, partitions: int
+    ) -> None:
+        self.client, self.connection, self.delivery = client, connection, delivery
+        self.published = 0
+        # One partition of a level is ripe an hour after the other: of several level topics the
+        # first partitions are ripe at once.
+        self.producers = [self._producer() for _ in range(partitions)]
+        descriptions: list[LevelTopicDescription] = [item.description for item in self.producers]
+        self.level_topics = tuple(item.topic for item in descriptions)
+        self.sources = [item.level_topic(0).partition(0).full for item in descriptions]
+        self.consumers = {
+            (source, name): client.subscribe(source, name, receiver_queue_size=2000)
+            for source in self.sources
+            for name in ("plain", "tuned")
+        }
+        self.outputs: dict[tuple[str, str], Any] = {}
+
+    def _producer(self) -> Any:
+        topic = f"orders-{uuid.uuid4().hex[:6]}"
+        self.client.subscribe(topic, "app", consumer_type=pulsar.ConsumerType.Shared).close()
+        return self.client.create_producer(
+            topic, enable_delay_level_topic=True, partition_strategy=LEVELS, **SETTINGS
+        )
+
+    def publish(self, messages: int) -> None:
+        """Publish a portion, and wait until it is ripe."""
+        outcomes: dict[Any, Any] = {}
+        for number in range(messages):
+            self.producers[number % len(self.producers)].send_async(
+                BODY,
+                outcomes.setdefault,
+                properties={"customer": f"c{number % 5000}", "kind": "reminder"},
+                partition_key=f"key{number % 1000}",
+                event_timestamp=1_700_000_000_000 + number,
+                deliver_after=DELAY,
+            )
+        for producer in self.producers:
+            producer.flush()
+        assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
+        self.published = messages
+        time.sleep(RIPE_AFTER_S)
+
+    def loop(self, tuned: bool) -> float:
+        """Move the portion with receive and send_async; return messages a second."""
+        share, rest = divmod(self.published, len(self.sources))
+        start = time.perf_counter()
+        for number, source in enumerate(self.sources):
+            outcomes: Counter[Any] = Counter()
+            messages = share + (number < rest)
+            if tuned:
+                self._loop_tuned(source, messages, outcomes)
+            else:
+                self._loop_plain(source, messages, outcomes)
+            assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
+        return self.published / (time.perf_counter() - start)
+
+    def _loop_plain(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
+        """Acknowledge each message in the callback of its own send."""
+        consumer, producer = self.consumers[source, "plain"], self._output(source, "plain")
+
+        def sent(message: Any, result: Any, _: Any) -> None:
+            outcomes[result] += 1
+            if result == pulsar.Result.Ok:
+                consumer.acknowledge(message)
+
+        for _ in range(messages):
+            message = consumer.receive(30_000)
+            self._send(producer, message, functools.partial(sent, message))
+        producer.flush()
+
+    def _loop_tuned(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
+        """Run no Python code in the callback, and acknowledge all at once in the end."""
+        consumer, producer = self.consumers[source, "tuned"], self._output(source, "tuned")
+        message = None
+        for _ in range(messages):
+            message = consumer.receive(30_000)
+            self._send(producer, message, outcomes.setdefault)
+        producer.flush()
+        if message is not None:
+            consumer.acknowledge_cumulative(message)
+
+    def _send(self, producer: Any, message: Any, callback: Any) -> None:
+        given: dict[str, Any] = {}
+        if self.delivery is Delivery.EFFECTIVELY_ONCE:
+            at = message.message_id()
+            given["sequence_id"] = sequence_id(at.ledger_id(), at.entry_id(), at.batch_index())
+        producer.send_async(
+            message.data(),
+            callback,
+            properties=message.properties(),
+            partition_key=message.partition_key(),
+            event_timestamp=message.event_timestamp(),
+            **given,
+        )
+
+    def _output(self, source: str, name: str) -> Any:
+        if (source, name) not in self.outputs:
+            topic = f"loop-{uuid.uuid4().hex[:6]}"
+            self.client.subscribe(topic, "app").close()
+            self.outputs[source, name] = self.client.create_producer(
+                topic, batching_enabled=self.delivery is Delivery.AT_LEAST_ONCE, **SETTINGS
+            )
+        return self.outputs[source, name]
+
+
+def run_job(pipeline: Pipeline, master: str, checkpoint: str, spark: SparkSession) -> float:
+    """Move with the job what is ripe; return messages a second in its batches."""
+    settings = SyncSettings(
+        level_topics=pipeline.level_topics,
+        checkpoint=checkpoint,
+        once=True,
+        master=master,
+        delivery=pipeline.delivery,
+    )
+    batches: list[tuple[int, int]] = []
+
+    def on_progress(progress: Any) -> None:
+        if progress.numInputRows:
+            batches.append((progress.numInputRows, progress.durationMs["triggerExecution"]))
+
+    SparkSyncJob(pipeline.connection, settings, spark).run(on_progress)
+    rows, milliseconds = (sum(column) for column in zip(*batches, strict=True))
+    assert rows == pipeline.published, f"{rows} of {pipeline.published} messages"
+    return rows / milliseconds * 1000
+
+
+def compare(connection: Connection, delivery: Delivery, master: str, given: Any) -> list[Case]:
+    """Move each portion with both loops and with the job."""
+    plain: list[float] = []
+    tuned: list[float] = []
+    job: list[float] = []
+    portion = -(-given.messages // given.rounds)
+    spark = spark_session(connection, SyncSettings((), "", master=master))
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        with (
+            connected(connection) as client,
+            tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as checkpoint,
+        ):
+            pipeline = Pipeline(client, connection, delivery, given.partitions)
+            for _ in range(given.rounds + 1):
+                pipeline.publish(portion)
+                plain.append(pipeline.loop(tuned=False))
+                tuned.append(pipeline.loop(tuned=True))
+                job.append(run_job(pipeline, master, checkpoint, spark))
+                note(
+                    f"{delivery.value} {master}: plain loop {plain[-1]:,.0f}/s, "
+                    f"tuned loop {tuned[-1]:,.0f}/s, job {job[-1]:,.0f}/s"
+                )
+    finally:
+        spark.stop()
+    kind = {"delivery": delivery.value, "master": master, "messages": portion * given.rounds}
+    return [
+        {**kind, **rate_row("plain loop", plain[1:], plain[1:])},
+        {**kind, **rate_row("tuned loop", tuned[1:], plain[1:])},
+        {**kind, **rate_row("job", job[1:], plain[1:])},
+    ]
+
+
+def run(given: Any) -> list[Case]:
+    """Measure each mode on a broker of its own, which deduplicates or does not."""
+    rows: list[Case] = []
+    for delivery in map(Delivery, given.deliveries):
+        deduplicate = delivery is Delivery.EFFECTIVELY_ONCE
+        with private_broker(brokerDeduplicationEnabled=deduplicate) as connection:
+            for master in given.masters:
+                rows += compare(connection, delivery, master, given)
+    return rows
+
+
+if __name__ == "__main__":
+    parser = arguments(__doc__, messages=500_000, rounds=5)
+    parser.add_argument("--masters", nargs="+", default=["local[1]", "local[2]"])
+    parser.add_argument("--deliveries", nargs="+", default=[item.value for item in Delivery])
+    parser.add_argument("--partitions", type=int, default=4, help="that are ripe, default: 4")
+    options = parser.parse_args()
+    report(run(options), options.json)
