@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,3 +185,40 @@ def _default_python() -> str:
 
 def _joined(separator: str, *parts: str | None) -> str:
     return separator.join(part for part in parts if part)
+
+
+def end_on_sigterm(spark: Any, asked: Callable[[], bool]) -> bool:
+    """Let a SIGTERM that reaches Spark's JVM ask the job to end; return whether it will.
+
+    Where ``spark-submit`` has started this program, a process manager's signal goes to the JVM,
+    which would take the session away in the middle of a batch.
+
+    Args:
+        spark: a classic Spark session.
+        asked: called at each signal, in another thread. False lets the JVM end at once.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return False
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    gateway = spark.sparkContext._gateway
+    ensure_callback_server_started(gateway)
+    gateway.jvm.org.apache.spark.util.SignalUtils.register("TERM", _Handler(asked))
+    return True
+
+
+class _Handler:
+    """A Scala function without arguments that calls a Python one."""
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self._asked = asked
+
+    def apply(self) -> bool:
+        return self._asked()
+
+    class Java:
+        implements = ("scala.Function0",)
+
+
+# What Scala calls a function by that returns an unboxed boolean.
+setattr(_Handler, "apply$mcZ$sp", _Handler.apply)

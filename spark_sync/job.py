@@ -35,7 +35,7 @@ from delaylevel.errors import (
 from delaylevel.reading import source_partitions
 
 from . import control
-from .cluster import Executors, enter_environment
+from .cluster import Executors, end_on_sigterm, enter_environment
 from .deduplication import require_deduplication
 from .figures import JobFigures, Standing
 from .listener import SyncListener
@@ -160,6 +160,7 @@ class SparkSyncJob:
         with contextlib.ExitStack() as stack:
             spark = stack.enter_context(self._session())
             enter_environment(spark, self._connection)
+            end_on_sigterm(spark, self._asked_by_jvm)
             spark.dataSource.register(DelayLevelDataSource)
             self._control_dir = stack.enter_context(_folder())
             admin = stack.enter_context(Admin.from_connection(self._connection))
@@ -204,6 +205,12 @@ class SparkSyncJob:
         That batch is finished, committed and acknowledged; no other begins.
         """
         self._stop.set()
+
+    def _asked_by_jvm(self) -> bool:
+        """Answer a signal to the JVM: the first one asks for an end, the next one is its own."""
+        first = not self._stop.is_set()
+        self.stop()
+        return first
 
     def stop_at_once(self) -> None:
         """End the job in the middle of a batch; the next run does the whole batch again."""
