@@ -183,7 +183,10 @@ def test_a_target_that_lost_its_schema(
     assert "no schema JSON:" in held.properties["delaylevel.reason"]
 
     setting.producer(setting.orders, schema=JsonSchema(Order)).close()  # registers it again
-    setting.move_until(lambda: len(stored(setting.orders)) == 11, "the typed message")
+    setting.move_until(
+        lambda: len(stored(setting.orders)) == 11 and len(stored(setting.others)) == 10,
+        "the typed message",
+    )
     assert b"typed" in (stored(setting.orders)[-1].value or b"")
     drained(setting.description)
 
@@ -218,7 +221,10 @@ def test_garbage_goes_to_the_dead_letters(
     good = {**parked(soon, setting.orders.rpartition("/")[2]), "own": "2"}
     raw.send(b"good", good)
 
-    setting.move_until(lambda: len(stored(setting.orders)) == 11, "the good ones")
+    setting.move_until(
+        lambda: len(stored(setting.orders)) == 11 and len(stored(setting.others)) == 10,
+        "the good ones",
+    )
     assert b"good" in [m.value for m in stored(setting.orders)]
     assert setting.report.dead.total() == len(garbage) + 1
     assert not setting.report.held
