@@ -13,6 +13,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.client import (
     StrategyArgument,
+    admin_beside,
     given_options,
     resolve_description,
     settings_with_warning,
@@ -169,8 +170,7 @@ class DelayLevelClient(pulsar.asyncio.Client):
 
     Args:
         service_url: as for ``pulsar.asyncio.Client``; all of its other arguments are taken too.
-        admin: an admin client, e.g. ``delaylevel.admin.Admin("http://localhost:8080")``; or
-        admin_url: its address.
+        admin_url, admin, admin_token: as for :class:`delaylevel.DelayLevelClient`.
         clock: says what time it is when a message is sent.
     """
 
@@ -180,14 +180,13 @@ class DelayLevelClient(pulsar.asyncio.Client):
         *,
         admin_url: str | None = None,
         admin: TopicAdmin | None = None,
+        admin_token: str | Callable[[], str] | None = None,
         clock: Clock | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(service_url, **kwargs)
         if admin is None and admin_url is not None:
-            from delaylevel.admin import Admin
-
-            admin = Admin(admin_url)
+            admin = admin_beside(kwargs, admin_url, admin_token)
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
 

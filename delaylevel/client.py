@@ -52,7 +52,7 @@ class DelayLevelClient(pulsar.Client):
     ) -> None:
         super().__init__(service_url, *args, **kwargs)
         if admin is None and admin_url is not None:
-            admin = _admin_beside(kwargs, admin_url, admin_token)
+            admin = admin_beside(kwargs, admin_url, admin_token)
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
 
@@ -182,7 +182,7 @@ def wrap(
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
-        admin = _admin_beside({}, admin_url, None)
+        admin = admin_beside({}, admin_url, None)
     topic = TopicName.parse(producer.topic()).without_partition.full
     description = resolve_description(
         admin,
@@ -303,7 +303,7 @@ def _check_partition_counts(
             )
 
 
-def _admin_beside(
+def admin_beside(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
 ) -> TopicAdmin:
     """Return an admin client with the TLS settings of the Pulsar client."""
