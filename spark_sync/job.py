@@ -55,6 +55,12 @@ _SLACK_S = 5.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
+_OUR_ERROR = re.compile(r"(delaylevel|_pulsar)\.\S+")
+# The last line of a Python traceback, and not one of Java's.
+_PYTHON_ERROR = re.compile(
+    r"(?!(org|java|scala|py4j|at|Caused)\b)[A-Za-z_][\w.]*(Error|Exception)\b"
+)
+
 # Raised inside Spark's Python processes; in the driver they arrive as text.
 _FATAL = (
     AlreadyRunningError,
@@ -371,7 +377,8 @@ def _raise_if_fatal(error: PySparkException) -> None:
 def _first_cause(error: BaseException) -> str:
     """Return the line of a Spark error that says what happened in Python, or its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith(("delaylevel.", "_pulsar.")):
-            return line
+    for pattern in (_OUR_ERROR, _PYTHON_ERROR):
+        for line in reversed(lines):
+            if pattern.match(line):
+                return line
     return lines[0] if lines else type(error).__name__
