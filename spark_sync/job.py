@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -57,7 +58,8 @@ _LONGEST_PAUSE_S = 30.0
 
 _OUR_ERROR = re.compile(r"(delaylevel|_pulsar)\.\S+")
 # The last line of a Python traceback, and not one of Java's.
-_PYTHON_ERROR = re.compile(
+_NOT_PYTHON = r"(?!(org|java|scala|py4j|at|Caused)\b)"
+_PYTHON_ERROR = re.compile(_NOT_PYTHON + r"[A-Za-z_][\w.]*(Error|Exception)\b")
     r"(?!(org|java|scala|py4j|at|Caused)\b)[A-Za-z_][\w.]*(Error|Exception)\b"
 )
 
