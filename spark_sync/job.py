@@ -60,8 +60,6 @@ _OUR_ERROR = re.compile(r"(delaylevel|_pulsar)\.\S+")
 # The last line of a Python traceback, and not one of Java's.
 _NOT_PYTHON = r"(?!(org|java|scala|py4j|at|Caused)\b)"
 _PYTHON_ERROR = re.compile(_NOT_PYTHON + r"[A-Za-z_][\w.]*(Error|Exception)\b")
-    r"(?!(org|java|scala|py4j|at|Caused)\b)[A-Za-z_][\w.]*(Error|Exception)\b"
-)
 
 # Raised inside Spark's Python processes; in the driver they arrive as text.
 _FATAL = (
