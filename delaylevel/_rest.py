@@ -118,16 +118,20 @@ class Rest:
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
         patient: bool = True,
+        data: bytes | None = None,
+        api: str = "v2",
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request below ``/admin/v2/`` and return the answer, if it is a good one.
+        """Send a request and return the answer, if it is a good one.
 
         Args:
             method: the HTTP method.
-            path: behind ``/admin/v2/``, encoded.
+            path: behind ``/admin/v2/`` (or another ``api``), encoded.
             value: the body, as JSON; None for no body.
             query: parameters.
             kind: the body's content type.
             patient: try again for 1.7 s while the broker says 503.
+            data: the body as it is, instead of ``value``.
+            api: which interface: ``v2``, or ``v3`` for functions.
 
         Raises:
             BrokerUnreachableError: nothing answers.
@@ -141,7 +145,10 @@ class Rest:
         if value is not None:
             headers["Content-Type"] = kind
             body = json.dumps(value).encode()
-        suffix = f"/admin/v2/{path}" + (f"?{urlencode(query)}" if query else "")
+        elif data is not None:
+            headers["Content-Type"] = kind
+            body = data
+        suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
         pauses = list(_PAUSES_S) if patient else []
         while True:
             answer = self._send(method, suffix, headers, body)

@@ -46,6 +46,9 @@ _SIGN_OF_LIFE_S = 0.05
 TARGET_TIMEOUT_MS = 5_000
 # A target that was added to the level topic is known to clients whose clock is ahead by so much.
 _CLOCKS_MS = 60_000
+# The broker releases a message up to a tick early. What it would release at once is not parked
+# again, round and round, but goes to the final window (of units of a second or so).
+BROKER_TICK_MS = 1000
 # A connected producer makes a topic anew that is deleted by force: none is kept while it is idle.
 IDLE_S = 2.0
 
@@ -247,7 +250,12 @@ class Stream:
         item.envelope = sealed
         item.behind_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
         decision = self._router.decide(sealed.due_ms, now_ms, came_from=source.level)
-        if decision.hop is not Hop.PARK:
+        parked_until_ms = None
+        if decision.hop is Hop.PARK:
+            parked_until_ms = onward.parked_until_ms(
+                self._description, self._router, decision.level, decision.partition, now_ms
+            )
+        if parked_until_ms is None or parked_until_ms - now_ms <= BROKER_TICK_MS:
             due = decision.hop is Hop.DUE
             item.counted = ("due" if due else "window", now_ms - sealed.due_ms)
             item.properties = onward.delivered_properties(message, sealed)
@@ -257,9 +265,7 @@ class Stream:
         level, partition = decision.level, decision.partition
         item.counted = ("parked", (self._description.topic, level, partition))
         item.properties = sealed.parked_again_properties(message.properties)
-        item.deliver_at_ms = onward.parked_until_ms(
-            self._description, self._router, level, partition, now_ms
-        )
+        item.deliver_at_ms = parked_until_ms
         self._own_lane(self._description.level_topic(level).partition(partition).full).send(item)
 
     def _source(self, topic: str) -> SourcePartition:

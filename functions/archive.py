@@ -1,0 +1,161 @@
+"""The Function as one archive that a worker installs without a network.
+
+``NAME/src/`` has this project, without Spark's and the command line's parts; ``NAME/deps/`` has
+wheels of what it needs beyond ``pulsar-client[functions]``, which the worker's Python must have
+anyway to run any Function. Wheels are made from what is installed here, so that they fit a Python
+of the same minor version on the same kind of machine. For another one they are downloaded, on
+this machine, when the archive is made; a worker never downloads anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import io
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from delaylevel._installed import distributions, is_wanted, own_files
+from delaylevel.errors import ConfigError
+
+NAME = "delaylevel-function"
+FILE_NAME = f"{NAME}.zip"
+PARTS = ("delaylevel", "delaylevel.functions")
+# What the Function imports, beside pulsar; `tomli` is needed (and installed) on Python 3.10 only.
+ROOTS = ("pydantic", "urllib3", "certifi", "platformdirs")
+# Of the core, but never used by a Function: the in-memory Pulsar, the embedded broker's parts.
+_NOT_SHIPPED = ("delaylevel/testing/", "delaylevel/demo.py", "delaylevel/spark_sync/")
+_NOT_IN_WHEELS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+# A fixed date makes the same archive of the same files.
+_DATE = (2020, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class WorkerPython:
+    """The Python of the workers, where it is not like the one here.
+
+    Attributes:
+        version: e.g. ``3.11``.
+        platform: a wheel's platform, e.g. ``manylinux2014_x86_64``.
+    """
+
+    version: str
+    platform: str
+
+
+def build(worker: WorkerPython | None = None) -> bytes:
+    """Return the archive, as a zip file.
+
+    Args:
+        worker: download wheels for this Python; None to take what is installed here.
+
+    Raises:
+        ConfigError: what is needed is not installed here, or pip cannot download it.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for inside, path in sorted(_own()):
+            _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
+        for name, wheel in sorted(_downloaded(worker) if worker else _repacked()):
+            _put(archive, f"{NAME}/deps/{name}", wheel, stored=True)
+    return buffer.getvalue()
+
+
+def requirements() -> tuple[str, ...]:
+    """Return what ``deps/`` has, as ``name==version``, sorted.
+
+    Raises:
+        ConfigError: one of them is not installed here.
+    """
+    roots = list(ROOTS)
+    if sys.version_info < (3, 11):
+        roots.append("tomli")
+    return tuple(f"{name}=={importlib.metadata.version(name)}" for name in distributions(roots))
+
+
+def repack(name: str) -> tuple[str, bytes]:
+    """Return an installed distribution as a wheel again: its file name, and its bytes."""
+    found = importlib.metadata.distribution(name)
+    record: list[tuple[str, str, int | str]] = []
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
+        info = ""
+        for inside, path in sorted(_files(found)):
+            content = path.read_bytes()
+            _put(wheel, inside, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            record.append((inside, f"sha256={digest.decode()}", len(content)))
+            if PurePosixPath(inside).name == "WHEEL":
+                info = str(PurePosixPath(inside).parent)
+        if not info:
+            raise ConfigError(
+                f"{name} is not installed from a wheel, so that none can be made of it: name the "
+                "workers' Python and platform, and it is downloaded"
+            )
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([*record, (f"{info}/RECORD", "", "")])
+        _put(wheel, f"{info}/RECORD", text.getvalue().encode())
+    return f"{info.removesuffix('.dist-info')}-{_tag(found)}.whl", buffer.getvalue()
+
+
+def _own() -> Iterator[tuple[str, Path]]:
+    for inside, path in own_files(PARTS):
+        if not inside.startswith(_NOT_SHIPPED):
+            yield inside, path
+
+
+def _repacked() -> Iterator[tuple[str, bytes]]:
+    for requirement in requirements():
+        yield repack(requirement.partition("==")[0])
+
+
+def _downloaded(worker: WorkerPython) -> list[tuple[str, bytes]]:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--python-version", worker.version]
+    command += ["--platform", worker.platform, "--implementation", "cp"]
+    with tempfile.TemporaryDirectory() as folder:
+        answer = subprocess.run(
+            [*command, "--dest", folder, *requirements()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if answer.returncode:
+            raise ConfigError(
+                f"pip cannot download wheels for Python {worker.version} on {worker.platform}: "
+                f"{answer.stderr.strip()[-400:]}"
+            )
+        return [(path.name, path.read_bytes()) for path in Path(folder).glob("*.whl")]
+
+
+def _files(found: importlib.metadata.Distribution) -> Iterator[tuple[str, Path]]:
+    for file in found.files or ():
+        path = Path(str(file.locate()))
+        inside = PurePosixPath(file.as_posix())
+        if is_wanted(inside) and inside.name not in _NOT_IN_WHEELS and path.is_file():
+            yield str(inside), path
+
+
+def _tag(found: importlib.metadata.Distribution) -> str:
+    """Return the tags of a wheel's file name: several of a kind are joined by dots."""
+    lines = (found.read_text("WHEEL") or "").splitlines()
+    tags = [line.partition(":")[2].strip().split("-") for line in lines if line.startswith("Tag:")]
+    return "-".join(_joined(parts) for parts in zip(*tags, strict=True))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return ".".join(dict.fromkeys(parts))
+
+
+def _put(archive: zipfile.ZipFile, name: str, content: bytes, stored: bool = False) -> None:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.external_attr = 0o644 << 16
+    entry.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+    archive.writestr(entry, content)

@@ -1,0 +1,125 @@
+"""The functions worker's REST interface, as far as one Function needs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from urllib3.filepost import encode_multipart_formdata
+
+from delaylevel._rest import Rest
+from delaylevel.config import Connection
+from delaylevel.errors import AdminError, LevelTopicError, NotFoundError
+
+_API = "v3"
+
+
+class FunctionsWorker:
+    """Registers, asks and removes functions of one cluster.
+
+    Args:
+        connection: the cluster.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        def path(value: object) -> str | None:
+            return None if value is None else str(value)
+
+        self._rest = Rest(
+            connection.admin_url,
+            token=connection.read_token,
+            tls_trust_certs_file=path(connection.tls_trust_certs_file),
+            tls_certificate_file=path(connection.tls_certificate_file),
+            tls_private_key_file=path(connection.tls_private_key_file),
+            tls_allow_insecure=connection.tls_allow_insecure,
+            tls_validate_hostname=connection.tls_validate_hostname,
+            timeout_s=120,
+        )
+
+    def __enter__(self) -> FunctionsWorker:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._rest.close()
+
+    def config(self, function: str) -> dict[str, Any] | None:
+        """Return a function's configuration; None where it is not registered.
+
+        Args:
+            function: ``tenant/namespace/name``.
+        """
+        try:
+            return dict(self._get(function))
+        except NotFoundError:
+            return None
+
+    def create(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
+        """Register a function and start it.
+
+        Raises:
+            AdminError: the worker refuses it; the text says why.
+        """
+        self._send("POST", config, {"data": (file_name, package, "application/octet-stream")})
+
+    def update(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
+        """Replace a function's configuration and package; its instances start anew."""
+        self._send("PUT", config, {"data": (file_name, package, "application/octet-stream")})
+
+    def status(self, function: str) -> dict[str, Any]:
+        """Return what the worker knows of the instances.
+
+        Raises:
+            NotFoundError: it is not registered.
+        """
+        return dict(self._get(f"{function}/status"))
+
+    def stats(self, function: str) -> dict[str, Any]:
+        """Return the figures of the instances, user metrics included; empty where none answers."""
+        try:
+            return dict(self._get(f"{function}/stats") or {})
+        except AdminError:
+            return {}
+
+    def restart(self, function: str) -> None:
+        """Start all instances anew."""
+        self._request("POST", f"{function}/restart")
+
+    def delete(self, function: str) -> None:
+        """Remove a function; its subscriptions stay if it was registered so."""
+        self._request("DELETE", function)
+
+    def _get(self, path: str) -> Any:
+        return json.loads(self._request("GET", path).data)
+
+    def _send(self, method: str, config: Mapping[str, Any], parts: dict[str, Any]) -> None:
+        text = json.dumps(config)
+        body, kind = encode_multipart_formdata(
+            {"functionConfig": ("functionConfig", text, "application/json"), **parts}
+        )
+        name = "/".join(str(config[part]) for part in ("tenant", "namespace", "name"))
+        self._request(method, name, data=body, kind=kind)
+
+    def _request(self, method: str, path: str, **options: Any) -> Any:
+        encoded = "/".join(quote(part, safe="") for part in path.split("/"))
+        try:
+            return self._rest.request(method, f"functions/{encoded}", api=_API, **options)
+        except AdminError as error:
+            if error.status in (404, 405) and "unction" not in error.reason:
+                raise no_worker() from error
+            if error.status in (409, 503) and "orker" in error.reason:
+                raise LevelTopicError(
+                    f"the functions worker is not ready ({error.reason}): wait some seconds, and "
+                    "look at the broker's log if it stays so"
+                ) from error
+            raise
+
+
+def no_worker() -> LevelTopicError:
+    """Return the error for a cluster that runs no functions."""
+    return LevelTopicError(
+        "this cluster has no functions worker: start brokers with functionsWorkerEnabled=true "
+        "(`delaylevel broker start --functions` for the embedded one), or run the Spark job "
+        "instead (`delaylevel sync spark`)"
+    )
