@@ -78,7 +78,7 @@ class Envelope(NamedTuple):
         Raises:
             EnvelopeError: it is missing or damaged; ``reason`` says how, for the dead letter.
         """
-        due = _integer(properties, DUE)
+        due = _integer(DUE, properties.get(DUE))
         if due > LATEST_DUE_MS:
             raise EnvelopeError(f"{DUE} is {due}, beyond the year 9999")
         target = properties.get(TARGET)
@@ -94,7 +94,7 @@ class Envelope(NamedTuple):
             full,
             _identity(properties),
             SchemaRef.parse(schema) if schema is not None else None,
-            _integer(properties, ATTEMPT) if ATTEMPT in properties else 0,
+            _integer(ATTEMPT, properties[ATTEMPT]) if ATTEMPT in properties else 0,
         )
 
     def identified(self, fallback_id: str) -> Envelope:
@@ -176,8 +176,7 @@ def _identity(properties: Mapping[str, str]) -> str | None:
     return value
 
 
-def _integer(properties: Mapping[str, str], name: str) -> int:
-    text = properties.get(name)
+def _integer(name: str, text: str | None) -> int:
     if text is None:
         raise EnvelopeError(f"{name} is missing: not a parked message")
     if not (text.isascii() and text.isdigit() and len(text) < 20):

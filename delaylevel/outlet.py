@@ -14,11 +14,13 @@ from delaylevel.reading import ParkedMessage
 log = logging.getLogger(__name__)
 Waiting = TypeVar("Waiting")
 
+# A flush sends what is gathered at once, so that batches may take their time to fill.
 PRODUCER_SETTINGS: dict[str, Any] = {
     "block_if_queue_full": True,
     "batching_enabled": True,
     "batching_max_messages": 1000,
-    "batching_max_publish_delay_ms": 5,
+    "batching_max_allowed_size_in_bytes": 512 * 1024,
+    "batching_max_publish_delay_ms": 100,
     "max_pending_messages": 5000,
     "send_timeout_millis": 30_000,
 }

@@ -11,7 +11,7 @@ import pulsar
 
 from delaylevel.description import LevelTopicDescription, Role
 from delaylevel.errors import BrokerError
-from delaylevel.positions import EARLIEST, Position, stable_id
+from delaylevel.positions import EARLIEST, Position
 from delaylevel.topicname import TopicName
 
 RECEIVER_QUEUE_SIZE = 2000
@@ -95,7 +95,9 @@ class ParkedMessage(NamedTuple):
 
     def stable_id(self, partition_topic: str) -> str:
         """Return its identity, if it was first stored in this partition."""
-        return stable_id(partition_topic, self.position)
+        # As stable_id() writes it, without a Position in between: this runs for every message.
+        topic = partition_topic.removeprefix("persistent://")
+        return f"{topic}:{self.ledger}:{self.entry}:{self.batch}"
 
 
 def read_range(
