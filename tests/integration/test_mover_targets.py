@@ -8,6 +8,7 @@ from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.admin import Admin
@@ -165,6 +166,49 @@ def test_a_target_that_is_terminated(
     setting.move_until(lambda: len(stored(setting.orders)) >= 10, "what was held")
     drained(setting.description)
     assert sorted(m.value or b"" for m in stored(setting.orders)) == values("a")
+
+
+@pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
+def test_a_target_over_its_quota(
+    setting: Setting,
+    admin: Admin,
+    client: pulsar.Client,
+    stored: Stored,
+    drained: Drained,
+    eventually: Callable[..., Any],
+    policy: str,
+) -> None:
+    orders = TopicName.parse(setting.orders)
+    full = f"{admin.admin_url}/admin/v2/{orders.rest_path}/backlogQuota"
+    consumer = client.subscribe(setting.orders, "slow")
+    plain = client.create_producer(setting.orders)
+    for _ in range(5):
+        plain.send(b"x" * 1000)
+    plain.close()
+    answer = urllib3.request("POST", full, json={"limitSize": 1000, "policy": policy})
+    assert answer.status == 204, answer.data
+
+    def refused() -> bool:
+        try:
+            client.create_producer(setting.orders).close()
+        except pulsar.PulsarException:
+            return True
+        return False
+
+    eventually(refused, "the quota to count")
+    setting.move_until(
+        lambda: setting.report.held[setting.orders] >= 10 and len(stored(setting.others)) == 10,
+        "the other target's messages",
+    )
+    held = stored(setting.description.held_topic.full)
+    assert all("Quota" in m.properties["delaylevel.reason"] for m in held)
+
+    for _ in range(5):
+        consumer.acknowledge(consumer.receive(10_000))
+    assert urllib3.request("DELETE", full).status == 204
+    setting.move_until(lambda: len(stored(setting.orders)) >= 15, "what was held")
+    drained(setting.description)
+    assert sorted(m.value or b"" for m in stored(setting.orders))[:10] == values("a")
 
 
 def test_a_target_that_lost_its_schema(
