@@ -230,6 +230,7 @@ def test_a_worker_that_is_killed_loses_nothing(
     tmp_path: Path,
 ) -> None:
     description, arrived = receiver
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     environment["DELAYLEVEL_TOKEN"] = TOKEN  # this broker asks for none, and lets it pass
     checkpoint = tmp_path / "a checkpoint"
     metrics = _free_port()
