@@ -56,6 +56,8 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
         # Without it Spark refuses a batch read with pushFilters.
         .config("spark.sql.python.filterPushdown.enabled", "true")
         .config("spark.sql.shuffle.partitions", "2")
+        # Ten thousand rows at once are ten megabytes, which no cache holds.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
         .config("spark.sql.streaming.stopTimeout", "30s")
         .config("spark.sql.streaming.noDataProgressEventInterval", "10000")
         .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
