@@ -1,0 +1,164 @@
+"""Fixtures for the Function on a real functions worker.
+
+``connection``   a broker with a functions worker (the other fixtures follow)
+``deployed``     ``deployed(description, …)``: deploy; removed afterwards
+``collector``    ``collector(topic, …)``: everything that arrives, gathered in the background
+``ranges``       how many ranges of acknowledged messages the level topic's cursors keep
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel._rest import Rest
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.errors import DelayLevelError
+from delaylevel.functions import deployment
+
+
+@pytest.fixture(scope="session")
+def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBroker:
+    """The broker that tests of the Function share."""
+    return broker_with({}, functions=True)
+
+
+@pytest.fixture
+def connection(functions_broker: EmbeddedBroker) -> Connection:
+    return functions_broker.connection
+
+
+def instance_pids(function: str, broker: EmbeddedBroker) -> list[int]:
+    """The processes of a function's instances on an embedded broker."""
+    found = []
+    _tenant, namespace, name = function.split("/")
+    marks = (f'"name":"{name}"', f'"namespace":"{namespace}"', str(broker.directory))
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "python_instance_main.py" in words and all(mark in words for mark in marks):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def pids() -> Callable[[str, EmbeddedBroker], list[int]]:
+    return instance_pids
+
+
+@pytest.fixture
+def deployed(
+    connection: Connection,
+) -> Iterator[Callable[..., deployment.Deployed]]:
+    """``deployed(description, parallelism=1, …)``; further arguments are FunctionOptions'."""
+    made: list[tuple[LevelTopicDescription, str]] = []
+
+    def deploy(description: LevelTopicDescription, **options: Any) -> deployment.Deployed:
+        found = deployment.deploy(connection, description, deployment.FunctionOptions(**options))
+        made.append((description, found.function))
+        return found
+
+    yield deploy
+    for description, function in made:
+        with contextlib.suppress(DelayLevelError):
+            deployment.delete(connection, description, function)
+
+
+class Collector:
+    """Receives in a thread of its own, and keeps ids and arrivals by body."""
+
+    def __init__(self, client: pulsar.Client, topic: str) -> None:
+        self.ids: dict[bytes, list[str | None]] = defaultdict(list)
+        self.late_ms: list[int] = []
+        self._stop = threading.Event()
+        self._consumer = client.subscribe(
+            topic,
+            "application",
+            consumer_type=pulsar.ConsumerType.Shared,
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        clock = SystemClock()
+        while not self._stop.is_set():
+            try:
+                message = self._consumer.receive(200)
+            except pulsar.Timeout:
+                continue
+            except pulsar.PulsarException:
+                if self._stop.is_set():
+                    return
+                continue
+            properties = message.properties()
+            self.ids[message.data()].append(properties.get("delaylevel.id"))
+            self.late_ms.append(clock.now_ms() - int(properties["delaylevel.due"]))
+            with contextlib.suppress(pulsar.PulsarException):
+                self._consumer.acknowledge(message)
+
+    @property
+    def duplicates(self) -> int:
+        """How many came more often than once."""
+        return sum(len(ids) - 1 for ids in list(self.ids.values()))
+
+    def check_identities(self) -> None:
+        """Every copy of a message has the same id, and no two messages share one."""
+        for body, ids in self.ids.items():
+            assert None not in ids
+            assert len(set(ids)) == 1, f"{body!r} came as {ids}"
+        assert len({ids[0] for ids in self.ids.values()}) == len(self.ids)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def collector(client: pulsar.Client) -> Iterator[Callable[[str], Collector]]:
+    made: list[Collector] = []
+
+    def start(topic: str) -> Collector:
+        made.append(Collector(client, topic))
+        return made[-1]
+
+    yield start
+    for item in made:
+        item.stop()
+
+
+@pytest.fixture
+def ranges(connection: Connection) -> Callable[[LevelTopicDescription], int]:
+    """``ranges(description)``: the most ranges that one partition of a level keeps now."""
+    rest = Rest(connection.admin_url)
+
+    def count(description: LevelTopicDescription) -> int:
+        most = 0
+        for member in description.members():
+            if member.role is not Role.LEVEL:
+                continue
+            path = f"{member.topic.rest_path}/partitioned-stats"
+            stats: Mapping[str, Any] = rest.get(path, perPartition="true")
+            for partition in stats["partitions"].values():
+                at = partition["subscriptions"][SUBSCRIPTION]
+                most = max(most, int(at["nonContiguousDeletedMessagesRanges"]))
+        return most
+
+    return count
+
+
+@pytest.fixture
+def kill() -> Callable[[int], None]:
+    return lambda pid: os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,170 @@
+"""Twenty thousand messages over two levels: none is lost, whatever ends meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel._rest import Rest
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.config import Connection
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.errors import BrokerError
+from delaylevel.functions import deployment
+from delaylevel.strategy import Levels, PartitionStrategy
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 20_000
+TWO_LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=12), maximum_delay=timedelta(seconds=60)),
+        PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=18)),
+    ]
+)
+
+
+@pytest.fixture
+def own_broker(
+    private_broker: Callable[..., EmbeddedBroker], pids: Callable[..., list[int]]
+) -> Iterator[EmbeddedBroker]:
+    yield private_broker({}, functions=True, heap_mb=400)
+
+
+@pytest.fixture
+def connection(own_broker: EmbeddedBroker) -> Connection:
+    return own_broker.connection
+
+
+def publish(client: Any, description: LevelTopicDescription) -> None:
+    """Publish everything, due between 4 and 50 seconds from now, in no order."""
+    outcomes: dict[Any, Any] = {}
+    with contextlib.closing(
+        client.create_producer(
+            description.targets[0],
+            enable_delay_level_topic=True,
+            partition_strategy=description.levels,
+            block_if_queue_full=True,
+        )
+    ) as producer:
+        for number in range(MESSAGES):
+            producer.send_async(
+                b"%d" % number,
+                outcomes.setdefault,
+                partition_key=f"key-{number % 97}",
+                deliver_after=timedelta(milliseconds=4000 + (number * 7919) % 46_000),
+            )
+        producer.flush()
+    assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", ["none", "kill", "restart", "broker"])
+def test_nothing_is_lost(
+    fault: str,
+    own_broker: EmbeddedBroker,
+    level_topic: Callable[..., LevelTopicDescription],
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    collector: Callable[[str], Any],
+    pids: Callable[..., list[int]],
+    kill: Callable[[int], None],
+    connection: Connection,
+    eventually: Callable[..., Any],
+    drained: Callable[..., None],
+    record_property: Callable[[str, object], None],
+) -> None:
+    description = level_topic(TWO_LEVELS, mover=Mover.FUNCTION)
+    made = deployed(description)
+    orphans: list[int] = []
+    got = collector(description.targets[0])
+    publish(dl_client(), description)
+    eventually(lambda: len(got.ids) > MESSAGES // 5, "a fifth of the messages", 90)
+    if fault == "kill":
+        (pid,) = pids(made.function, own_broker)
+        kill(pid)
+    elif fault == "restart":
+        deployment.restart(connection, made.function)
+    elif fault == "broker":
+        orphans = pids(made.function, own_broker)
+        own_broker.kill()
+        own_broker.start()
+        _restart_when_ready(connection, made.function)
+    try:
+        eventually(lambda: len(got.ids) == MESSAGES, "all messages", 240)
+    finally:
+        print(f"{fault}: {len(got.ids):,} of {MESSAGES:,}, {got.duplicates:,} duplicates")
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+    drained(description)
+    got.check_identities()
+    record_property("duplicates", got.duplicates)
+    if fault == "none":
+        assert got.duplicates == 0
+
+
+def _restart_when_ready(connection: Connection, function: str) -> None:
+    """The worker of a broker that has just started does not know its functions at once."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            deployment.restart(connection, function)
+            return
+        except BrokerError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+@pytest.mark.timeout(600)
+def test_the_brokers_index_of_a_partition_stays_small(
+    level_topic: Callable[..., LevelTopicDescription],
+    deployed: Callable[..., Any],
+    client: pulsar.Client,
+    connection: Connection,
+    collector: Callable[[str], Any],
+    parked: Callable[..., dict[str, str]],
+    eventually: Callable[..., Any],
+    dl_client: Callable[..., Any],
+) -> None:
+    """200,000 messages pending in one partition: about 50,000 entries of index, not 200,000."""
+    pending = 200_000
+    levels = Levels([PartitionStrategy(maximum_delay=timedelta(days=2))])
+    description = level_topic(levels, mover=Mover.FUNCTION)
+    got = collector(description.targets[0])
+    deployed(description)
+    rest = Rest(connection.admin_url)
+    partition = description.level_topic(0).partition(0)
+
+    def subscription() -> Any:
+        return rest.get(f"{partition.rest_path}/stats")["subscriptions"][SUBSCRIPTION]
+
+    eventually(lambda: subscription()["consumers"], "the Function", 60)
+    # The engine takes over with the first message: one that is ripe.
+    level = client.create_producer(partition.full)
+    level.send(b"first", properties=parked(int(time.time() * 1000)))
+    eventually(lambda: got.ids, "the first message", 60)
+    outcomes: dict[Any, Any] = {}
+    producer = dl_client().create_producer(
+        description.targets[0],
+        enable_delay_level_topic=True,
+        partition_strategy=levels,
+        block_if_queue_full=True,
+        max_pending_messages=5000,
+    )
+    for number in range(pending):
+        producer.send_async(b"%d" % number, outcomes.setdefault, deliver_after=timedelta(hours=30))
+    producer.flush()
+    assert list(outcomes) == [pulsar.Result.Ok]
+    at = eventually(
+        lambda: (now := subscription())["msgBacklog"] >= pending and now, "the backlog", 60
+    )
+    print(f"{at['msgBacklog']:,} pending, {at['msgDelayed']:,} in the index")
+    assert 0 < at["msgDelayed"] < 60_000

@@ -1,0 +1,293 @@
+"""The deployed Function: what it moves arrives as it was sent; deploy, status, logs and delete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
+
+from delaylevel import topics
+from delaylevel.admin import Admin
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.errors import LevelTopicError
+from delaylevel.functions import deployment, health
+from delaylevel.strategy import Levels, PartitionStrategy
+
+TWO_LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=timedelta(seconds=4), maximum_delay=timedelta(seconds=16)),
+        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=6)),
+    ]
+)
+SHORT = PartitionStrategy(partition_by=timedelta(seconds=2), maximum_delay=timedelta(seconds=8))
+
+
+class Order(Record):  # type: ignore[misc]
+    name = String()
+    count = Integer()
+
+
+@pytest.fixture
+def description(level_topic: Callable[..., LevelTopicDescription]) -> LevelTopicDescription:
+    return level_topic(TWO_LEVELS, mover=Mover.FUNCTION, hold_pause_ms=2000)
+
+
+def wrapped(client: Any, description: LevelTopicDescription, **options: Any) -> Any:
+    return client.create_producer(
+        description.targets[0],
+        enable_delay_level_topic=True,
+        partition_strategy=description.levels,
+        **options,
+    )
+
+
+def test_everything_arrives_as_it_was_sent(
+    description: LevelTopicDescription,
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    drained: Callable[..., None],
+    admin: Admin,
+    connection: Connection,
+    eventually: Callable[..., Any],
+    client: pulsar.Client,
+) -> None:
+    get = receive(description.targets[0])
+    made = deployed(description)
+    producer = wrapped(dl_client(), description)
+    bodies = [b"007", b"1e5", b" 12 ", b"", b"\x00\xff", b'{"a": 1}', b"null", "ü".encode()]
+    for number, body in enumerate(bodies):
+        producer.send(
+            body,
+            partition_key=f"key-{number}",
+            ordering_key=f"order-{number}",
+            event_timestamp=1_000 + number,
+            properties={"number": str(number), "empty": ""},
+            deliver_after=timedelta(seconds=2 + number % 5),
+        )
+    found = {int(item.message.properties()["number"]): item for item in get(len(bodies), 60)}
+    assert len(found) == len(bodies)
+    for number, body in enumerate(bodies):
+        message = found[number].message
+        assert message.data() == body
+        assert message.partition_key() == f"key-{number}"
+        assert message.ordering_key() == f"order-{number}"
+        assert message.event_timestamp() == 1_000 + number
+        own = {k: v for k, v in message.properties().items() if not k.startswith("delaylevel.")}
+        assert own == {"number": str(number), "empty": ""}
+        assert message.properties()["delaylevel.id"]
+        assert found[number].late_ms > -1500, "early by a tick of the broker at the most"
+    drained(description)
+
+    def at() -> health.FunctionStatus:
+        now_ms = SystemClock().now_ms()
+        return health.status(connection, admin, description, made.function, now_ms)
+
+    stands = eventually(
+        lambda: (now := at()) and now.instances[0].counts["forwarded"] == len(bodies) and now,
+        "the metrics of everything that was forwarded",
+    )
+    assert stands.running == 1
+    assert stands.problems == ()
+    lines = list(deployment.log_lines(client, admin, deployment.log_topic(description)))
+    assert any("moving" in line for line in lines)
+    names = {name for row in stands.level.partitions for name in row.consumers}
+    assert names == {f"delaylevel-function@{made.function}#0"}, "the worker's own are closed"
+
+
+def test_schemas_arrive_as_they_were_sent(
+    level_topic: Callable[..., LevelTopicDescription],
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    client: pulsar.Client,
+    namespace: str,
+) -> None:
+    kinds: dict[str, tuple[Any, Any]] = {
+        "avro": (AvroSchema(Order), Order(name="a", count=7)),
+        "json": (JsonSchema(Order), Order(name="b", count=8)),
+        "string": (StringSchema(), "007"),
+    }
+    levels = Levels([SHORT])
+    names = [f"{kind}-orders" for kind in kinds]
+    first = level_topic(
+        levels,
+        targets=names,
+        mover=Mover.FUNCTION,
+        topic=f"persistent://{namespace}/typed-delay-level",
+    )
+    consumers = {}
+    connected = dl_client()
+    for name, (schema, value) in zip(names, kinds.values(), strict=True):
+        topic = f"persistent://{namespace}/{name}"
+        consumers[topic] = client.subscribe(
+            topic, "app", consumer_type=pulsar.ConsumerType.Shared, schema=schema
+        )
+        producer = connected.create_producer(
+            topic,
+            enable_delay_level_topic=True,
+            delay_level_topic=first.topic,
+            partition_strategy=levels,
+            schema=schema,
+        )
+        producer.send(value, deliver_after=timedelta(seconds=2.5))
+    deployed(first)
+    for topic, (_, value) in zip(consumers, kinds.values(), strict=True):
+        message = consumers[topic].receive(60_000)
+        assert message.value() == value
+        assert message.schema_version() == (0).to_bytes(8, "big").decode()
+
+
+def test_a_target_that_is_added_later_is_known(
+    description: LevelTopicDescription,
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    namespace: str,
+    admin: Admin,
+) -> None:
+    get = receive(description.targets[0])
+    deployed(description)
+    client = dl_client()
+    wrapped(client, description).send(b"first", deliver_after=timedelta(seconds=1.5))
+    get(1, 60)  # it moves, and has read the description
+    later = f"persistent://{namespace}/later"
+    get_later = receive(later)
+    topics.create(admin, replace(description, targets=(*description.targets, later)))
+    producer = client.create_producer(
+        later,
+        enable_delay_level_topic=True,
+        delay_level_topic=description.topic,
+        partition_strategy=description.levels,
+    )
+    producer.send(b"second", deliver_after=timedelta(seconds=2))
+    assert [item.message.data() for item in get_later(1, 60)] == [b"second"]
+
+
+def test_delete_keeps_what_is_parked_and_deploy_goes_on(
+    description: LevelTopicDescription,
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    backlog: Callable[[LevelTopicDescription], int],
+    connection: Connection,
+    admin: Admin,
+) -> None:
+    get = receive(description.targets[0])
+    made = deployed(description)
+    assert not made.updated
+    producer = wrapped(dl_client(), description)
+    producer.send(b"first", deliver_after=timedelta(seconds=1.5))
+    get(1, 60)
+    for number in range(20):
+        producer.send(b"%d" % number, deliver_after=timedelta(seconds=15))
+    deployment.delete(connection, description, made.function)
+    assert backlog(description) == 20
+    for member in description.members():
+        assert SUBSCRIPTION in admin.subscriptions(member.topic.partition(0))
+    with pytest.raises(LevelTopicError, match="is not deployed"):
+        deployment.restart(connection, made.function)
+    with pytest.raises(LevelTopicError, match="is not deployed"):
+        health.status(connection, admin, description, made.function, 0)
+    assert not deployed(description).updated
+    again = deployed(description, parallelism=2)
+    assert again.updated
+    found = get(20, 120)  # an instance that dies at its start is back after 30 s
+    assert {item.message.data() for item in found} == {b"%d" % n for n in range(20)}
+    at = health.status(connection, admin, description, made.function, SystemClock().now_ms())
+    assert len(at.instances) == 2
+
+
+def test_a_level_topic_for_spark_is_refused(
+    level_topic: Callable[..., LevelTopicDescription], connection: Connection
+) -> None:
+    description = level_topic(TWO_LEVELS)
+    with pytest.raises(LevelTopicError, match="delaylevel sync spark"):
+        deployment.deploy(connection, description, deployment.FunctionOptions())
+
+
+def test_poison_and_what_is_undue(
+    description: LevelTopicDescription,
+    deployed: Callable[..., Any],
+    client: pulsar.Client,
+    parked: Callable[..., dict[str, str]],
+    stored: Callable[[str], list[Any]],
+    receive: Callable[..., Any],
+    drained: Callable[..., None],
+    eventually: Callable[..., Any],
+) -> None:
+    get = receive(description.targets[0])
+    deployed(description)
+    due_ms = SystemClock().now_ms() + 9_000
+    level = client.create_producer(description.level_topic(0).partition(0).full)
+    level.send(b"not ours")
+    level.send(b"damaged", properties={"delaylevel.due": "soon"})
+    level.send(b"elsewhere", properties=parked(due_ms, "somebody-elses"))
+    # Without deliver_at, as if a producer for Spark had written it: it arrives at once.
+    level.send(b"undue", properties=parked(due_ms))
+    dead = eventually(
+        lambda: len(found := stored(description.dead_letter_topic.full)) == 3 and found,
+        "three dead letters",
+        60,
+    )
+    assert {item.value for item in dead} == {b"not ours", b"damaged", b"elsewhere"}
+    assert all(item.properties["delaylevel.reason"] for item in dead)
+    (arrival,) = get(1, 60)
+    assert arrival.message.data() == b"undue"
+    assert arrival.late_ms > -1500
+    drained(description)
+    hops = sum(
+        item.value == b"undue"
+        for level in range(2)
+        for item in stored(description.level_topic(level).full)
+    )
+    assert 2 <= hops <= 6, "parked again, not spun on"
+
+
+def test_the_command_line(
+    description: LevelTopicDescription,
+    connection: Connection,
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., Any],
+) -> None:
+    from click.testing import CliRunner
+
+    from delaylevel.cli.main import cli
+
+    monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
+    monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
+    target = description.targets[0]
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(cli, ["function", *arguments])
+        assert result.exit_code == code, result.output
+        return result
+
+    assert "is not deployed" in run("status", target, code=1).stderr
+    assert json.loads(run("deploy", target, "-o", "json").stdout)["updated"] is False
+    get = receive(target)
+    wrapped(dl_client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
+    get(1, 60)
+    at = json.loads(run("status", target, "-o", "json").stdout)
+    assert at["running"] == "1 of 1"
+    assert at["problems"] == []
+    assert "RUNNING" in run("status", target).stdout
+    assert "moving" in run("logs", target).stdout
+    run("restart", target)
+    eventually(
+        lambda: CliRunner().invoke(cli, ["function", "status", target]).exit_code == 0,
+        "the restarted instance",
+        60,
+    )
+    assert "stays" in run("delete", target).stderr

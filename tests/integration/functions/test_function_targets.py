@@ -1,0 +1,111 @@
+"""A target that fails holds its own messages only, and leaves no holes in the acknowledgements."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel._rest import Rest
+from delaylevel.admin import Admin
+from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=30))]
+)
+MESSAGES = 3000
+MOST_RANGES = 100
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_target_that_fails_stops_nobody_else(
+    when: str,
+    level_topic: Callable[..., LevelTopicDescription],
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    collector: Callable[[str], Any],
+    client: pulsar.Client,
+    admin: Admin,
+    connection: Connection,
+    namespace: str,
+    stored: Callable[[str], list[Any]],
+    ranges: Callable[[LevelTopicDescription], int],
+    eventually: Callable[..., Any],
+    drained: Callable[..., None],
+) -> None:
+    description = level_topic(
+        LEVELS, targets=("bad", "good"), mover=Mover.FUNCTION, hold_pause_ms=4000
+    )
+    bad, good = description.targets
+    # A connected producer would make the deleted topic anew.
+    Rest(connection.admin_url).post(
+        f"namespaces/{namespace}/autoTopicCreation", {"allowAutoTopicCreation": False}
+    )
+    deployed(description)
+    good_got = collector(good)
+    connected = dl_client()
+    producers = [
+        connected.create_producer(
+            target,
+            enable_delay_level_topic=True,
+            delay_level_topic=description.topic,
+            partition_strategy=LEVELS,
+            block_if_queue_full=True,
+        )
+        for target in (bad, good)
+    ]
+    most = 0
+    watching = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not watching.wait(0.1):
+            most = max(most, ranges(description))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        outcomes: dict[Any, Any] = {}
+        for number in range(MESSAGES):
+            for producer in producers:
+                producer.send_async(
+                    b"%d" % number,
+                    outcomes.setdefault,
+                    # due within some seconds, one target's message after the other's
+                    deliver_after=timedelta(milliseconds=6000 + 2 * number),
+                )
+        for producer in producers:
+            producer.flush()
+            producer.close()
+        assert list(outcomes) == [pulsar.Result.Ok]
+        if when == "meanwhile":
+            eventually(lambda: len(good_got.ids) > 200, "the first to arrive", 60)
+        admin.delete(TopicName.parse(bad), force=True)
+        eventually(lambda: len(good_got.ids) == MESSAGES, "everything of the other target", 60)
+        assert good_got.duplicates == 0
+        eventually(lambda: stored(description.held_topic.full), "messages that are held", 30)
+
+        Rest(connection.admin_url).put(TopicName.parse(bad).rest_path)
+        bad_got = collector(bad)
+        arrived_before = {
+            item.value
+            for item in stored(description.held_topic.full)
+            if item.properties["delaylevel.target"] == bad
+        }
+        eventually(lambda: arrived_before <= set(bad_got.ids), "what was held", 60)
+        drained(description)
+    finally:
+        watching.set()
+        watcher.join()
+    bad_got.check_identities()
+    good_got.check_identities()
+    if when == "before":
+        assert set(bad_got.ids) == {b"%d" % number for number in range(MESSAGES)}
+    assert most < MOST_RANGES
