@@ -81,9 +81,17 @@ _runtimes: dict[tuple[int, SyncOptions], Runtime] = {}
 
 
 def runtime(options: SyncOptions) -> Runtime:
-    """Return this process's runtime for these options."""
-    key = (os.getpid(), options)
-    found = _runtimes.get(key)
+    """Return this process's runtime for these options.
+
+    Spark keeps a Python worker for later queries, whose options differ at least in the folder that
+    the query is controlled by: the connections of an earlier query are closed.
+    """
+    process = os.getpid()
+    found = _runtimes.get((process, options))
     if found is None:
-        found = _runtimes[key] = Runtime(options)
+        for earlier in list(_runtimes):
+            left = _runtimes.pop(earlier)
+            if earlier[0] == process:  # one that was inherited by a fork is its parent's
+                left.close()
+        found = _runtimes[process, options] = Runtime(options)
     return found
