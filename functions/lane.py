@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -13,6 +15,8 @@ import pulsar
 from delaylevel.envelope import Envelope
 from delaylevel.outlet import error_name
 from delaylevel.reading import ParkedMessage
+
+log = logging.getLogger(__name__)
 
 # Runs what may take long: opening a producer asks the broker.
 Starter = Callable[[Callable[[], None]], None]
@@ -60,7 +64,7 @@ class Lane:
     Args:
         open_producer: returns a producer, or the reason why there can be none, or raises a
             ``pulsar.PulsarException``.
-        start: runs the opening.
+        start: runs the opening, and the closing.
         now_s: the monotonic clock.
     """
 
@@ -68,6 +72,7 @@ class Lane:
         self, open_producer: Callable[[], Any], start: Starter, now_s: Callable[[], float]
     ) -> None:
         self._open_producer = open_producer
+        self._start = start
         self._now_s = now_s
         self._lock = threading.Lock()  # of the two below, which the opening thread uses too
         self._opened: deque[Any] = deque()
@@ -92,6 +97,8 @@ class Lane:
         """Give it a message; it is sent when the producer is open."""
         item.outcomes = {}
         item.sent_s = self.used_s = self._now_s()
+        if self._opened and not isinstance(self._opened[0], str):
+            self._take_opened([])
         if self._producer is None:
             self._unsent.append(item)
         else:
@@ -124,7 +131,7 @@ class Lane:
             if self._opened:
                 self._take_opened([])
         if self._producer is not None:
-            _close(self._producer)
+            self._start(partial(_close, self._producer))
         return left
 
     def _open(self) -> None:
@@ -137,7 +144,7 @@ class Lane:
                 self._opened.append(opened)
                 return
         if not isinstance(opened, str):
-            _close(opened)
+            _close(opened)  # closed meanwhile
 
     def _take_opened(self, failed: list[tuple[Item, str]]) -> None:
         opened = self._opened.popleft()
@@ -171,12 +178,7 @@ class Lane:
 
 
 def _close(producer: Any) -> None:
-    """Close a producer without waiting for the broker."""
-
-    def work() -> None:
-        try:
-            producer.close()
-        except pulsar.PulsarException:
-            return  # it is gone anyway
-
-    in_thread(work)
+    try:
+        producer.close()
+    except pulsar.PulsarException as error:
+        log.debug("closing a producer: %s", error_name(error))  # it is gone anyway
