@@ -53,9 +53,13 @@ class FunctionSettings:
             ConfigError: something is missing or wrong.
         """
         known = {field.name for field in fields(cls)}
+        values = {name: value for name, value in config.items() if name in known}
         try:
-            return cls(**{name: value for name, value in config.items() if name in known})
-        except TypeError as error:
+            for name in ("receiver_queue", "in_flight"):
+                if name in values:
+                    values[name] = int(values[name])  # pulsar-admin makes 500.0 of 500
+            return cls(**values)
+        except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the Function's user configuration is not ours ({error}): deploy it with "
                 "`delaylevel function deploy`"

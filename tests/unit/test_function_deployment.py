@@ -87,6 +87,15 @@ def test_options_that_cannot_be_are_refused() -> None:
         FunctionSettings("topic", "http://x", in_flight=0)
 
 
+def test_numbers_that_pulsar_admin_has_rewritten_are_whole_again() -> None:
+    written = {**FunctionSettings(FAMILY, "http://x").to_config(), "receiver_queue": 500.0}
+    read = FunctionSettings.from_config(written)
+    assert isinstance(read.receiver_queue, int)
+    assert read == FunctionSettings(FAMILY, "http://x")
+    with pytest.raises(ConfigError):
+        FunctionSettings.from_config({**written, "in_flight": "many"})
+
+
 # -- the archive
 
 

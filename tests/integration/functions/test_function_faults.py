@@ -20,7 +20,7 @@ from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.functions import deployment, health
 from delaylevel.strategy import Levels, PartitionStrategy
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 MESSAGES = 20_000
 TWO_LEVELS = Levels(

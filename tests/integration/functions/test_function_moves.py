@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +17,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import topics
+from delaylevel._broker_distribution import distribution_directory, java
 from delaylevel.admin import Admin
 from delaylevel.clock import SystemClock
 from delaylevel.config import Connection
@@ -291,3 +295,27 @@ def test_the_command_line(
         60,
     )
     assert "stays" in run("delete", target).stderr
+
+
+@pytest.mark.slow
+def test_the_line_for_pulsar_admin(
+    description: LevelTopicDescription,
+    connection: Connection,
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    get = receive(description.targets[0])
+    options = deployment.FunctionOptions()
+    line = deployment.write_package(tmp_path, description, connection, options)
+    done = subprocess.run(
+        [distribution_directory() / "bin" / "pulsar-admin", *shlex.split(line)[1:]],
+        env={**os.environ, "PATH": f"{Path(java()).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    wrapped(dl_client(), description).send(b"1", deliver_after=timedelta(seconds=2))
+    get(1, 90)
+    deployment.delete(connection, description, deployment.function_name(description))
