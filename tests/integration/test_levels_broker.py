@@ -561,7 +561,7 @@ def test_status_tells_backlog_and_hand_offs_and_moves_nothing(
 # --- what is parked is kept ------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_parked_outlives_ttl_and_the_deletion_of_inactive_topics(
     broker_with: Callable[..., Any],
 ) -> None:

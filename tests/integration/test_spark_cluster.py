@@ -32,7 +32,7 @@ from delaylevel.strategy import Levels, PartitionStrategy
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.spark,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(900),
 ]
 

@@ -22,7 +22,7 @@ from delaylevel.topicname import TopicName
 pytestmark = [
     pytest.mark.broker,
     pytest.mark.spark,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(900),
 ]
 
