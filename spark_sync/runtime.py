@@ -77,21 +77,14 @@ class Runtime:
         self.admin.close()
 
 
-_runtimes: dict[tuple[int, SyncOptions], Runtime] = {}
+# By process, for a fork inherits what its parent has, and by cluster: queries share connections.
+_runtimes: dict[tuple[int, tuple[tuple[str, str], ...]], Runtime] = {}
 
 
 def runtime(options: SyncOptions) -> Runtime:
-    """Return this process's runtime for these options.
-
-    Spark keeps a Python worker for later queries, whose options differ at least in the folder that
-    the query is controlled by: the connections of an earlier query are closed.
-    """
-    process = os.getpid()
-    found = _runtimes.get((process, options))
+    """Return this process's runtime for the cluster that the options name."""
+    key = (os.getpid(), options.connection)
+    found = _runtimes.get(key)
     if found is None:
-        for earlier in list(_runtimes):
-            left = _runtimes.pop(earlier)
-            if earlier[0] == process:  # one that was inherited by a fork is its parent's
-                left.close()
-        found = _runtimes[process, options] = Runtime(options)
+        found = _runtimes[key] = Runtime(options)
     return found
