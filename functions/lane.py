@@ -42,6 +42,7 @@ class Item:
         outcomes: filled by the client with the outcome of the send.
         sent_s: when it was given to the producer, by the monotonic clock.
         done, given_back: see :class:`~delaylevel.functions.ackorder.Slot`.
+        place: partition, ledger, entry and batch index.
     """
 
     topic: str
@@ -56,6 +57,11 @@ class Item:
     sent_s: float = 0.0
     done: bool = False
     given_back: bool = False
+    place: tuple[str, int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.message is not None
+        self.place = (self.topic, *self.message[:3])
 
 
 class Lane:

@@ -80,7 +80,7 @@ def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
     something to report.
     """
     found: dict[str, float] = {}
-    if report.total or report.given_back:
+    if report.total or report.given_back or report.repeated:
         forwarded = report.window + report.due
         found = {
             "delaylevel_forwarded_total": forwarded,
@@ -88,6 +88,7 @@ def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
             "delaylevel_held_total": report.held.total(),
             "delaylevel_dead_lettered_total": report.dead.total(),
             "delaylevel_given_back_total": report.given_back.total(),
+            "delaylevel_repeated_total": report.repeated,
             "delaylevel_late_at_hand_off_ms_total": report.behind_total_ms,
             "delaylevel_late_at_hand_off_ms_max": report.behind_most_ms,
             "delaylevel_past_due_ms_max": max(0, report.latest_ms),

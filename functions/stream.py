@@ -61,11 +61,13 @@ class StreamReport(ForwardReport):
 
     Attributes:
         given_back: how many the broker is to deliver again, by reason.
+        repeated: how many the broker delivered again while they were on their way.
         behind_total_ms: for all that was sent on, how long after its hand-off time, added up.
         behind_most_ms: the longest of them.
     """
 
     given_back: Counter[str] = field(default_factory=Counter)
+    repeated: int = 0
     behind_total_ms: int = 0
     behind_most_ms: int = 0
 
@@ -139,6 +141,7 @@ class Stream:
         self._refused: dict[_TargetKey, Refusal] = {}
         self._orders: dict[str, AckOrder] = {}
         self._failing: list[tuple[_TargetKey, Lane]] = []
+        self._known: set[tuple[str, int, int, int]] = set()
         self._sent = self._bytes = self._unacknowledged = 0
         self._stalled = 0
         self._confirmed_s = 0.0
@@ -172,6 +175,12 @@ class Stream:
         topic = received.topic_name()
         message = parked_message(received)
         item = Item(topic, received.message_id(), message)
+        if item.place in self._known:
+            # The broker has delivered it again while it is on its way: one acknowledgement is
+            # enough for both.
+            self._report.repeated += 1
+            return
+        self._known.add(item.place)
         order = self._orders.get(topic)
         if order is None:
             order = self._orders[topic] = AckOrder()
@@ -375,6 +384,7 @@ class Stream:
     def _give_back(self, item: Item, reason: str) -> None:
         self._leave(item)
         item.given_back = True
+        self._known.discard(item.place)
         self._report.given_back[reason] += 1
         self._consumer.negative_acknowledge(item.message_id)
 
@@ -385,6 +395,7 @@ class Stream:
             item.message = None
 
     def _acknowledge(self, slot: Any) -> None:
+        self._known.discard(slot.place)
         try:
             self._consumer.acknowledge(slot.message_id)
         except pulsar.PulsarException as error:

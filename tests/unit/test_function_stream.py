@@ -366,6 +366,21 @@ def test_where_nothing_answers_everything_waits(world: World) -> None:
     assert HELD not in world.producers
 
 
+def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: World) -> None:
+    stream = world.stream()
+    stream.offer(parked(0))
+    stream.offer(parked(0))
+    assert len(world[ORDERS].sent) == 1
+    world[ORDERS].answer()
+    stream.poll()
+    assert world.acknowledged == [0]
+    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
+    assert stream.take_report().repeated == 1
+    # It is sent again when its acknowledgement was lost, or when it was given back.
+    stream.offer(parked(0))
+    assert len(world[ORDERS].sent) == 2
+
+
 def test_an_idle_producer_of_a_target_is_closed(world: World) -> None:
     stream = world.stream()
     stream.offer(parked(0))
