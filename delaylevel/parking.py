@@ -213,7 +213,8 @@ def level_producer_settings(
         raise UnsupportedOptionError(
             f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a "
             "message that waits in the client without an end lies behind younger ones in its "
-            f"partition and is handed off too late; set it to at most the lead ({format_duration(lead_ms)})"
+            "partition and is handed off too late; set it to at most the lead "
+            f"({format_duration(lead_ms)})"
         )
     elif timeout_ms > lead_ms:
         warning = (
