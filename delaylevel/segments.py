@@ -297,17 +297,21 @@ class PendingSegments:
         parts += [(part, False) for part in memory]
         bare = attribute_only and not self._discarded
         for (rows, attribute), inside in parts:
-            tests = [] if inside else [rows[DUE] >= start, rows[DUE] < stop]
-            if least > -np.inf:
-                tests.append(attribute >= least)
-            if most < np.inf:
-                tests.append(attribute <= most)
+            index: npt.NDArray[np.int64] | None = None
+            if not inside:
+                # One comparison for both ends: what is below the start wraps round.
+                offset = (rows[DUE] - start).view(np.uint64)
+                index = np.flatnonzero(offset < np.uint64(max(stop - start, 0)))
+                attribute = attribute[index]
+            if least > -np.inf or most < np.inf:
+                keep = attribute >= least
+                keep &= attribute <= most
+                chosen = np.flatnonzero(keep)
+                attribute = attribute[chosen]
+                index = chosen if index is None else index[chosen]
+            if index is not None:
+                rows = rows[:, :0] if bare else np.take(rows, index, axis=1)
             found = Columns(rows, attribute)
-            keep = np.logical_and.reduce(tests) if tests else None
-            if keep is not None and not keep.all():
-                index = np.flatnonzero(keep)
-                picked = rows[:, :0] if bare else np.take(rows, index, axis=1)
-                found = Columns(picked, attribute[index])
             if self._discarded and found.attribute.size:
                 alive = self._alive(found.rows)
                 found = Columns(found.rows[:, alive], found.attribute[alive])
