@@ -182,6 +182,7 @@ def test_delete_keeps_what_is_parked_and_deploy_goes_on(
     dl_client: Callable[..., Any],
     receive: Callable[..., Any],
     backlog: Callable[[LevelTopicDescription], int],
+    drained: Callable[..., None],
     connection: Connection,
     admin: Admin,
 ) -> None:
@@ -191,6 +192,7 @@ def test_delete_keeps_what_is_parked_and_deploy_goes_on(
     producer = wrapped(dl_client(), description)
     producer.send(b"first", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
+    drained(description)  # the consumer has it before the Function has acknowledged it
     for number in range(20):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=15))
     deployment.delete(connection, description, made.function)
