@@ -38,13 +38,14 @@ from delaylevel.reading import source_partitions
 from . import control
 from .cluster import Executors, end_on_sigterm, enter_environment
 from .deduplication import require_deduplication
+from .driver import CLAIM_PATIENCE_S
 from .figures import JobFigures, Standing
 from .listener import SyncListener
 from .metrics import serve_metrics
 from .options import connection_options
 from .rows import SCHEMA
 from .session import spark_session
-from .source import CLAIM_PATIENCE_S, FORMAT, DelayLevelDataSource
+from .source import FORMAT, DelayLevelDataSource
 from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ DESCRIPTION_LIFETIME_MS = 5000
 
 
 class Runtime:
-    """The connections of this process for one set of options.
+    """The connections of this process to one cluster; they live as long as the process.
 
     Args:
-        options: where the cluster is, and which level topics are moved.
+        options: where the cluster is.
     """
 
     def __init__(self, options: SyncOptions) -> None:
@@ -69,12 +69,6 @@ class Runtime:
         forwarders, self._forwarders = self._forwarders, {}
         for _, forwarder in forwarders.values():
             forwarder.close()
-
-    def close(self) -> None:
-        """Close every connection."""
-        self.forget_forwarders()
-        self.client.close()
-        self.admin.close()
 
 
 # By process, for a fork inherits what its parent has, and by cluster: queries share connections.

@@ -26,7 +26,6 @@ from delaylevel.reading import read_range
 
 from . import control
 from .batch import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
-from .driver import CLAIM_PATIENCE_S as CLAIM_PATIENCE_S
 from .driver import Driver, Slice
 from .offsets import Offset
 from .options import SyncOptions
