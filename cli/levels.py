@@ -12,7 +12,9 @@ from delaylevel.admin import Admin
 from delaylevel.clock import SystemClock, duration_ms
 from delaylevel.description import (
     DEFAULT_HOLD_PAUSE_MS,
+    DEFAULT_WINDOW_PARTITIONS,
     LEVEL_SUFFIX,
+    MOST_WINDOW_PARTITIONS,
     FinalWindow,
     LevelTopicDescription,
     Mover,
@@ -142,6 +144,13 @@ def levels() -> None:
     help="Who holds a message between its last hand-off and its due time.",
 )
 @click.option(
+    "--window-partitions",
+    type=click.IntRange(1, MOST_WINDOW_PARTITIONS),
+    default=DEFAULT_WINDOW_PARTITIONS,
+    show_default=True,
+    help="With --final-window tracker: partitions of the window, shared out among dispatchers.",
+)
+@click.option(
     "--hold-pause",
     type=DURATION,
     default=timedelta(milliseconds=DEFAULT_HOLD_PAUSE_MS),
@@ -162,13 +171,15 @@ def create(
     level_topic: str | None,
     mover: str,
     final_window: str,
+    window_partitions: int,
     hold_pause: timedelta,
     output: str,
 ) -> None:
     """Make the level topic of a business topic TOPIC.
 
-    With its held and dead-letter topics, subscriptions and policies. Doing it again does no harm:
-    what is missing is made, new targets are added.
+    With its held and dead-letter topics, with --final-window tracker the window and its release
+    log, with subscriptions and policies. Doing it again does no harm: what is missing is made, new
+    targets are added.
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):
@@ -183,6 +194,7 @@ def create(
         targets=(business.full, *more_targets),
         mover=Mover(mover),
         final_window=FinalWindow(final_window),
+        window_partitions=window_partitions,
         hold_pause_ms=duration_ms(hold_pause),
     )
     with Admin.from_connection(settings.connection()) as admin:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from delaylevel.description import LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.levelstatus import LevelTopicStatus, PartitionStatus
 from delaylevel.topics import FoundLevelTopic
 
@@ -18,6 +18,7 @@ DESCRIPTION = (
     Column("partitions", "number"),
     Column("mover"),
     Column("final_window"),
+    Column("window_partitions", "number", wide=True),
     Column("hold_pause_ms", "duration", wide=True),
 )
 STANDING = (
@@ -32,7 +33,10 @@ DESCRIBE = (
     *STANDING,
     Column("held_entries", "number", head="HELD"),
     Column("dead_letter_entries", "number", head="DEAD LETTERS"),
+    Column("window_entries", "number", head="WINDOW"),
+    Column("log_entries", "number", head="RELEASE LOG"),
     Column("consumers"),
+    Column("dispatchers"),
     Column("problems"),
 )
 PARTITIONS = (
@@ -59,6 +63,9 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         "partitions": description.levels.partitions,
         "mover": description.mover.value,
         "final_window": description.final_window.value,
+        "window_partitions": description.window_partitions
+        if description.final_window is FinalWindow.TRACKER
+        else None,
         "hold_pause_ms": description.hold_pause_ms,
     }
 
@@ -78,6 +85,9 @@ def status_view(at: LevelTopicStatus) -> dict[str, Any]:
         **_standing_view(at),
         "held_entries": at.held_entries,
         "dead_letter_entries": at.dead_letter_entries,
+        "window_entries": at.window_entries,
+        "log_entries": at.log_entries,
+        "dispatchers": list(at.dispatchers),
         "consumers": list(at.consumers),
         "problems": _some(at.problems),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,8 +30,12 @@ LEVEL_SUFFIX = "-delay-level"
 HELD_SUFFIX = "-held"
 DEAD_LETTER_SUFFIX = "-DLQ"
 WINDOW_SUFFIX = "-window"
+LOG_SUFFIX = "-window-log"
 
 DEFAULT_HOLD_PAUSE_MS = 30_000
+DEFAULT_WINDOW_PARTITIONS = 4
+# A dispatcher keeps producers for each of them.
+MOST_WINDOW_PARTITIONS = 64
 
 
 class Mover(str, enum.Enum):
@@ -54,6 +59,7 @@ class Role(str, enum.Enum):
     HELD = "held"
     DEAD_LETTER = "dead-letter"
     WINDOW = "window"
+    LOG = "log"
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class LevelTopicDescription:
         mover: who moves what is near-due.
         final_window: who holds a message in the end.
         hold_pause_ms: how long a message rests in the held topic before the next try.
-        window_partitions: partitions of the window topic (``tracker`` only).
+        window_partitions: partitions of the window topic and of its release log (``tracker``
+            only), 1 to 64. A message keeps its partition by its key: their number never changes.
     """
 
     topic: str
@@ -93,12 +100,17 @@ class LevelTopicDescription:
     mover: Mover = Mover.SPARK
     final_window: FinalWindow = FinalWindow.BROKER
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
-    window_partitions: int = 1
+    window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     version: int = field(default=FORMAT_VERSION)
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
             raise InvalidInputError(f"hold_pause_ms is {self.hold_pause_ms}: it must be above 0")
+        if not 1 <= self.window_partitions <= MOST_WINDOW_PARTITIONS:
+            raise InvalidInputError(
+                f"window_partitions is {self.window_partitions}: the window topic has 1 to "
+                f"{MOST_WINDOW_PARTITIONS} partitions"
+            )
         if not self.targets:
             raise InvalidInputError(f"level topic {self.topic} needs at least one target")
         object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
@@ -129,14 +141,35 @@ class LevelTopicDescription:
         """Where messages spend the final window with ``tracker``."""
         return self.name.with_suffix(WINDOW_SUFFIX)
 
+    @property
+    def log_topic(self) -> TopicName:
+        """Where dispatchers write what they release, a partition for each of the window's."""
+        return self.name.with_suffix(LOG_SUFFIX)
+
+    def window_partition(self, key: str, message_id: str) -> int:
+        """Return the window partition of a message, the same for each of its copies.
+
+        It is the CRC-32 of the key (UTF-8), or of the id where there is no key, modulo the number
+        of partitions: what is under way must meet its copies after an upgrade, too.
+
+        Args:
+            key: the message's partition key; empty for none.
+            message_id: its ``delaylevel.id``.
+        """
+        return zlib.crc32((key or message_id).encode()) % self.window_partitions
+
     def members(self) -> Iterator[Member]:
-        """Yield every topic of the family: levels coarse to fine, held, dead letters, window."""
+        """Yield every topic of the family: levels coarse to fine, held, dead letters, window, log.
+
+        The window and its log are there with ``tracker`` only.
+        """
         for level in self.levels:
             yield Member(self.level_topic(level.index), Role.LEVEL, level.partitions, level.index)
         yield Member(self.held_topic, Role.HELD, 1)
         yield Member(self.dead_letter_topic, Role.DEAD_LETTER, 1)
         if self.final_window is FinalWindow.TRACKER:
             yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
+            yield Member(self.log_topic, Role.LOG, self.window_partitions)
 
     def check_target(self, target: str) -> None:
         """Raise TargetNotAllowedError unless the description lists this business topic."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Member, Role
+from delaylevel.description import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+    Role,
+)
 from delaylevel.errors import NotFoundError
 from delaylevel.ports import PartitionStats, TopicAdmin
 
@@ -58,7 +64,7 @@ class LevelTopicStatus:
         description: what it says of itself.
         now_ms: the moment, ms since the epoch.
         partitions: a row for each partition of each level, coarse to fine.
-        others: the same for held topic, dead letters and window.
+        others: the same for held topic, dead letters, window and its release log.
         problems: what is not as it should be, a line each: topics or subscriptions that are gone.
     """
 
@@ -84,6 +90,22 @@ class LevelTopicStatus:
         return self._entries(Role.DEAD_LETTER)
 
     @property
+    def window_entries(self) -> int | None:
+        """Entries that wait for their due time with ``tracker``; None with ``broker``."""
+        return self._tracked(Role.WINDOW)
+
+    @property
+    def log_entries(self) -> int | None:
+        """Entries of the release log that a takeover would read; None with ``broker``."""
+        return self._tracked(Role.LOG)
+
+    @property
+    def dispatchers(self) -> tuple[str, ...]:
+        """The names of those who consume from the window now, sorted."""
+        rows = (row for row in self.others if row.role is Role.WINDOW)
+        return tuple(sorted({name for row in rows for name in row.consumers}))
+
+    @property
     def next_hand_off_ms(self) -> int | None:
         """The earliest of the partitions' next hand-offs."""
         times = (row.next_hand_off_ms for row in self.partitions)
@@ -103,6 +125,11 @@ class LevelTopicStatus:
     def consumers(self) -> tuple[str, ...]:
         """The names of those who consume from any level now, sorted."""
         return tuple(sorted({name for row in self.partitions for name in row.consumers}))
+
+    def _tracked(self, role: Role) -> int | None:
+        if self.description.final_window is not FinalWindow.TRACKER:
+            return None
+        return self._entries(role)
 
     def _entries(self, role: Role) -> int:
         return sum(row.backlog_entries for row in self.others if row.role is role)

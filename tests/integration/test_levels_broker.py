@@ -140,7 +140,9 @@ def test_a_family_is_made_whole(admin: Admin, namespace: str) -> None:
         assert policies.delete_while_inactive is False
 
 
-def test_a_tracker_has_a_window(admin: Admin, namespace: str) -> None:
+def test_a_tracker_has_a_window_and_a_release_log(
+    admin: Admin, client: pulsar.Client, namespace: str
+) -> None:
     wanted = described(
         namespace,
         final_window=FinalWindow.TRACKER,
@@ -149,7 +151,26 @@ def test_a_tracker_has_a_window(admin: Admin, namespace: str) -> None:
         hold_pause_ms=500,
     )
     assert topics.create(admin, wanted) == wanted
-    assert admin.partitioned_metadata(wanted.window_topic).partitions == 3
+    for topic in (wanted.window_topic, wanted.log_topic):
+        assert admin.partitioned_metadata(topic).partitions == 3
+        assert topics.describe(admin, topic.partition(1).full) == wanted
+        stats = admin.partitioned_stats(topic)
+        assert [stats[index].subscriptions[SUBSCRIPTION].durable for index in range(3)] == [
+            True
+        ] * 3
+        policies = admin.topic_policies(topic)
+        assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
+
+    client.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
+    at = status(admin, wanted, 0)
+    assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
+    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.LOG] * 3]
+    assert [row.role for row in at.others] == roles
+
+    admin.delete(wanted.log_topic)
+    assert len(status(admin, wanted, 0).problems) == 3
+    topics.create(admin, wanted)
+    assert status(admin, wanted, 0).problems == ()
 
 
 def test_what_is_published_before_anybody_consumes_is_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -74,7 +75,25 @@ def test_the_family() -> None:
     ]
     assert list(describe().members()) == family
     tracker = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
-    assert list(tracker.members()) == [*family, Member(name.with_suffix("-window"), Role.WINDOW, 3)]
+    assert list(tracker.members()) == [
+        *family,
+        Member(name.with_suffix("-window"), Role.WINDOW, 3),
+        Member(name.with_suffix("-window-log"), Role.LOG, 3),
+    ]
+
+
+def test_a_message_keeps_its_window_partition() -> None:
+    """Pinned: what is under way must meet its copies after an upgrade, too."""
+    tracker = describe(final_window=FinalWindow.TRACKER)
+    keys = ("a", "b", "c", "d", "e", "größe")
+    assert [tracker.window_partition(key, "any") for key in keys] == [3, 1, 3, 0, 2, 1]
+    ids = ("public/default/x-partition-0:1:2:3", "mine")
+    assert [tracker.window_partition("", item) for item in ids] == [2, 3]
+    assert tracker.window_partition("", "a") == tracker.window_partition("a", "b")
+    many = describe(final_window=FinalWindow.TRACKER, window_partitions=64)
+    spread = Counter(many.window_partition("", f"{number}") for number in range(64_000))
+    assert len(spread) == 64
+    assert max(spread.values()) < 1200
 
 
 def test_default_name() -> None:
@@ -101,6 +120,8 @@ def test_target_that_is_not_allowed() -> None:
         ({"targets": ("a/b",)}, "'a/b' is not a topic name"),
         ({"topic": ""}, "not a topic name"),
         ({"hold_pause_ms": 0}, "hold_pause_ms is 0"),
+        ({"window_partitions": 0}, "window_partitions is 0"),
+        ({"window_partitions": 65}, "1 to 64 partitions"),
     ],
 )
 def test_refused(changes: dict[str, Any], part: str) -> None:
@@ -144,6 +165,8 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         put("hold_pause_ms", 0),
         put("hold_pause_ms", float("inf")),
         put("window_partitions", None),
+        put("window_partitions", 0),
+        put("window_partitions", 65),
         put("levels", []),
         put("levels", [{"unit_ms": 10**40, "maximum_ms": 1, "lead_ms": 1}]),
         put("overflow", "clamp"),
