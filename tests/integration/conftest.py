@@ -126,7 +126,7 @@ def backlog(admin: Admin) -> Callable[[LevelTopicDescription], int]:
     def count(description: LevelTopicDescription) -> int:
         total = 0
         for member in description.members():
-            if member.role is Role.DEAD_LETTER:
+            if member.role not in (Role.LEVEL, Role.HELD):
                 continue
             for stats in admin.partitioned_stats(member.topic).values():
                 total += stats.subscriptions[SUBSCRIPTION].backlog_entries
