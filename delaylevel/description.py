@@ -92,6 +92,7 @@ class LevelTopicDescription:
         hold_pause_ms: how long a message rests in the held topic before the next try.
         window_partitions: partitions of the window topic and of its release log (``tracker``
             only), 1 to 64. A message keeps its partition by its key: their number never changes.
+        former: the lists of levels that it had before it was expanded, oldest first.
     """
 
     topic: str
@@ -102,6 +103,7 @@ class LevelTopicDescription:
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     version: int = field(default=FORMAT_VERSION)
+    former: tuple[Levels, ...] = ()
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -171,6 +173,14 @@ class LevelTopicDescription:
             yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
             yield Member(self.log_topic, Role.LOG, self.window_partitions)
 
+    def accepts(self, levels: Levels) -> bool:
+        """Say whether a client may be configured with these levels.
+
+        Those that it had before it was expanded count too: an application that still names the
+        shorter maximum starts as before, and goes by the topic's own levels.
+        """
+        return levels == self.levels or levels in self.former
+
     def check_target(self, target: str) -> None:
         """Raise TargetNotAllowedError unless the description lists this business topic."""
         if target not in self.targets:
@@ -191,6 +201,8 @@ class LevelTopicDescription:
             "hold_pause_ms": self.hold_pause_ms,
             "window_partitions": self.window_partitions,
         }
+        if self.former:
+            value["former"] = [levels.to_json() for levels in self.former]
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -219,6 +231,7 @@ class LevelTopicDescription:
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
                 window_partitions=int(value["window_partitions"]),
+                former=tuple(Levels.from_json(item) for item in value.get("former", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(

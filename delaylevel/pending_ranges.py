@@ -5,7 +5,9 @@ A message that was published at p into partition k of a level with unit u is due
 that moment. So a window of due times is a window of publish times, and the broker searches by
 those. Three things widen it:
 
-- A last partition takes every longer delay too, so that it is bounded on one side only.
+- A last partition takes every longer delay too, so that it is bounded on one side only. So does
+  one that was the last before its level topic was expanded: what it took then may still lie
+  there, and producers that do not know of the expansion yet go on using it.
 - A mover that repeats a batch after an outage routes by the time of its first try: the message is
   due sooner after p, by as long as the outage was.
 - Publish times are the clocks of those who published. Where they do not rise, a binary search is
@@ -13,9 +15,6 @@ those. Three things widen it:
 
 The last two together are the *slack*. Outages and differences of clocks that add up to less than
 it hide nothing. Held messages may be due at any time: their partition is always read.
-
-A change of a level topic that adds partitions would leave long delays in what was the last one;
-it has to see that those are gone, or the bound above does not hold there.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def publish_window(
     level = levels[source.level]
     least_ms = (source.partition + 1) * level.unit_ms
     from_ms = before_ms = None
-    if due.from_ms is not None and source.partition < level.partitions - 1:
+    if due.from_ms is not None and not source.takes_longer:
         from_ms = due.from_ms - least_ms - level.unit_ms - slack_ms
     if due.before_ms is not None:
         before_ms = due.before_ms - least_ms + slack_ms

@@ -31,6 +31,8 @@ class SourcePartition:
             the finest: what is held was on its way out.
         partition: its index.
         hand_off_after_ms: how long after its publish time a message is ripe.
+        takes_longer: messages may be due later than its number says: it is the last partition of
+            its level, or was the last before the level topic was expanded.
     """
 
     family: str
@@ -39,6 +41,7 @@ class SourcePartition:
     level: int
     partition: int
     hand_off_after_ms: int
+    takes_longer: bool = False
 
     @property
     def name(self) -> TopicName:
@@ -49,8 +52,11 @@ class SourcePartition:
 def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartition, ...]:
     """Return every partition that a mover of this level topic reads, levels coarse to fine."""
     found = []
+    lists = (description.levels, *description.former)
+    lasts = {(level.index, level.partitions - 1) for levels in lists for level in levels}
     for member in description.members():
         for index in range(member.partitions):
+            takes_longer = (member.level, index) in lasts
             if member.role is Role.LEVEL:
                 level = member.level
                 after_ms = description.levels[level].hand_off_after_ms(index)
@@ -60,7 +66,9 @@ def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartiti
                 continue
             topic = member.topic.partition(index).full
             found.append(
-                SourcePartition(description.topic, topic, member.role, level, index, after_ms)
+                SourcePartition(
+                    description.topic, topic, member.role, level, index, after_ms, takes_longer
+                )
             )
     return tuple(found)
 

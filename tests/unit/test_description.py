@@ -49,6 +49,7 @@ def describe(**changes: Any) -> LevelTopicDescription:
         {"final_window": FinalWindow.TRACKER, "window_partitions": 7},
         {"hold_pause_ms": 1, "targets": ("b", "a/b/c", "b")},
         {"levels": Levels(PartitionStrategy(overflow="recirculate", lead=timedelta(hours=2)))},
+        {"former": (Levels(PartitionStrategy(maximum_delay=timedelta(days=7))),)},
     ],
 )
 def test_stored_form_says_the_same(changes: dict[str, Any]) -> None:

@@ -302,7 +302,7 @@ def test_sources_of_a_mover() -> None:
     day, hour = 86_400_000, 3_600_000
     assert sources[:2] == (
         SourcePartition(family, f"{family}-partition-0", Role.LEVEL, 0, 0, day - 600_000),
-        SourcePartition(family, f"{family}-partition-1", Role.LEVEL, 0, 1, 2 * day - 600_000),
+        SourcePartition(family, f"{family}-partition-1", Role.LEVEL, 0, 1, 2 * day - 600_000, True),
     )
     assert [source.hand_off_after_ms for source in sources[2:25]] == [
         hours * hour - 300_000 for hours in range(1, 24)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -160,6 +160,23 @@ def test_held_messages_and_the_last_partition_are_not_bounded() -> None:
         assert window.bounded == (role is Role.LEVEL and not last), source
     held = SOURCES[Role.HELD, 1, 0]
     assert publish_window(LEVELS, held, Window(0, 1), SLACK) == ALWAYS
+
+
+def test_what_was_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
+    longer = Levels(
+        [
+            LEVELS.strategies[0].model_copy(update={"maximum_delay": timedelta(days=4)}),
+            *LEVELS.strategies[1:],
+        ]
+    )
+    expanded = replace(DESCRIPTION, levels=longer, former=(LEVELS,))
+    far = Window(NOW + 1000 * HOUR, None)
+    unbounded = [
+        (source.level, source.partition)
+        for source in source_partitions(expanded)
+        if source.role is Role.LEVEL and not publish_window(longer, source, far, SLACK).bounded
+    ]
+    assert unbounded == [(0, 2), (0, longer[0].partitions - 1), (1, LEVELS[1].partitions - 1)]
 
 
 def test_partitions_that_cannot_hold_it_are_not_asked() -> None:
