@@ -22,7 +22,14 @@ from delaylevel.clock import Clock, SystemClock
 from delaylevel.config import Connection
 from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.errors import InvalidInputError
-from delaylevel.parking import NOT_PARKABLE, Parking, Placement, check_producer_options
+from delaylevel.parking import (
+    NOT_PARKABLE,
+    WINDOW,
+    Parking,
+    Placement,
+    check_producer_options,
+    window_producer_settings,
+)
 from delaylevel.ports import TopicAdmin
 from delaylevel.schemas import reference_to
 from delaylevel.topicname import TopicName
@@ -50,6 +57,7 @@ class DelayLevelProducer:
         self._description = description
         self._parking = Parking(description, target, reference_to(self._schema), clock)
         self._settings = dict(level_settings)
+        self._window_settings = window_producer_settings(level_settings)
         self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
 
     @property
@@ -70,7 +78,7 @@ class DelayLevelProducer:
         return int(self._business.last_sequence_id())
 
     def is_connected(self) -> bool:
-        """Return whether the business producer and every level producer in use is connected."""
+        """Return whether the business producer and every producer of ours in use is connected."""
         return all(producer.is_connected() for producer in self._producers())
 
     async def send(
@@ -104,11 +112,11 @@ class DelayLevelProducer:
             "disable_replication": disable_replication,
         }
         placement = self._parking.place(
-            deliver_at, deliver_after, properties, message_id, **options
+            deliver_at, deliver_after, properties, message_id, partition_key, **options
         )
         producer, body = self._business, content
         if placement.parked:
-            producer, body = await self._level_producer(placement), self._schema.encode(content)
+            producer, body = await self._own_producer(placement), self._schema.encode(content)
             for name in NOT_PARKABLE:
                 del options[name]
         return await producer.send(
@@ -122,11 +130,11 @@ class DelayLevelProducer:
         )
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is stored, in the business topic and in the levels."""
+        """Wait until everything sent so far is stored, in the business topic and in ours."""
         await self._for_all("flush")
 
     async def close(self) -> None:
-        """Flush and close the business producer and every level producer."""
+        """Flush and close the business producer and every producer of ours."""
         # The client's own close fails what it has not sent yet.
         try:
             await self._for_all("flush")
@@ -137,16 +145,16 @@ class DelayLevelProducer:
         ready = [f.result() for f in self._parked.values() if f.done() and not f.exception()]
         return [self._business, *ready]
 
-    async def _level_producer(self, placement: Placement) -> Any:
+    async def _own_producer(self, placement: Placement) -> Any:
         key = (placement.level, placement.partition)
         opening = self._parked.get(key)
         if opening is None:
-            topic = self._description.level_topic(placement.level)
+            window = placement.level == WINDOW
             opening = self._parked[key] = asyncio.ensure_future(
                 self._create_producer(
-                    topic.partition(placement.partition).full,
+                    self._parking.topic_of(placement),
                     schema=BytesSchema(),
-                    **self._settings,
+                    **(self._window_settings if window else self._settings),
                 )
             )
         try:
@@ -239,7 +247,7 @@ class DelayLevelClient(pulsar.asyncio.Client):
             final_window=FinalWindow(final_window),
             create=create_level_topic,
         )
-        check_producer_options(options, description)
+        check_producer_options(options)
         settings = settings_with_warning(options, description)
         business = await super().create_producer(topic, **options)
         return DelayLevelProducer(

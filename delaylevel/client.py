@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import pulsar
@@ -136,7 +137,7 @@ class DelayLevelClient(pulsar.Client):
             final_window=FinalWindow(final_window),
             create=create_level_topic,
         )
-        check_producer_options(options, description)
+        check_producer_options(options)
         settings = settings_with_warning(options, description)
         business = super().create_producer(topic, **options)
         return DelayLevelProducer(
@@ -194,7 +195,7 @@ def wrap(
         final_window=FinalWindow(final_window),
         create=create_level_topic,
     )
-    check_producer_options(level_options, description)
+    check_producer_options(level_options)
     return DelayLevelProducer(
         client,
         producer,
@@ -240,8 +241,7 @@ def resolve_description(
         final_window=final_window,
     )
     if admin is None:
-        _check_partition_counts(wanted, partitions_of)
-        return wanted
+        return _checked_by_counts(wanted, partitions_of)
     described = topics.find(admin, wanted.topic)
     if described is None:
         if not create:
@@ -287,13 +287,18 @@ class _PlainClient:
         self.create_producer = create_producer
 
 
-def _check_partition_counts(
+def _checked_by_counts(
     description: LevelTopicDescription, partitions_of: Callable[[str], Sequence[str]]
-) -> None:
+) -> LevelTopicDescription:
+    """Return the description with the window's partitions as they are, if the levels' fit."""
+
+    def count_of(topic: str) -> int:
+        found = list(partitions_of(topic))
+        return 0 if found == [topic] else len(found)
+
     for level in description.levels:
         topic = description.level_topic(level.index).full
-        found = partitions_of(topic)
-        count = 0 if list(found) == [topic] else len(found)
+        count = count_of(topic)
         if count != level.partitions:
             has = f"has {count} partitions" if count else "is not there, or has no partitions"
             raise LevelTopicError(
@@ -301,6 +306,17 @@ def _check_partition_counts(
                 f"{level.partitions}. Create it with `delaylevel levels create`, or give the "
                 "client an admin_url, so that it can read and create level topics"
             )
+    if description.final_window is not FinalWindow.TRACKER:
+        return description
+    topic = description.window_topic.full
+    count = count_of(topic)
+    if not count:
+        raise LevelTopicError(
+            f"window topic {topic} is not there, or has no partitions: name the final_window that "
+            f"level topic {description.topic} was made with (final_window='broker'), or give the "
+            "client an admin_url, so that it reads it there"
+        )
+    return replace(description, window_partitions=count)
 
 
 def admin_beside(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -16,6 +18,11 @@ from delaylevel.router import Hop, Router
 
 # So many messages fit a batch: (ledger, entry, batch) has to pack into one sequence id.
 LARGEST_BATCH = 1024
+# What stands for a level where a message goes into none.
+BUSINESS = -1
+WINDOW = -2
+# So many messages in a row that may go anywhere go to one window partition: batches fill there.
+_RUN = 1000
 _SHORTEST_SEND_TIMEOUT_MS = 5000
 _LONGEST_SEND_TIMEOUT_MS = 30_000
 
@@ -35,8 +42,9 @@ class Placement(NamedTuple):
     """Where a message is sent, and what is written on it.
 
     Attributes:
-        level: the level's index; -1 for the business topic itself.
-        partition: the partition of the level's topic; -1 for the business topic.
+        level: the level's index; ``BUSINESS`` (-1) for the business topic itself, ``WINDOW`` (-2)
+            for the window topic.
+        partition: the partition of the level's or the window topic; -1 for the business topic.
         properties: all properties of the message; None for none.
         deliver_at_ms: until when the broker itself holds it; None for not at all.
     """
@@ -48,8 +56,8 @@ class Placement(NamedTuple):
 
     @property
     def parked(self) -> bool:
-        """Whether it goes into a level topic."""
-        return self.level >= 0
+        """Whether it goes into a level or window topic."""
+        return self.level != BUSINESS
 
 
 class Parking:
@@ -74,6 +82,8 @@ class Parking:
         self._schema = schema
         self._clock = clock
         self._router = Router(description.levels)
+        self._window = description.final_window is FinalWindow.TRACKER
+        self._anywhere = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
     def place(
         self,
@@ -81,6 +91,7 @@ class Parking:
         deliver_after: timedelta | None,
         properties: Mapping[str, str] | None,
         message_id: str | None,
+        partition_key: str | None = None,
         **unsupported: Any,
     ) -> Placement:
         """Decide where a message goes.
@@ -89,6 +100,7 @@ class Parking:
             deliver_at, deliver_after: as in :func:`~delaylevel.duetime.due_time_ms`.
             properties: the application's; ``delaylevel.*`` is left out.
             message_id: an id that the application gives, or None.
+            partition_key: the message's key, or None.
             unsupported: options of send that a parked message cannot have, with their values.
 
         Raises:
@@ -97,7 +109,7 @@ class Parking:
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
         if due_ms is None:
-            return Placement(-1, -1, _undelayed(properties, message_id), None)
+            return Placement(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
         application = env.application_properties(properties or {})
         sealed = Envelope(
@@ -106,17 +118,33 @@ class Parking:
             env.check_id(message_id) if message_id is not None else None,
             self._schema,
         )
-        if decision.hop is not Hop.PARK:
+        if decision.hop is not Hop.PARK and not (self._window and decision.hop is Hop.WINDOW):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
-            return Placement(-1, -1, sealed.delivered_properties(application), deliver_at_ms)
+            properties = sealed.delivered_properties(application)
+            return Placement(BUSINESS, -1, properties, deliver_at_ms)
         if unsupported:
             _check_parkable(unsupported)
+        if decision.hop is Hop.WINDOW:
+            partition = self._window_partition(partition_key, message_id)
+            return Placement(WINDOW, partition, sealed.parked_properties(application), None)
         hand_off_ms = None
         if self.description.mover is Mover.FUNCTION:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
         return Placement(
             decision.level, decision.partition, sealed.parked_properties(application), hand_off_ms
         )
+
+    def topic_of(self, placement: Placement) -> str:
+        """Return the full name of the partition that a parked message goes into."""
+        if placement.level == WINDOW:
+            return self.description.window_topic.partition(placement.partition).full
+        return self.description.level_topic(placement.level).partition(placement.partition).full
+
+    def _window_partition(self, key: str | None, message_id: str | None) -> int:
+        """Return where the mover would put it; without key and id it has no copies elsewhere."""
+        if key or message_id:
+            return self.description.window_partition(key or "", message_id or "")
+        return next(self._anywhere) // _RUN % self.description.window_partitions
 
 
 def _undelayed(
@@ -148,12 +176,11 @@ def _check_parkable(options: Mapping[str, Any]) -> None:
         )
 
 
-def check_producer_options(options: Mapping[str, Any], description: LevelTopicDescription) -> None:
+def check_producer_options(options: Mapping[str, Any]) -> None:
     """Refuse producer options that would not hold for delayed messages.
 
     Args:
         options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
-        description: the level topic.
 
     Raises:
         UnsupportedOptionError: one of them; the text says why and what to do instead.
@@ -166,13 +193,8 @@ def check_producer_options(options: Mapping[str, Any], description: LevelTopicDe
     access_mode = options.get("access_mode")
     if access_mode is not None and str(access_mode).rpartition(".")[2] != "Shared":
         raise UnsupportedOptionError(
-            f"access_mode {access_mode} would lock out the mover, which publishes to the same "
-            "topic what has become due: use Shared"
-        )
-    if description.final_window is not FinalWindow.BROKER:
-        raise UnsupportedOptionError(
-            f"level topic {description.topic} has the final window "
-            f"{description.final_window.value!r}, which this release cannot serve: use 'broker'"
+            f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
+            "to the same topic what has become due: use Shared"
         )
 
 
@@ -180,6 +202,9 @@ def level_producer_settings(
     options: Mapping[str, Any], description: LevelTopicDescription
 ) -> tuple[dict[str, Any], str | None]:
     """Return the arguments for producers of level topics, made from the application's own.
+
+    Producers of the window topic have the same, and publish in batches always
+    (:func:`window_producer_settings`).
 
     Args:
         options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
@@ -224,3 +249,11 @@ def level_producer_settings(
         )
     settings["send_timeout_millis"] = timeout_ms
     return settings, warning
+
+
+def window_producer_settings(level_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for producers of the window topic, made from the levels'.
+
+    Nothing there is held back by the broker, so that a Function's level topic has batches there.
+    """
+    return {**level_settings, "batching_enabled": True}

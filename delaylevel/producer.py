@@ -12,7 +12,13 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.clock import Clock
 from delaylevel.description import LevelTopicDescription
-from delaylevel.parking import NOT_PARKABLE, Parking, Placement
+from delaylevel.parking import (
+    NOT_PARKABLE,
+    WINDOW,
+    Parking,
+    Placement,
+    window_producer_settings,
+)
 from delaylevel.schemas import reference_to
 
 _NONE_GIVEN = (None, None, False)
@@ -29,7 +35,8 @@ class DelayLevelProducer:
         business: the producer of the business topic; it is closed with this one.
         description: the level topic.
         target: the full name of the business topic.
-        level_settings: arguments for the producers of level topics.
+        level_settings: arguments for the producers of level topics; those of the window topic
+            have the same, and publish in batches.
         clock: says what time it is when a message is sent.
     """
 
@@ -48,6 +55,7 @@ class DelayLevelProducer:
         self._description = description
         self._parking = Parking(description, target, reference_to(self._schema), clock)
         self._settings = dict(level_settings)
+        self._window_settings = window_producer_settings(level_settings)
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], Any] = {}
         self._closed = False
@@ -70,7 +78,7 @@ class DelayLevelProducer:
         return int(self._business.last_sequence_id())
 
     def is_connected(self) -> bool:
-        """Return whether the business producer and every level producer in use is connected."""
+        """Return whether the business producer and every producer of ours in use is connected."""
         return all(producer.is_connected() for producer in self._producers())
 
     def send(
@@ -102,7 +110,7 @@ class DelayLevelProducer:
                 as their ``delaylevel.id``. Without it, every send is a message of its own.
 
         Returns:
-            The message id: in the business topic, or in the level topic it is parked in.
+            The message id: in the business topic, or in the level or window topic it waits in.
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
@@ -137,8 +145,8 @@ class DelayLevelProducer:
     ) -> None:
         """Publish a message and have ``callback(result, message_id)`` called once it is stored.
 
-        The arguments are those of :meth:`send`. The first message for a partition of a level topic
-        waits until the producer for it is connected.
+        The arguments are those of :meth:`send`. The first message for a partition of a level or
+        window topic waits until the producer for it is connected.
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent
@@ -156,7 +164,7 @@ class DelayLevelProducer:
         producer.send_async(body, callback, **arguments)
 
     def flush(self) -> None:
-        """Wait until everything sent so far is stored, in the business topic and in the levels.
+        """Wait until everything sent so far is stored, in the business topic and in ours.
 
         Raises:
             pulsar.PulsarException: the first failure; the others are flushed all the same.
@@ -164,7 +172,7 @@ class DelayLevelProducer:
         self._for_all("flush")
 
     def close(self) -> None:
-        """Flush and close the business producer and every level producer.
+        """Flush and close the business producer and every producer of ours.
 
         Raises:
             pulsar.PulsarException: a failure of either; all of them are closed all the same.
@@ -199,14 +207,16 @@ class DelayLevelProducer:
             kept: partition key, ordering key and event time.
             not_parkable: the values of ``NOT_PARKABLE``.
         """
+        partition_key, ordering_key, event_timestamp = kept
         if not_parkable == _NONE_GIVEN:
-            placement = self._parking.place(deliver_at, deliver_after, properties, message_id)
+            placement = self._parking.place(
+                deliver_at, deliver_after, properties, message_id, partition_key
+            )
         else:
             options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
             placement = self._parking.place(
-                deliver_at, deliver_after, properties, message_id, **options
+                deliver_at, deliver_after, properties, message_id, partition_key, **options
             )
-        partition_key, ordering_key, event_timestamp = kept
         arguments: dict[str, Any] = {
             "properties": placement.properties,
             "partition_key": partition_key,
@@ -214,17 +224,17 @@ class DelayLevelProducer:
             "event_timestamp": event_timestamp,
             "deliver_at": placement.deliver_at_ms,
         }
-        if placement.level < 0:
+        if not placement.parked:
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             return self._business, content, arguments
         body = None if content is None else self._schema.encode(content)
-        return self._level_producer(placement), body, arguments
+        return self._own_producer(placement), body, arguments
 
     def _producers(self) -> list[Any]:
         with self._lock:
             return [self._business, *self._parked.values()]
 
-    def _level_producer(self, placement: Placement) -> Any:
+    def _own_producer(self, placement: Placement) -> Any:
         key = (placement.level, placement.partition)
         producer = self._parked.get(key)
         if producer is None:
@@ -233,11 +243,11 @@ class DelayLevelProducer:
                     raise pulsar.AlreadyClosed("the producer is closed")
                 producer = self._parked.get(key)
                 if producer is None:
-                    topic = self._description.level_topic(placement.level)
+                    window = placement.level == WINDOW
                     producer = self._client.create_producer(
-                        topic.partition(placement.partition).full,
+                        self._parking.topic_of(placement),
                         schema=BytesSchema(),
-                        **self._settings,
+                        **(self._window_settings if window else self._settings),
                     )
                     self._parked[key] = producer
         return producer

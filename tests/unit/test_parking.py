@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,11 +19,14 @@ from delaylevel.errors import (
     UnsupportedOptionError,
 )
 from delaylevel.parking import (
+    BUSINESS,
     NOT_PARKABLE,
+    WINDOW,
     Parking,
     Placement,
     check_producer_options,
     level_producer_settings,
+    window_producer_settings,
 )
 from delaylevel.strategy import Levels, PartitionStrategy
 
@@ -65,6 +70,76 @@ def place(
 ) -> Placement:
     parking = Parking(description or describe(), ORDERS, schema, StoppedClock())
     return parking.place(deliver_at, deliver_after, properties, message_id, **unsupported)
+
+
+TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
+
+
+@pytest.mark.parametrize("mover", list(Mover))
+def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> None:
+    tracker = replace(TRACKER, mover=mover)
+    soon = timedelta(minutes=5)
+    parking = Parking(tracker, ORDERS, SchemaRef("AVRO", "abc"), StoppedClock())
+    placed = parking.place(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
+    assert placed == Placement(
+        WINDOW,
+        tracker.window_partition("key", "mine"),
+        {
+            "a": "b",
+            "delaylevel.due": str(T0 + 300_000),
+            "delaylevel.target": ORDERS,
+            "delaylevel.id": "mine",
+            "delaylevel.schema": "AVRO:abc",
+        },
+        None,
+    )
+    assert placed.parked
+    family = "persistent://public/default/orders-delay-level"
+    assert parking.topic_of(placed) == f"{family}-window-partition-{placed.partition}"
+    later = parking.place(None, timedelta(hours=3), None, None, "key")
+    assert parking.topic_of(later) == f"{family}-hour-partition-2"
+
+
+def test_copies_of_one_id_meet_in_one_window_partition() -> None:
+    soon = timedelta(minutes=5)
+    for message_id in ("a", "b", "c"):
+        wanted = TRACKER.window_partition("", message_id)
+        for _ in range(3):
+            placed = place(deliver_after=soon, message_id=message_id, description=TRACKER)
+            assert placed.partition == wanted
+
+
+def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> None:
+    parking = Parking(TRACKER, ORDERS, None, StoppedClock())
+    soon = timedelta(minutes=5)
+    found = [parking.place(None, soon, None, None).partition for _ in range(16_000)]
+    runs = [(key, len(list(group))) for key, group in itertools.groupby(found)]
+    assert [count for _, count in runs] == [1000] * 16
+    first = runs[0][0]
+    assert [key for key, _ in runs] == [(first + number) % 8 for number in range(16)]
+
+
+def test_with_a_tracker_what_is_due_still_goes_straight() -> None:
+    for arguments in ({}, {"deliver_after": timedelta(0)}, {"deliver_at": T0 - 5}):
+        placed = place(description=TRACKER, **arguments)
+        assert (placed.level, placed.deliver_at_ms) == (BUSINESS, None)
+        assert not placed.parked
+
+
+@pytest.mark.parametrize("name", NOT_PARKABLE)
+def test_the_window_keeps_no_sequence_and_no_replication(name: str) -> None:
+    with pytest.raises(UnsupportedOptionError, match=name):
+        place(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
+
+
+def test_the_window_has_batches_also_where_levels_have_none() -> None:
+    levels, _ = level_producer_settings(
+        {"batching_max_messages": 5000}, replace(TRACKER, mover=Mover.FUNCTION)
+    )
+    assert not levels["batching_enabled"]
+    window = window_producer_settings(levels)
+    assert window == {**levels, "batching_enabled": True}
+    assert window["batching_max_messages"] == 1024
 
 
 OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x"}
@@ -219,27 +294,21 @@ def test_options_that_mean_nothing_are_no_matter_where_nothing_is_parked() -> No
 )
 def test_refused_producer_options(options: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(UnsupportedOptionError) as caught:
-        check_producer_options(options, describe())
+        check_producer_options(options)
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_options_left_alone() -> None:
-    check_producer_options({}, describe())
+    check_producer_options({})
     check_producer_options(
         {
             "access_mode": pulsar.ProducerAccessMode.Shared,
             "chunking_enabled": False,
             "encryption_key": None,
             "batching_enabled": True,
-        },
-        describe(),
+        }
     )
-
-
-def test_final_window_of_a_later_release() -> None:
-    with pytest.raises(UnsupportedOptionError, match=r"'tracker'.*use 'broker'"):
-        check_producer_options({}, describe(final_window=FinalWindow.TRACKER))
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1])
