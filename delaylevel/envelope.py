@@ -62,7 +62,8 @@ class Envelope(NamedTuple):
         target: the full name of the business topic.
         id: the stable identity; None until the first hop has added it.
         schema: what the payload was encoded with; None for plain bytes.
-        attempt: how often the target has refused it; above 0 only in the held topic.
+        attempt: how often the target has refused it; above 0 only in the held topic, and where
+            it goes from there.
     """
 
     due_ms: int
@@ -121,10 +122,10 @@ class Envelope(NamedTuple):
         return properties
 
     def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of a message that goes from one level on into another.
+        """Return all properties of a message that goes on into another topic of the family.
 
         Args:
-            properties: all that it has in the level that it comes from.
+            properties: all that it has in the topic that it comes from.
         """
         if self.attempt or self.id is None:
             return self.parked_properties(application_properties(properties))

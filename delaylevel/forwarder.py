@@ -17,8 +17,8 @@ from pulsar.schema import BytesSchema
 
 from delaylevel import onward
 from delaylevel.clock import Clock, SystemClock
-from delaylevel.delivery import Sequence, sequence_id
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.delivery import Delivery, Sequence, sequence_id
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
 from delaylevel.outlet import (
@@ -53,7 +53,7 @@ class ForwardReport:
 
     Attributes:
         parked: how many went into each (level topic, level, partition).
-        window: how many were handed to the final window.
+        window: how many were handed to the final window; with a tracker what is overdue, too.
         due: how many were delivered at once, because they were due.
         held: how many a target refused, by target.
         dead: how many could not be understood, by reason.
@@ -103,7 +103,8 @@ class Forwarder:
         description: the level topic whose messages these are.
         clock: for the pause after a target's refusal.
         sequence: publish effectively once: unbatched, under this name, with sequence ids. The
-            forwarder then serves this one source partition, in its order.
+            forwarder then serves this one source partition, in its order. Not for a level topic
+            with a tracker: see :func:`delaylevel.onward.check_delivery`.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class Forwarder:
         clock: Clock | None = None,
         sequence: Sequence | None = None,
     ) -> None:
+        if sequence is not None:
+            onward.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
         self._client = client
         self._admin = admin
         self._description = description
@@ -123,6 +126,8 @@ class Forwarder:
         self._targets: dict[_TargetKey, Outlet[_Waiting]] = {}
         self._internal: dict[str, Outlet[Any]] = {}
         self._parks: dict[tuple[int, int], Outlet[Any]] = {}
+        self._tracked = description.final_window is FinalWindow.TRACKER
+        self._window: dict[int, Outlet[Any]] = {}
         self._partition_counts: dict[str, int] = {}
         self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
         self._to_hold: list[tuple[_Waiting, str]] = []
@@ -162,10 +167,15 @@ class Forwarder:
         if decision.hop is Hop.PARK:
             self._park(message, sealed, decision, number)
         else:
-            self._hand_off(message, sealed, decision.hop is Hop.DUE, number)
+            if self._tracked:
+                self._into_window(message, sealed)
+            else:
+                self._hand_off(message, sealed, decision.hop is Hop.DUE, number)
             late_ms = now_ms - sealed.due_ms
             if late_ms > self._report.latest_ms:
                 self._report.latest_ms = late_ms
+        if self._tracked:
+            return  # no message is kept for a second try elsewhere
         self._epoch_messages += 1
         self._epoch_bytes += len(message.value or b"")
         if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
@@ -202,7 +212,7 @@ class Forwarder:
         """Close every producer; what was not flushed is not confirmed."""
         self.close_targets()
         outlets, self._internal = list(self._internal.values()), {}
-        self._parks = {}
+        self._parks, self._window = {}, {}
         close_all(outlets)
 
     def _forget(self) -> None:
@@ -231,6 +241,17 @@ class Forwarder:
         )
         outlet.send(message, sealed.parked_again_properties(message.properties), deliver_at, number)
         self._report.parked[description.topic, level, partition] += 1
+
+    def _into_window(self, message: ParkedMessage, sealed: Envelope) -> None:
+        """Give it to the dispatcher; what its target is like is not the mover's business then."""
+        assert sealed.id is not None
+        partition = self._description.window_partition(message.key, sealed.id)
+        outlet = self._window.get(partition)
+        if outlet is None:
+            topic = self._description.window_topic.partition(partition).full
+            outlet = self._window[partition] = self._own(topic)
+        outlet.send(message, sealed.parked_again_properties(message.properties), None)
+        self._report.window += 1
 
     def _hand_off(
         self, message: ParkedMessage, sealed: Envelope, due: bool, number: int | None
@@ -416,7 +437,7 @@ class Forwarder:
             if failure is not None:
                 # A producer that is closed for good would fail every later try, too.
                 del self._internal[topic]
-                self._parks = {}
+                self._parks, self._window = {}, {}
                 close_all([outlet])
                 raise BrokerError(
                     f"{topic} did not confirm ({failure}); nothing was acknowledged, and what is "

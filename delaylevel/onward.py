@@ -12,13 +12,28 @@ from pulsar.schema import BytesSchema
 
 from delaylevel import envelope as env
 from delaylevel import schemas
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.delivery import Delivery
+from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import Envelope, SchemaRef
-from delaylevel.errors import EnvelopeError
+from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.ports import TopicAdmin
 from delaylevel.reading import ParkedMessage
 from delaylevel.router import Router
 from delaylevel.topicname import TopicName
+
+
+def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> None:
+    """Raise InvalidInputError where a mover may not promise this for a level topic.
+
+    With a tracker the dispatcher makes the end effectively once: hops before it stay at least once.
+    """
+    if delivery is Delivery.EFFECTIVELY_ONCE and description.final_window is FinalWindow.TRACKER:
+        raise InvalidInputError(
+            f"level topic {description.topic} has the final window 'tracker': a mover's hops are "
+            "at least once there, and the dispatcher removes the copies by their id. Run the "
+            "mover with --delivery at-least-once, and the dispatcher with `delaylevel dispatch "
+            "run --delivery effectively-once`"
+        )
 
 
 def open_envelope(

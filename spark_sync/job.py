@@ -33,6 +33,7 @@ from delaylevel.errors import (
     LevelTopicError,
     StepsError,
 )
+from delaylevel.onward import check_delivery
 from delaylevel.reading import source_partitions
 
 from . import control
@@ -115,6 +116,7 @@ class SparkSyncJob:
 
     Raises:
         LevelTopicError: one of the topics is not a level topic, or is moved by a Function.
+        InvalidInputError: effectively once, for a level topic with a tracker.
         AlreadyRunningError: another mover is at work; the text says which.
     """
 
@@ -137,6 +139,8 @@ class SparkSyncJob:
         self.figures = JobFigures()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
+            for description in self.descriptions:
+                check_delivery(description, settings.delivery)
             _check_unclaimed(admin, self.descriptions)
             if settings.delivery is Delivery.EFFECTIVELY_ONCE:
                 for description in self.descriptions:

@@ -12,10 +12,12 @@ import pulsar
 import pytest
 
 from delaylevel import forwarder as forwarder_module
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.delivery import Delivery, Sequence
+from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
-from delaylevel.errors import BrokerError, BrokerUnreachableError
+from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.forwarder import PRODUCER_SETTINGS, Forwarder, ForwardReport
+from delaylevel.onward import check_delivery
 from delaylevel.ports import SchemaVersion
 from delaylevel.reading import ParkedMessage, SourcePartition, source_partitions
 from delaylevel.strategy import Levels, PartitionStrategy
@@ -513,6 +515,120 @@ def test_what_is_unconfirmed_is_limited(
         (producer,) = bench.client.producers
         assert len(producer.pending) == number % 4
     assert bench.forwarder.flush().window == 10
+
+
+# -- with a tracker
+
+WINDOW = f"{FAMILY}-window-partition-"
+
+
+@pytest.fixture
+def tracked() -> Bench:
+    return Bench(final_window=FinalWindow.TRACKER, window_partitions=8)
+
+
+def test_near_due_and_overdue_go_into_the_window_whatever_the_target_is_like(
+    tracked: Bench,
+) -> None:
+    tracked.admin.away = True  # nobody asks it
+    messages = [
+        tracked.message(T0 + 60_000, **{ID: "one", SCHEMA: "AVRO:abc"}),
+        tracked.message(T0 - 700, **{ID: "two"}),
+    ]
+    tracked.forward(*messages)
+    expected = [
+        {DUE: str(T0 + 60_000), ID: "one", SCHEMA: "AVRO:abc"},
+        {DUE: str(T0 - 700), ID: "two"},
+    ]
+    topic = f"{WINDOW}{tracked.description.window_partition('key', '')}"
+    assert [sent.given for sent in tracked.client.to(topic)] == [
+        {
+            "properties": {"color": "red", TARGET: ORDERS, **properties},
+            "partition_key": "key",
+            "ordering_key": "order",
+            "event_timestamp": 5,
+            "deliver_at": None,
+            "sequence_id": None,
+        }
+        for properties in expected
+    ]
+    report = tracked.forwarder.flush()
+    assert (report.window, report.due, report.total, report.latest_ms) == (2, 0, 2, 700)
+    (producer,) = tracked.client.producers
+    assert producer.settings["batching_enabled"] is True
+    assert producer.settings["batching_max_messages"] <= 1024
+
+
+def test_every_copy_of_a_message_meets_in_one_window_partition(tracked: Bench) -> None:
+    keyless = [tracked.message(number)._replace(key="") for number in range(T0, T0 + 40)]
+    first = "level-hour-partition-3"
+    tracked.forward(*keyless, source=first)
+    tracked.forward(*keyless, source=first)
+    topics = [sent.topic for sent in tracked.client.sent]
+    assert topics[:40] == topics[40:]
+    ids = [message.stable_id(tracked.source(first).topic) for message in keyless]
+    places = [tracked.description.window_partition("", item) for item in ids]
+    assert topics[:40] == [f"{WINDOW}{place}" for place in places]
+    assert len(set(topics)) == 8
+    # One that was read elsewhere keeps the id that it was given first.
+    again = keyless[0]._replace(properties={**keyless[0].properties, ID: ids[0]})
+    tracked.forward(again, source="level-hour-partition-0")
+    assert tracked.client.sent[-1].topic == topics[0]
+    assert len(tracked.client.producers) == 8
+
+
+def test_an_ordering_key_alone_does_not_choose_the_window_partition(tracked: Bench) -> None:
+    message = tracked.message(**{ID: "mine"})._replace(key="", ordering_key="other")
+    tracked.forward(message)
+    (sent,) = tracked.client.sent
+    assert sent.topic == f"{WINDOW}{tracked.description.window_partition('', 'mine')}"
+
+
+def test_what_was_held_goes_into_the_window_with_its_attempts(tracked: Bench) -> None:
+    own = {ID: "mine", ATTEMPT: "3", REASON: "it was away"}
+    tracked.forward(tracked.message(T0 - 1, **own), source="held-partition-0")
+    (sent,) = tracked.client.sent
+    expected = {"color": "red", DUE: str(T0 - 1), TARGET: ORDERS, ID: "mine", ATTEMPT: "3"}
+    assert sent.properties == expected
+    assert sent.topic.startswith(WINDOW)
+
+
+def test_with_a_tracker_far_and_strange_ones_go_as_before(tracked: Bench) -> None:
+    tracked.forward(tracked.message(T0 + 5 * DAY), tracked.message(properties={}))
+    assert [sent.topic for sent in tracked.client.sent] == [f"{FAMILY}-partition-4", DEAD]
+
+
+@pytest.mark.parametrize("outcome", [pulsar.Result.Timeout, pulsar.Timeout("late"), "silence"])
+def test_a_window_that_does_not_confirm(tracked: Bench, outcome: Any) -> None:
+    tracked.forward(tracked.message())
+    (topic,) = {sent.topic for sent in tracked.client.sent}
+    tracked.client.outcomes[topic] = outcome
+    with pytest.raises(BrokerError, match=rf"{topic} did not confirm .*nothing was acknowledged"):
+        tracked.forwarder.flush()
+    del tracked.client.outcomes[topic]
+    tracked.forward(tracked.message())
+    report = tracked.forwarder.flush()
+    assert (report.window, report.total) == (1, 1)
+    assert tracked.client.opened(topic) == 2
+
+
+def test_a_window_that_cannot_be_opened(tracked: Bench) -> None:
+    topic = f"{WINDOW}{tracked.description.window_partition('key', '')}"
+    tracked.client.refusals[topic] = pulsar.TopicNotFound("gone")
+    with pytest.raises(BrokerError, match=rf"{topic}.*nothing was acknowledged"):
+        tracked.forward(tracked.message())
+    assert tracked.forwarder.flush().total == 0
+
+
+def test_with_a_tracker_a_mover_promises_at_least_once(tracked: Bench) -> None:
+    sequence = Sequence("query", tracked.source("level-partition-0").topic)
+    with pytest.raises(InvalidInputError) as caught:
+        Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]
+    for part in (FAMILY, "'tracker'", "delaylevel dispatch run --delivery effectively-once"):
+        assert part in str(caught.value)
+    for delivery in Delivery:
+        check_delivery(Bench().description, delivery)
+    check_delivery(tracked.description, Delivery.AT_LEAST_ONCE)
 
 
 def test_close_targets_closes_those_of_business_topics_only(bench: Bench) -> None:
