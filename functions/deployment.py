@@ -14,7 +14,7 @@ import pulsar
 from delaylevel import __version__
 from delaylevel.admin import Admin
 from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.errors import ConfigError, LevelTopicError, NotFoundError
 from delaylevel.topicname import TopicName
 
@@ -111,12 +111,6 @@ def function_config(
         LevelTopicError: a Function may not move this level topic.
     """
     check_movable(description)
-    if description.final_window is not FinalWindow.BROKER:
-        raise LevelTopicError(
-            f"level topic {description.topic} has the final window "
-            f"{description.final_window.value!r}, which the Function of this release cannot "
-            "serve: use 'broker'"
-        )
     tenant, namespace, name = function_name(description, options.name).split("/")
     settings = FunctionSettings(
         level_topic=description.topic,

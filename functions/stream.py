@@ -20,7 +20,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel import onward
 from delaylevel.clock import Clock, SystemClock
-from delaylevel.description import LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, EnvelopeError
 from delaylevel.forwarder import ForwardReport
@@ -265,6 +265,9 @@ class Stream:
                 self._description, self._router, decision.level, decision.partition, now_ms
             )
         if parked_until_ms is None or parked_until_ms - now_ms <= BROKER_TICK_MS:
+            if self._description.final_window is FinalWindow.TRACKER:
+                self._into_window(item, message, sealed, now_ms)
+                return
             due = decision.hop is Hop.DUE
             item.counted = ("due" if due else "window", now_ms - sealed.due_ms)
             item.properties = onward.delivered_properties(message, sealed)
@@ -296,6 +299,17 @@ class Stream:
                 raise
             self._use(self._describe())
         return onward.open_envelope(self._description, source.topic, message)
+
+    def _into_window(
+        self, item: Item, message: ParkedMessage, sealed: Envelope, now_ms: int
+    ) -> None:
+        """Give it to the dispatcher, what is overdue too; the broker never holds it there."""
+        assert sealed.id is not None
+        partition = self._description.window_partition(message.key, sealed.id)
+        item.counted = ("window", now_ms - sealed.due_ms)
+        item.properties = sealed.parked_again_properties(message.properties)
+        item.deliver_at_ms = None
+        self._own_lane(self._description.window_topic.partition(partition).full).send(item)
 
     def _hand_off(self, item: Item, sealed: Envelope, now_ms: int) -> None:
         key = (sealed.target, sealed.schema)

@@ -63,16 +63,15 @@ def test_the_configuration_loses_nothing() -> None:
     json.dumps(config)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"mover": Mover.SPARK}, "delaylevel sync spark"),
-        ({"final_window": FinalWindow.TRACKER}, "final window"),
-    ],
-)
-def test_what_a_function_may_not_move_is_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(LevelTopicError, match=words):
-        function_config(described(**values), CONNECTION, FunctionOptions())
+def test_with_a_tracker_it_reads_neither_the_window_nor_its_log() -> None:
+    tracked = described(final_window=FinalWindow.TRACKER)
+    config = function_config(tracked, CONNECTION, FunctionOptions())
+    assert config == function_config(described(), CONNECTION, FunctionOptions())
+
+
+def test_what_a_function_may_not_move_is_refused() -> None:
+    with pytest.raises(LevelTopicError, match="delaylevel sync spark"):
+        function_config(described(mover=Mover.SPARK), CONNECTION, FunctionOptions())
 
 
 def test_options_that_cannot_be_are_refused() -> None:

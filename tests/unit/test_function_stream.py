@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, TARGET
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions.ackorder import AckOrder
@@ -109,7 +109,8 @@ class Producer:
 class World:
     """Client, consumer, admin and clocks in one."""
 
-    def __init__(self) -> None:
+    def __init__(self, **description: Any) -> None:
+        self.settings: list[dict[str, Any]] = []
         self.producers: dict[str, list[Producer]] = {}
         self.refused: dict[str, Exception] = {}
         self.missing: set[str] = set()
@@ -118,7 +119,7 @@ class World:
         self.at_ms = T0
         self.at_s = 100.0
         self.description = LevelTopicDescription(
-            FAMILY, LEVELS, (ORDERS, BILLS), Mover.FUNCTION, hold_pause_ms=30_000
+            FAMILY, LEVELS, (ORDERS, BILLS), Mover.FUNCTION, hold_pause_ms=30_000, **description
         )
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
@@ -146,6 +147,7 @@ class World:
     def create_producer(self, topic: str, **settings: Any) -> Producer:
         if topic in self.refused:
             raise self.refused[topic]
+        self.settings.append(settings)
         self.producers.setdefault(topic, []).append(Producer(topic))
         return self.producers[topic][-1]
 
@@ -195,6 +197,57 @@ def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: World) 
         ID: "public/default/orders-delay-level-partition-0:7:0:-1",
     }
     assert stream.take_report().window == 3
+
+
+def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is_like() -> None:
+    world = World(final_window=FinalWindow.TRACKER, window_partitions=8)
+    world.missing.add(ORDERS)
+    stream = world.stream()
+    stream.offer(parked(0))
+    stream.offer(parked(1, due_ms=T0 - 700))
+    held = parked(2, topic=HELD)
+    held.given.update({ATTEMPT: "3", ID: "mine", REASON: "it was away"})
+    stream.offer(held)
+    stream.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
+    window = f"{FAMILY}-window-partition-{world.description.window_partition('key', '')}"
+    assert list(world.producers) == [window, f"{FAMILY}-partition-2"]
+    first, second, third = (given_ for _, given_ in world[window].sent)
+    assert first["deliver_at"] is second["deliver_at"] is third["deliver_at"] is None
+    assert first["properties"] == {
+        "mine": "1",
+        DUE: str(T0 + 3_600_000),
+        TARGET: ORDERS,
+        ID: "public/default/orders-delay-level-partition-0:7:0:-1",
+    }
+    assert second["properties"][DUE] == str(T0 - 700)
+    assert (third["properties"][ID], third["properties"][ATTEMPT]) == ("mine", "3")
+    assert REASON not in third["properties"]
+    assert (first["partition_key"], first["event_timestamp"]) == ("key", 5)
+    assert all(settings["batching_enabled"] for settings in world.settings)
+    stream.poll()
+    assert world.acknowledged == []
+    world[window].answer()
+    world[f"{FAMILY}-partition-2"].answer()
+    stream.poll()
+    assert sorted(world.acknowledged) == [0, 1, 2, 3]
+    report = stream.take_report()
+    assert (report.window, report.due, report.parked.total()) == (3, 0, 1)
+    assert report.latest_ms == 700
+
+
+def test_a_window_that_does_not_confirm_gives_back() -> None:
+    world = World(final_window=FinalWindow.TRACKER)
+    stream = world.stream()
+    stream.offer(parked(0))
+    (window,) = world.producers
+    world[window].answer(pulsar.Result.Timeout)
+    stream.poll()
+    assert (world.acknowledged, world.given_back) == ([], [0])
+    stream.offer(parked(0))
+    assert len(world.producers[window]) == 2
+    world[window].answer()
+    stream.poll()
+    assert world.acknowledged == [0]
 
 
 def test_what_is_due_goes_at_once_and_what_is_undue_is_parked_until_its_hand_off(
