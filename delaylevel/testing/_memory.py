@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from delaylevel.clock import Clock, duration_ms
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.envelope import Envelope
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.forwarder import ForwardReport
@@ -49,7 +49,8 @@ class MemoryPulsar:
     suite of this project runs the same tests on both. No call ever waits: a receive with or
     without a timeout raises ``pulsar.Timeout`` at once where nothing is there, and time passes
     only in :meth:`advance`. Topics are never deleted for being inactive, and nothing expires.
-    There is no deduplication, replication, compaction or transaction.
+    There is no deduplication, replication, compaction or transaction, and no dispatcher: with the
+    final window ``tracker`` messages go as far as the window topic, and are pending there.
 
     Args:
         clock: the time; a new :class:`ManualClock` by default.
@@ -166,8 +167,8 @@ class MemoryPulsar:
 
     def _parked(self, target: TopicName) -> Iterator[TopicMessage]:
         for description in self.level_topics():
-            for source in source_partitions(description):
-                partition = self._broker.partitions.get(source.name)
+            for name in _waiting_places(description):
+                partition = self._broker.partitions.get(name)
                 if partition is None:
                     continue
                 for entry in _unacknowledged(partition):
@@ -235,6 +236,14 @@ class _Movers:
             for description, mover in self._movers.items()
             for source in source_partitions(description)
         ]
+
+
+def _waiting_places(description: LevelTopicDescription) -> Iterator[TopicName]:
+    """Yield the partitions in which a message waits: of levels, held, and the window's."""
+    for member in description.members():
+        if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
+            for index in range(member.partitions):
+                yield member.topic.partition(index)
 
 
 def _unacknowledged(partition: Partition) -> Iterator[Entry]:

@@ -13,9 +13,12 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 from delaylevel import PartitionStrategy, wrap
 from delaylevel import envelope as env
 from delaylevel.claim import Claim
-from delaylevel.description import LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
+from delaylevel.forwarder import ForwardReport
 from delaylevel.mover import LocalMover
+from delaylevel.positions import EARLIEST
+from delaylevel.reading import ParkedMessage, read_range
 
 UNIT = timedelta(seconds=1)
 SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))
@@ -106,6 +109,72 @@ def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any
         f"{world.namespace}/orders-delay-level-partition-"
         in arrived["7300"][0].properties()[env.ID]
     )
+
+
+def window_of(world: Any, description: LevelTopicDescription) -> dict[int, list[ParkedMessage]]:
+    """Return what every partition of the window topic holds."""
+    found = {}
+    for index in range(description.window_partitions):
+        name = description.window_topic.partition(index)
+        last = world.admin.last_message_id(name)
+        end = last.next_entry if last is not None and last.entry >= 0 else EARLIEST
+        found[index] = list(read_range(world.client(), name.full, EARLIEST, end))
+    return found
+
+
+def test_with_a_tracker_everything_meets_in_the_window(world: Any) -> None:
+    producer = producer_for(world, strategy=TWO_LEVELS, final_window="tracker")
+    description = producer.description
+    assert description.final_window is FinalWindow.TRACKER
+    before_ms = world.clock.now_ms()
+    # Below a unit, into either level, by an id of the application's own, and without a key.
+    for delay in (500, 1500, 3500):
+        producer.send(
+            b"%d" % delay,
+            properties={"own": "ä", "delaylevel.id": "stale"},
+            partition_key=f"key-{delay}",
+            ordering_key="order",
+            event_timestamp=delay,
+            deliver_after=timedelta(milliseconds=delay),
+        )
+    for delay in (500, 1500):
+        producer.send(b"same", deliver_after=timedelta(milliseconds=delay), message_id="mine")
+    producer.send(None, deliver_after=timedelta(milliseconds=1500))
+    after_ms = world.clock.now_ms()
+    producer.close()
+    world.admin.delete(world.name("orders"))  # is not the movers' business
+
+    report = ForwardReport()
+    for _ in range(120):  # two were sent to the window at once; movers hand off the others
+        report.add(world.advance(timedelta(milliseconds=500)))
+        if report.window == 4:
+            break
+    assert (report.window, report.due, report.held.total()) == (4, 0, 0)
+    assert not world.admin.topic_exists(world.name("orders"))
+
+    stored = [
+        (index, message)
+        for index, messages in window_of(world, description).items()
+        for message in messages
+    ]
+    assert all(item.properties[env.TARGET] == world.topic("orders") for _, item in stored)
+    bodies = [b"1500", b"3500", b"500", b"null", b"same", b"same"]
+    assert sorted(item.value or b"null" for _, item in stored) == bodies
+    found = {item.value: (index, item) for index, item in stored}
+    for delay in (500, 1500, 3500):
+        index, message = found[b"%d" % delay]
+        assert index == description.window_partition(f"key-{delay}", "")
+        assert before_ms <= int(message.properties[env.DUE]) - delay <= after_ms
+        assert message.properties["own"] == "ä"
+        assert message.properties.get(env.ID) != "stale"
+        assert (message.key, message.ordering_key) == (f"key-{delay}", "order")
+        assert message.event_ms == delay
+    assert env.ID not in found[b"500"][1].properties  # its place in the window is its id
+    copies = {(index, item.properties[env.ID]) for index, item in stored if item.value == b"same"}
+    assert copies == {(description.window_partition("", "mine"), "mine")}
+    index, null = found[None]
+    assert null.properties[env.ID].startswith(f"{world.namespace}/orders-delay-level-")
+    assert index == description.window_partition("", null.properties[env.ID])
 
 
 class Old(Record):  # type: ignore[misc]

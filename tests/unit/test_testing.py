@@ -103,6 +103,21 @@ def test_what_is_pending_says_when_and_where() -> None:
     assert memory.pending("others") == memory.delivered("others") == []
 
 
+def test_with_a_tracker_it_is_pending_until_a_dispatcher_takes_it() -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window="tracker")
+    producer.send(b"far", deliver_after=timedelta(days=3))
+    producer.send(b"near", deliver_after=timedelta(hours=1))
+    producer.send(b"now")
+    memory.advance(timedelta(days=4))
+    near, far = memory.pending("orders")
+    assert [message.data for message in (near, far)] == [b"near", b"far"]
+    window = producer.description.window_topic
+    assert all(message.topic.startswith(window.full) for message in (near, far))
+    assert far.at == memory.clock.now() - timedelta(days=1)
+    assert bodies(memory.delivered("orders")) == [b"now"]
+
+
 def test_a_listener_is_called_at_the_due_time_and_may_send_again() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory)
