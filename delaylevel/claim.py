@@ -68,6 +68,11 @@ class Claim:
             pulsar.MessageId(-1, end.ledger, end.entry - 1, -1)
         )
 
+    @property
+    def connected(self) -> bool:
+        """Whether every consumer has its connection; a client that lost it asks for it again."""
+        return all(consumer.is_connected() for consumer in self._consumers.values())
+
     def merge(self, other: Claim) -> None:
         """Take over the partitions of another claim of this process, e.g. after an expansion."""
         taken, other._consumers = other._consumers, {}

@@ -36,6 +36,10 @@ def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> No
         )
 
 
+#: Why nothing can be written to a business topic that is gone.
+NO_TOPIC = "the topic does not exist"
+
+
 def open_envelope(
     description: LevelTopicDescription, topic: str, message: ParkedMessage
 ) -> Envelope:
@@ -101,7 +105,7 @@ def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -
     """
     name = TopicName.parse(target)
     if not admin.topic_exists(name):
-        return "the topic does not exist"
+        return NO_TOPIC
     if reference is None:
         return BytesSchema()
     return schemas.find(admin, name, reference) or f"its registry has no schema {reference}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import _pulsar
 import pulsar
@@ -54,6 +54,30 @@ CERTAIN_REFUSALS = frozenset(
 )
 
 
+class Payload(Protocol):
+    """What of a message its application gave, apart from its properties."""
+
+    @property
+    def value(self) -> bytes | None:
+        """The payload; None for a null value."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The partition key; empty for none."""
+        ...
+
+    @property
+    def ordering_key(self) -> str:
+        """The ordering key; empty for none."""
+        ...
+
+    @property
+    def event_ms(self) -> int:
+        """The event time, ms since the epoch; 0 for none."""
+        ...
+
+
 class Outlet(Generic[Waiting]):
     """A producer and the messages that it was given since it was last settled.
 
@@ -96,7 +120,7 @@ class Outlet(Generic[Waiting]):
             outcomes = {}
             self._waiting.append((waiting, outcomes))
         if self._core is not None:
-            built = _build(message, properties, deliver_at_ms, sequence_id)
+            built = build_message(message, properties, deliver_at_ms, sequence_id)
             self._core.send_async(built, outcomes.setdefault)
             return
         self.producer.send_async(
@@ -162,8 +186,8 @@ def error_name(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _build(
-    message: ParkedMessage,
+def build_message(
+    message: Payload,
     properties: dict[str, str],
     deliver_at_ms: int | None,
     sequence_id: int | None,

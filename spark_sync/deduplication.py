@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from delaylevel.admin import Admin
+from delaylevel.deduplication import without_deduplication
 from delaylevel.description import LevelTopicDescription, Member
 from delaylevel.errors import LevelTopicError
 from delaylevel.ports import TopicPolicies
-from delaylevel.topicname import TopicName
 
 _PATIENCE_S = 20.0
 _PAUSE_S = 0.05
@@ -32,11 +32,7 @@ def require_deduplication(admin: Admin, description: LevelTopicDescription) -> N
     members = list(description.members())
     for member in members:
         admin.set_topic_policies(member.topic, TopicPolicies(deduplication=True))
-    without = [
-        target
-        for target in map(TopicName.parse, description.targets)
-        if admin.topic_exists(target) and not _enabled(admin, target)
-    ]
+    without = without_deduplication(admin, description)
     if without:
         names = ", ".join(name.full for name in without)
         raise LevelTopicError(
@@ -61,10 +57,3 @@ def _member_enabled(admin: Admin, member: Member) -> bool:
     return len(figures) == member.partitions and all(
         stats.deduplication for stats in figures.values()
     )
-
-
-def _enabled(admin: Admin, topic: TopicName) -> bool:
-    if admin.partitioned_metadata(topic).partitions:
-        figures = admin.partitioned_stats(topic)
-        return bool(figures) and all(stats.deduplication for stats in figures.values())
-    return bool(admin.partition_stats(topic).deduplication)

@@ -1,0 +1,153 @@
+"""Reading one window partition from a position on, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+
+from delaylevel.positions import EARLIEST, Position
+from delaylevel.reading import ParkedMessage
+from delaylevel.window import Arrivals
+
+from .arrival import WindowMessage
+
+BATCH_MESSAGES = 1000
+# So many batches may wait for the window; then reading pauses.
+BATCHES_AHEAD = 4
+_GATHER_S = 0.02
+_IDLE_MS = 200
+
+
+class CaughtUp:
+    """Said once: all that was stored when the reading began has been read."""
+
+
+class Intake(threading.Thread):
+    """Reads messages, and gives them on as `Arrivals`.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        topic: the full name of the window partition.
+        start: the first position to read.
+        end: the last position that was stored when the owner took over; None for nothing.
+        record: makes a window's record of a message.
+        put: takes `Arrivals`, `CaughtUp` once, or the error that ended the reading.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        topic: str,
+        start: Position,
+        end: Position | None,
+        record: Callable[[ParkedMessage], WindowMessage],
+        put: Callable[[Any], None],
+    ) -> None:
+        super().__init__(name=f"intake {topic}", daemon=True)
+        self._client = client
+        self._topic = topic
+        self._start = start
+        self._end = None if end is None or end < start else end
+        self._record = record
+        self._put = put
+        self._stopping = threading.Event()
+        self._ahead = threading.Semaphore(BATCHES_AHEAD)
+
+    def taken(self) -> None:
+        """Say that the window has taken one batch; another one may be read."""
+        self._ahead.release()
+
+    def stop(self) -> None:
+        """End the reading and wait for it."""
+        self._stopping.set()
+        self._ahead.release()
+        self.join()
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except Exception as error:
+            self._put(error)
+
+    def _read(self) -> None:
+        start = self._start
+        reader = self._client.create_reader(
+            self._topic,
+            pulsar.MessageId.earliest
+            if start == EARLIEST
+            else pulsar.MessageId(-1, start.ledger, start.entry, start.batch),
+            start_message_id_inclusive=True,
+            receiver_queue_size=2000,
+            subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
+        )
+        try:
+            if self._end is None:
+                self._put(CaughtUp())
+            while not self._stopping.is_set():
+                self._gather(reader)
+        finally:
+            reader.close()
+
+    def _gather(self, reader: Any) -> None:
+        """Read what is there now, up to one batch, and give it on."""
+        read_next = reader._reader.read_next
+        record = self._record
+        ledgers: list[int] = []
+        entries: list[int] = []
+        dues: list[int] = []
+        records: list[tuple[Any, ...]] = []
+        wait_ms = _IDLE_MS
+        until = 0.0
+        while len(records) < BATCH_MESSAGES:
+            try:
+                message = read_next(wait_ms)
+            except pulsar.Timeout:
+                break
+            if not records:
+                until = time.monotonic() + _GATHER_S
+                wait_ms = 1
+            message_id = message.message_id()
+            ledger, entry = message_id.ledger_id(), message_id.entry_id()
+            batch = message_id.batch_index()
+            parked = ParkedMessage(
+                ledger,
+                entry,
+                batch,
+                message.publish_timestamp(),
+                message.partition_key(),
+                message.ordering_key(),
+                message.event_timestamp(),
+                message.properties(),
+                None if message.has_null_value() else message.data(),
+            )
+            found = record(parked)
+            ledgers.append(ledger)
+            entries.append(entry << 10 | (batch if batch > 0 else 0))
+            dues.append(found.due_ms)
+            records.append(tuple(found))
+            if time.monotonic() > until:
+                break
+        if records:
+            # Not while holding what was read back: the stop must not wait for the window.
+            self._ahead.acquire()
+            self._put(Arrivals(ledgers, entries, dues, records))
+        self._look_behind(reader, ledgers[-1] if ledgers else -1, entries[-1] if entries else -1)
+
+    def _look_behind(self, reader: Any, ledger: int, entry_id: int) -> None:
+        if self._end is None:
+            return
+        end = self._end.ledger, self._end.entry
+        entry = entry_id >> 10
+        if (ledger, entry) < end:
+            # What is stored may begin behind the end that the broker named, or be gone.
+            if entry_id >= 0 or reader.has_message_available():
+                return
+        elif (ledger, entry) == end and reader.has_message_available():
+            return  # the rest of the last batch
+        self._end = None
+        self._put(CaughtUp())

@@ -1,0 +1,526 @@
+"""The owner of one window partition: it reads, waits for due times, publishes, and writes down.
+
+One thread does all of it, so that what is logged, published and acknowledged has one order. A
+second one reads ahead; the client's own says when something is confirmed.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulsar
+
+from delaylevel import onward
+from delaylevel.claim import Claim
+from delaylevel.clock import Clock
+from delaylevel.delivery import Delivery
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.errors import BrokerError
+from delaylevel.outlet import error_name
+from delaylevel.ports import TopicAdmin
+from delaylevel.positions import Position
+from delaylevel.reading import SourcePartition
+from delaylevel.releaselog import Mark, ReleaseState, encode, unpack
+from delaylevel.segments import IntakeStoppedError, PendingSegments
+from delaylevel.window import Arrivals, Batch, Window
+
+from .arrival import WindowMessage, recorder
+from .figures import SharedFigures
+from .intake import CaughtUp, Intake
+from .lanes import Lane, Lanes, OwnTopic, Slice, certain, lane_name
+from .log import LostOwnershipError, ReleaseLog
+
+log = logging.getLogger(__name__)
+
+# What is due is taken at most so often: below, every record would carry a message or two.
+_CYCLE_S = 0.008
+_BATCH = 1000
+# So many batches may be unconfirmed before the next one is taken, unless they wait for a target
+# that stands still.
+_BATCHES_AHEAD = 8
+_MOST_OPEN = 400
+# A takeover releases nothing until it has read all that is there, or for so long.
+_CATCH_UP_S = 60.0
+_GOODBYE_S = 15.0
+_SNAPSHOT_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class PumpSettings:
+    """How a window partition is served.
+
+    Attributes:
+        delivery: batched, or unbatched through broker deduplication.
+        checkpoint_ms: how often the low-water mark is written down and acknowledged.
+        memory_bytes: the most memory for payloads of one window partition.
+        remember: how many ids of one target and source partition are remembered.
+    """
+
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    checkpoint_ms: int = 1_000
+    memory_bytes: int = 64 << 20
+    remember: int = 2_000_000
+
+
+@dataclass
+class _Open:
+    """A batch whose intent is logged and which is not confirmed in whole."""
+
+    batch: Batch
+    messages: list[WindowMessage]
+    left: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+class Pump(threading.Thread):
+    """Owns one window partition until it is stopped, or loses it.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        admin: the admin interface.
+        description: returns the level topic as it is now.
+        partition: the index of the window partition.
+        claim: holds the subscriptions of the window and the log partition; closed at the end.
+        directory: for what does not fit in memory; nothing else may use it.
+        settings: how it is served.
+        clock: says what is due.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        description: Callable[[], LevelTopicDescription],
+        partition: int,
+        claim: Claim,
+        directory: Path,
+        settings: PumpSettings,
+        clock: Clock,
+    ) -> None:
+        now = description()
+        super().__init__(name=f"window {now.topic} {partition}", daemon=True)
+        self.partition = partition
+        self.figures = SharedFigures()
+        #: Why it ended by itself; None while it runs or after it was stopped.
+        self.failure: Exception | None = None
+        self._client = client
+        self._admin = admin
+        self._description = description
+        self._claim = claim
+        self._directory = directory
+        self._settings = settings
+        self._clock = clock
+        self._source, self._log_source = window_sources(now, partition)
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._open: dict[int, _Open] = {}
+        self._refused_offer: Arrivals | None = None
+        self._caught_up = False
+
+    # -- the thread
+
+    def run(self) -> None:
+        try:
+            self._own()
+        except Exception as error:
+            self.failure = error
+            if isinstance(error, (BrokerError, pulsar.PulsarException)):
+                log.warning("window partition %s: %s", self._source.topic, _words(error))
+            else:
+                log.exception("window partition %s", self._source.topic)
+        finally:
+            self.figures.set(state="stopped")
+            self._claim.close()
+
+    def stop(self) -> None:
+        """Ask it to finish what is under way and to give the partition back; `join` waits."""
+        self._stopping.set()
+        self._events.put(None)
+
+    def _own(self) -> None:
+        settings, description = self._settings, self._description()
+        started = time.monotonic()
+        self._log = ReleaseLog(self._client, self._admin, self._log_source, self._claim)
+        self._held = OwnTopic(self._client, description.held_topic.partition(0).full)
+        self._dead = OwnTopic(self._client, description.dead_letter_topic.partition(0).full)
+        state = ReleaseState.read(self._log.read(), settings.remember)
+        self._lanes = Lanes(
+            self._client,
+            self._admin,
+            f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
+            settings.delivery,
+            lambda name: state.sequences.get(name, 1),
+            description.hold_pause_ms,
+        )
+        segments = PendingSegments(
+            self._directory,
+            budget_bytes=settings.memory_bytes,
+            bucket_ms=_bucket_ms(description),
+            precision_ms=1,
+            clock=self._clock.now_ms,
+        )
+        self._segments = segments
+        self._window = Window(state, segments, clock=self._clock)
+        intake: Intake | None = None
+        try:
+            self._recover(state)
+            intake = self._start_intake(state)
+            self._serve(intake, started)
+            self._say_goodbye()
+        finally:
+            if intake is not None:
+                intake.stop()
+            self._lanes.close()
+            self._held.close()
+            self._dead.close()
+            self._log.close()
+            self._window.close()
+
+    def _recover(self, state: ReleaseState) -> None:
+        """Find out what became of what the last owner was publishing, and write it all down."""
+        numbered = self._settings.delivery is Delivery.EFFECTIVELY_ONCE
+        stored: dict[str, int] = {}
+        for number, intent in list(state.unfinished.items()):
+            released = np.zeros(intent.positions.size, dtype=np.bool_)
+            if numbered and intent.outlets:
+                sequences = np.zeros(intent.positions.size, dtype=np.int64)
+                last = np.zeros(intent.positions.size, dtype=np.int64)
+                for index, (name, first) in enumerate(intent.outlets):
+                    if name not in stored:
+                        stored[name] = self._lanes.stored(name)
+                    chosen = np.flatnonzero(intent.outlet_index == index)
+                    sequences[chosen] = first + np.arange(chosen.size)
+                    last[chosen] = stored[name]
+                released = (sequences > 0) & (sequences <= last)
+            self._log.append_soon(encode(self._window.settle(number, released)))
+        self._log.snapshot(state.snapshot())
+
+    def _start_intake(self, state: ReleaseState) -> Intake:
+        """Read from the low-water mark on."""
+        start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
+        if state.mark:
+            ledger, entry_id = (int(part[0]) for part in unpack(np.array([state.mark])))
+            start = max(start, Position(ledger, entry_id >> 10))
+        end = self._admin.last_message_id(self._source.name)
+        record = recorder(self._description, self._source.topic)
+        intake = Intake(self._client, self._source.topic, start, end, record, self._events.put)
+        intake.start()
+        return intake
+
+    def _serve(self, intake: Intake, started: float) -> None:
+        """Take what arrives, release what is due, until stopped."""
+        checkpoint_s = self._settings.checkpoint_ms / 1000
+        next_cycle = 0.0
+        next_checkpoint = started + checkpoint_s
+        while not self._stopping.is_set():
+            self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
+            self._take_events(intake)
+            if not self._caught_up and time.monotonic() - started > _CATCH_UP_S:
+                log.warning("%s: releasing before all is read", self._source.topic)
+                self._catch_up(started)
+            elif self._caught_up and self.figures.now().state == "recovering":
+                self._catch_up(started)
+            now = time.monotonic()
+            if self._caught_up and now >= next_cycle:
+                next_cycle = now + _CYCLE_S
+                self._release()
+            now = time.monotonic()
+            if now >= next_checkpoint:
+                next_checkpoint = now + checkpoint_s
+                self._check(intake)
+
+    def _catch_up(self, started: float) -> None:
+        self._caught_up = True
+        self.figures.set(state="releasing", recovery_s=time.monotonic() - started)
+
+    def _wait(self, at_s: float, checkpoint_s: float) -> None:
+        """Wait for an event, the next due time, or the next checkpoint."""
+        if not self._events.empty():
+            return
+        now = time.monotonic()
+        until = checkpoint_s
+        if self._caught_up and self._may_take():
+            due_ms = self._window.next_due_ms()
+            if due_ms is not None:
+                due_s = now + (due_ms - self._clock.now_ms()) / 1000
+                until = min(until, max(due_s, at_s))
+        if until > now:
+            try:
+                event = self._events.get(timeout=until - now)
+            except queue.Empty:
+                return
+            self._events.put(event)  # at the end: what is there is taken in one go
+
+    def _take_events(self, intake: Intake) -> None:
+        arrivals = 0
+        while arrivals < 2:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, Slice):
+                self._finish(event)
+            elif isinstance(event, Arrivals):
+                arrivals += 1
+                self._offer(intake, event)
+            elif isinstance(event, CaughtUp):
+                self._caught_up = True
+            elif isinstance(event, Exception):
+                raise BrokerError(f"reading {self._source.topic} ended: {_words(event)}") from event
+
+    # -- in
+
+    def _offer(self, intake: Intake, arrivals: Arrivals) -> None:
+        try:
+            offered = self._window.offer(arrivals)
+        except IntakeStoppedError as error:
+            if self._refused_offer is None:
+                log.error("%s", error)
+            self._refused_offer = arrivals
+            self.figures.set(state="disk full")
+            return
+        if self._refused_offer is not None:
+            self._refused_offer = None
+            self.figures.set(state="releasing")
+        self.figures.offered(offered.tracked + offered.duplicates, offered.duplicates)
+        intake.taken()
+
+    # -- out
+
+    def _may_take(self) -> bool:
+        if len(self._open) < _BATCHES_AHEAD:
+            return True
+        return len(self._open) < _MOST_OPEN and not self._moving()
+
+    def _moving(self) -> bool:
+        """Say whether any open batch waits for a lane that does confirm."""
+        return any(
+            part.number in self._open
+            for lane in self._lanes.all()
+            if not self._lanes.refuses(lane)
+            for part in lane.waiting
+        )
+
+    def _release(self) -> None:
+        while self._may_take():
+            batch = self._window.advance(self._clock.now_ms(), _BATCH)
+            if batch is None:
+                return
+            self._publish(batch)
+            if len(batch.records) < _BATCH or not self._events.empty():
+                return
+
+    def _publish(self, batch: Batch) -> None:
+        messages = [WindowMessage._make(record) for record in batch.records]
+        opened = _Open(batch, messages)
+        parts: dict[int, Slice] = {}
+        lanes: dict[int, Lane] = {}
+        find = self._lanes.find
+        for index, message in enumerate(messages):
+            if not message.target:
+                opened.refused[index] = ""
+                continue
+            lane = find(message)
+            if isinstance(lane, str):
+                opened.refused[index] = lane
+                continue
+            part = parts.get(id(lane))
+            if part is None:
+                part = parts[id(lane)] = Slice(lane, batch.number)
+                lanes[id(lane)] = lane
+            part.indices.append(index)
+        self._log_intent(batch, list(parts.values()))
+        self._open[batch.number] = opened
+        opened.left = len(parts)
+        for part in parts.values():
+            part.started_s = time.monotonic()
+            part.lane.send(part, [messages[index] for index in part.indices])
+            self._flush(part)
+        if not parts:
+            self._confirm(opened)
+
+    def _log_intent(self, batch: Batch, parts: list[Slice]) -> None:
+        """Write down what is to be published; where that took long, this process stood still."""
+        outlets: list[tuple[str, int]] = []
+        outlet_index = np.empty(0, dtype=np.uint16)
+        if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
+            # What goes to the held or the dead-letter topic has no outlet: one behind the last.
+            outlet_index = np.full(len(batch.records), len(parts), dtype=np.uint16)
+            for place, part in enumerate(parts):
+                lane, count = part.lane, len(part.indices)
+                first = lane.next_sequence_id
+                outlets.append((lane_name(*lane.key), first))
+                outlet_index[part.indices] = place
+                part.sequence_ids = list(range(first, first + count))
+                lane.next_sequence_id = first + count
+        intent = self._window.intent(batch, tuple(outlets), outlet_index)
+        began = time.monotonic()
+        self._log.append(encode(intent))
+        if time.monotonic() - began > 1:
+            self._lanes.forgive()
+
+    def _flush(self, part: Slice) -> None:
+        events = self._events
+        part.lane.producer._producer.flush_async(lambda _result: events.put(part))
+
+    def _finish(self, part: Slice) -> None:
+        """The broker has answered for a slice, or the client has given up waiting."""
+        lane = part.lane
+        if part not in lane.waiting:
+            return  # settled meanwhile
+        failures = part.failures()
+        unsure = any(not certain(reason) for _, reason in failures)
+        if unsure and lane.numbered:
+            # Only a new producer of that name can say what the broker has stored.
+            if lane.producer is not None:
+                self._lanes.doubt(lane)
+            return
+        self._settle(part, dict(failures))
+        if failures and lane.producer is not None and not lane.waiting:
+            self._lanes.drop(lane)
+
+    def _settle(self, part: Slice, failures: dict[int, str]) -> None:
+        lane = part.lane
+        lane.settled(part)
+        opened = self._open[part.number]
+        if failures:
+            target, schema, _ = lane.key
+            self._lanes.refuse(target, schema, next(iter(failures.values())))
+            opened.refused.update(failures)
+        elif not lane.waiting:
+            self._lanes.accept(lane)
+        opened.left -= 1
+        if not opened.left:
+            self._confirm(opened)
+
+    def _confirm(self, opened: _Open) -> None:
+        """Set aside what was refused, and write down that the batch is done."""
+        batch = opened.batch
+        del self._open[batch.number]
+        held = self._set_aside(opened) if opened.refused else ()
+        done = self._window.confirm(batch.number, held)
+        self._log.append_soon(encode(done))
+        due_ms = batch.due_ms
+        if opened.refused:
+            due_ms = np.delete(due_ms, list(opened.refused))
+        self.figures.released(due_ms, self._clock.now_ms())
+
+    def _set_aside(self, opened: _Open) -> Sequence[int]:
+        """Store what cannot be published in the held or the dead-letter topic."""
+        until_ms = onward.held_until_ms(self._description(), self._clock.now_ms())
+        held: list[tuple[WindowMessage, dict[str, str], int | None]] = []
+        dead: list[tuple[WindowMessage, dict[str, str], int | None]] = []
+        positions: list[int] = []
+        for index, reason in sorted(opened.refused.items()):
+            message = opened.messages[index]
+            if not message.target:
+                dead.append((message, message.properties, None))
+                continue
+            positions.append(int(opened.batch.positions[index]))
+            held.append((message, message.held_properties(reason), until_ms))
+            self.figures.held(message.target)
+        if held:
+            self._held.send(held)
+        if dead:
+            self._dead.send(dead)
+            self.figures.dead(len(dead))
+        return positions
+
+    # -- now and then
+
+    def _check(self, intake: Intake) -> None:
+        """Write down the low-water mark and acknowledge it; look after what stands still."""
+        if not (self._log.connected and self._claim.connected):
+            # A write fails for good if somebody else has the log; otherwise it waits and passes.
+            self._log.append(encode(Mark(self._window.state.mark)))
+        mark = self._window.checkpoint()
+        if mark is not None:
+            self._log.append(encode(mark))
+            ledger, entry_id = (int(part[0]) for part in unpack(np.array([mark.position])))
+            self._claim.acknowledge(self._source, Position(ledger, entry_id >> 10))
+        if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
+            self._write_snapshot()
+        for part in self._lanes.watch():
+            self._finish(part)
+        for lane in self._lanes.in_doubt():
+            self._resolve(lane)
+        if self._refused_offer is not None:
+            self._offer(intake, self._refused_offer)
+        window = self._window
+        self.figures.set(
+            pending=len(window),
+            in_flight=window.in_flight,
+            next_due_ms=window.next_due_ms(),
+            memory_bytes=window.memory_bytes,
+            disk_bytes=self._segments.disk_bytes,
+        )
+
+    _snapshot_size = 0
+
+    def _write_snapshot(self) -> None:
+        chunks = self._window.state.snapshot()
+        self._log.snapshot(chunks)
+        self._snapshot_size = sum(map(len, chunks))
+
+    def _resolve(self, lane: Lane) -> None:
+        """Ask the broker what it has of a lane whose producer was given up."""
+        last = self._lanes.resolve(lane)
+        if last is None:
+            return
+        for part in list(lane.waiting):
+            failures = {
+                index: "not confirmed"
+                for index, number in zip(part.indices, part.sequence_ids, strict=True)
+                if number > last
+            }
+            self._settle(part, failures)
+
+    def _say_goodbye(self) -> None:
+        """Wait a while for what is under way, and leave as little as can be to the next owner."""
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._open and time.monotonic() < deadline:
+            try:
+                event = self._events.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if isinstance(event, Slice):
+                self._finish(event)
+        self._write_snapshot()
+        mark = self._window.checkpoint()
+        if mark is not None:
+            self._log.append(encode(mark))
+            ledger, entry_id = (int(part[0]) for part in unpack(np.array([mark.position])))
+            self._claim.acknowledge(self._source, Position(ledger, entry_id >> 10))
+
+
+def window_sources(
+    description: LevelTopicDescription, partition: int
+) -> tuple[SourcePartition, SourcePartition]:
+    """Return a window partition, and the log partition that belongs to it."""
+    window = description.window_topic.partition(partition).full
+    release_log = description.log_topic.partition(partition).full
+    return (
+        SourcePartition(description.topic, window, Role.WINDOW, -1, partition, 0),
+        SourcePartition(description.topic, release_log, Role.LOG, -1, partition, 0),
+    )
+
+
+def _bucket_ms(description: LevelTopicDescription) -> int:
+    """Return the due times of one spill file: some hundreds of them for a whole window."""
+    longest = max(level.near_due_ms for level in list(description.levels)[-1:])
+    return min(max(longest // 512, 4_096), 65_536)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or error_name(error)
+
+
+__all__ = ["LostOwnershipError", "Pump", "PumpSettings", "window_sources"]
