@@ -1,0 +1,247 @@
+"""With a tracker: what the wrapper and the Spark job write to the window topic of a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+import delaylevel.asyncio
+from delaylevel import topics
+from delaylevel.admin import Admin
+from delaylevel.client import DelayLevelClient
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
+from delaylevel.functions.engine import Engine
+from delaylevel.functions.settings import FunctionSettings
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = pytest.mark.broker
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+BRIEF = Levels(
+    PartitionStrategy(
+        partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
+    )
+)
+NEAR = timedelta(minutes=30)
+FAR = timedelta(hours=2)
+
+MakeClient = Callable[..., DelayLevelClient]
+Stored = Callable[[str], list[ParkedMessage]]
+
+
+def places(description: LevelTopicDescription, stored: Stored) -> dict[bytes, set[int]]:
+    """Return in which window partitions each payload is."""
+    found: dict[bytes, set[int]] = {}
+    for index in range(description.window_partitions):
+        for message in stored(description.window_topic.partition(index).full):
+            found.setdefault(message.value or b"", set()).add(index)
+    return found
+
+
+@pytest.mark.parametrize("mover", list(Mover))
+def test_the_wrapper_writes_batches_by_key(
+    mover: Mover, dl_client: MakeClient, namespace: str, stored: Stored
+) -> None:
+    orders = f"persistent://{namespace}/orders"
+    with dl_client().create_producer(
+        orders,
+        enable_delay_level_topic=True,
+        partition_strategy=HOURS,
+        mover=mover,
+        final_window="tracker",
+        batching_max_publish_delay_ms=500,
+    ) as producer:
+        description = producer.description
+        for number in range(200):
+            producer.send_async(
+                b"%d" % number, None, partition_key=f"key-{number % 50}", deliver_after=NEAR
+            )
+        producer.flush()
+        producer.send(b"far", deliver_after=FAR)
+        producer.send(b"now")
+        producer.send(b"due", deliver_at=SystemClock().now_ms())
+        with pytest.raises(UnsupportedOptionError, match="sequence_id"):
+            producer.send(b"", deliver_after=NEAR, sequence_id=7)
+        assert producer.is_connected()
+
+    assert places(description, stored) == {
+        b"%d" % number: {description.window_partition(f"key-{number % 50}", "")}
+        for number in range(200)
+    }
+    window = stored(description.window_topic.full)
+    assert len(window) == 200
+    assert {message.properties["delaylevel.target"] for message in window} == {orders}
+    assert all(message.batch >= 0 for message in window)
+    assert len({(m.ledger, m.entry) for m in window}) < 100
+    assert [message.value for message in stored(orders)] == [b"now", b"due"]
+    assert [message.value for message in stored(description.topic)] == [b"far"]
+
+
+def test_without_an_admin_url_the_window_is_found_by_its_partitions(
+    connection: Connection, admin: Admin, namespace: str, stored: Stored
+) -> None:
+    orders = f"persistent://{namespace}/orders"
+    wanted = LevelTopicDescription(
+        f"{orders}-delay-level",
+        Levels(HOURS),
+        (orders,),
+        final_window=FinalWindow.TRACKER,
+        window_partitions=7,
+    )
+    topics.create(admin, wanted)
+    options: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": HOURS}
+    client = DelayLevelClient(connection.service_url)
+    try:
+        with client.create_producer(orders, final_window="tracker", **options) as producer:
+            assert producer.description.window_partitions == 7
+            for number in range(20):
+                producer.send_async(b"%d" % number, None, None, f"{number}", deliver_after=NEAR)
+        assert places(wanted, stored) == {
+            b"%d" % number: {wanted.window_partition(f"{number}", "")} for number in range(20)
+        }
+        admin.delete(wanted.window_topic)
+        with pytest.raises(LevelTopicError, match="final_window='broker'"):
+            client.create_producer(orders, final_window="tracker", **options)
+    finally:
+        client.close()
+
+
+def test_the_asyncio_twin_writes_to_the_window(
+    connection: Connection, namespace: str, stored: Stored
+) -> None:
+    orders = f"persistent://{namespace}/orders"
+
+    async def run() -> LevelTopicDescription:
+        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection)
+        producer = await client.create_producer(
+            orders,
+            enable_delay_level_topic=True,
+            partition_strategy=HOURS,
+            final_window="tracker",
+        )
+        sends = [
+            producer.send(b"%d" % number, None, f"{number}", deliver_after=NEAR)
+            for number in range(50)
+        ]
+        await asyncio.gather(
+            *sends, producer.send(b"now"), producer.send(b"far", deliver_after=FAR)
+        )
+        with pytest.raises(UnsupportedOptionError, match="sequence_id"):
+            await producer.send(b"", deliver_after=NEAR, sequence_id=7)
+        await producer.close()
+        await client.close()
+        return producer.description
+
+    description = asyncio.run(run())
+    assert places(description, stored) == {
+        b"%d" % number: {description.window_partition(f"{number}", "")} for number in range(50)
+    }
+    assert [message.value for message in stored(orders)] == [b"now"]
+    assert [message.value for message in stored(description.topic)] == [b"far"]
+
+
+def test_the_function_writes_to_the_window(
+    level_topic: Callable[..., LevelTopicDescription],
+    client: pulsar.Client,
+    admin: Admin,
+    parked: Callable[..., dict[str, str]],
+    eventually: Callable[..., Any],
+    stored: Stored,
+    drained: Callable[[LevelTopicDescription], None],
+) -> None:
+    """The Function's own loop, without a worker around it; for a target that is not there."""
+    description = level_topic(BRIEF, final_window=FinalWindow.TRACKER, mover=Mover.FUNCTION)
+    target = TopicName.parse(description.targets[0])
+    admin.delete(target)
+    producer = client.create_producer(description.name.partition(0).full)
+    now_ms = SystemClock().now_ms()
+    for number in range(100):
+        key = f"key-{number}" if number % 2 else None
+        own = {"delaylevel.id": f"id-{number}"}
+        producer.send_async(b"%d" % number, None, parked(now_ms - number, **own), key)
+    producer.flush()
+    held = client.create_producer(description.held_topic.partition(0).full)
+    tried = {"delaylevel.id": "held", "delaylevel.attempt": "3", "delaylevel.reason": "away"}
+    held.send(b"held", parked(now_ms, **tried), "key-0")
+
+    engine = Engine(client, admin, FunctionSettings(description.topic, admin.admin_url), "a test's")
+    engine.start()
+    try:
+        eventually(lambda: len(stored(description.window_topic.full)) >= 101, "the window", 60)
+        drained(description)
+    finally:
+        engine.stop()
+
+    expected = {
+        b"%d" % number: {
+            description.window_partition(f"key-{number}" if number % 2 else "", f"id-{number}")
+        }
+        for number in range(100)
+    }
+    expected[b"held"] = {description.window_partition("key-0", "")}
+    assert places(description, stored) == expected
+    window = {
+        message.value: message.properties for message in stored(description.window_topic.full)
+    }
+    assert window[b"held"]["delaylevel.attempt"] == "3"
+    assert "delaylevel.reason" not in window[b"held"]
+    assert not admin.topic_exists(target)
+
+
+@pytest.mark.spark
+def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
+    level_topic: Callable[..., LevelTopicDescription],
+    client: pulsar.Client,
+    admin: Admin,
+    parked: Callable[..., dict[str, str]],
+    spark_once: Callable[..., None],
+    eventually: Callable[..., Any],
+    stored: Stored,
+    drained: Callable[[LevelTopicDescription], None],
+) -> None:
+    """What is overdue, too, by key or id; for a target that is not there."""
+    description = level_topic(BRIEF, final_window=FinalWindow.TRACKER)
+    target = TopicName.parse(description.targets[0])
+    admin.delete(target)
+    producer = client.create_producer(description.name.partition(0).full, batching_enabled=True)
+    now_ms = SystemClock().now_ms()
+    for number in range(400):
+        producer.send_async(
+            b"%d" % number,
+            None,
+            parked(now_ms + number, **{"delaylevel.id": f"id-{number}"}),
+            f"key-{number}" if number % 2 else None,
+        )
+    producer.flush()
+    eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
+
+    with pytest.raises(InvalidInputError, match="dispatch run --delivery effectively-once"):
+        spark_once(description, delivery=Delivery.EFFECTIVELY_ONCE)
+    spark_once(description)
+    drained(description)
+
+    window = stored(description.window_topic.full)
+    assert Counter(message.value for message in window) == Counter(
+        b"%d" % number for number in range(400)
+    )
+    assert all(m.properties["delaylevel.id"] == f"id-{int(m.value or b'')}" for m in window)
+    for value, indexes in places(description, stored).items():
+        number = int(value)
+        key = f"key-{number}" if number % 2 else ""
+        assert indexes == {description.window_partition(key, f"id-{number}")}
+    assert not admin.topic_exists(target)
+    for member in description.members():
+        for index in range(member.partitions):
+            assert admin.acknowledged_ranges(member.topic.partition(index), SUBSCRIPTION) == ()
