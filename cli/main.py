@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = {
     "levels": "delaylevel.cli.levels:levels",
     "send": "delaylevel.cli.send:send",
     "sync": "delaylevel.cli.sync:sync",
+    "dispatch": "delaylevel.cli.dispatch:dispatch",
     "function": "delaylevel.cli.function:function",
     "demo": "delaylevel.cli.demo:demo",
 }

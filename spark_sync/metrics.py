@@ -1,59 +1,32 @@
-"""A job's figures in Prometheus' text format; ``prometheus_client`` is needed only here."""
+"""A job's figures in Prometheus' text format."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
-from delaylevel.errors import ConfigError, MissingExtraError
+from delaylevel.metrics import serve
 
 from .figures import OUTCOMES, JobFigures, Standing
 
 
-@contextlib.contextmanager
 def serve_metrics(
     figures: JobFigures,
     standing: Standing,
     topics: Iterable[str],
     port: int,
     address: str = "127.0.0.1",
-) -> Iterator[int]:
-    """Serve ``/metrics`` while the block runs.
+) -> AbstractContextManager[int]:
+    """Serve ``/metrics`` while a block runs, as `delaylevel.metrics.serve`.
 
     Args:
         figures, standing: what is served.
         topics: the level topics, so that each has its series from the start.
         port: where; 0 for any that is free.
         address: of which interface.
-
-    Yields:
-        The port.
-
-    Raises:
-        MissingExtraError: ``prometheus_client`` is not installed.
-        ConfigError: the port cannot be had.
     """
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
-        ) from error
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(JobCollector(figures, standing, tuple(topics)))
-    try:
-        server, thread = start_http_server(port, address, registry)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served at {address}:{port}: {error.strerror}"
-        ) from error
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serve(JobCollector(figures, standing, tuple(topics)), port, address)
 
 
 class JobCollector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -103,6 +104,11 @@ class SharedFigures:
         """Count messages that could not be understood."""
         with self._lock:
             self._figures.dead += count
+
+
+def total_lateness(figures: Iterable[PartitionFigures]) -> npt.NDArray[np.int64]:
+    """Return the sum of lateness histograms."""
+    return sum((each.lateness for each in figures), _no_lateness())
 
 
 def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:

@@ -19,13 +19,13 @@ from delaylevel.claim import Claim
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.deduplication import without_deduplication
 from delaylevel.delivery import Delivery
-from delaylevel.description import FinalWindow, LevelTopicDescription
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
     LevelTopicError,
 )
-from delaylevel.ports import TopicAdmin
+from delaylevel.ports import SubscriptionStats, TopicAdmin
 from delaylevel.topicname import TopicName
 
 from .figures import PartitionFigures
@@ -247,6 +247,48 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
             "there is nothing to dispatch"
         )
     return description
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """How one window partition stands.
+
+    Attributes:
+        partition: its index.
+        owner: the name of the dispatcher's consumer; None for nobody.
+        address: where it is connected from.
+        backlog_entries: entries that are not acknowledged.
+        oldest_publish_ms: when the oldest of them was published.
+    """
+
+    partition: int
+    owner: str | None
+    address: str | None
+    backlog_entries: int
+    oldest_publish_ms: int | None
+
+
+def owners(admin: TopicAdmin, name: str) -> list[Ownership]:
+    """Return how each window partition of a level topic stands, by index.
+
+    Raises:
+        LevelTopicError: the level topic is missing, or its final window is not ``tracker``.
+    """
+    description = served(admin, name)
+    found = []
+    for index, stats in sorted(admin.partitioned_stats(description.window_topic).items()):
+        subscription = stats.subscriptions.get(SUBSCRIPTION, SubscriptionStats(0))
+        first = subscription.consumers[0] if subscription.consumers else None
+        found.append(
+            Ownership(
+                index,
+                first.name if first else None,
+                first.address if first else None,
+                subscription.backlog_entries,
+                subscription.oldest_publish_ms,
+            )
+        )
+    return found
 
 
 def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -> None:
