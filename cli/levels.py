@@ -35,7 +35,16 @@ from .levelviews import (
     partition_view,
     status_view,
 )
-from .options import DURATION, Settings, examples, output_option, parse_duration, pass_settings
+from .lifecycle import delete, drain, expand, orphans
+from .options import (
+    DURATION,
+    Settings,
+    examples,
+    output_option,
+    parse_duration,
+    parse_unit,
+    pass_settings,
+)
 from .output import emit, emit_one, note
 
 
@@ -72,6 +81,7 @@ class _Level(click.ParamType):  # type: ignore[type-arg] # generic from click 8.
         "delaylevel levels create orders --by day --max 30d --then hour:24h",
         "delaylevel levels list",
         "delaylevel levels describe orders",
+        "delaylevel levels expand orders --max 60d",
     )
 )
 def levels() -> None:
@@ -265,20 +275,8 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
 
 
-def parse_unit(text: str) -> PartitionBy | timedelta:
-    """A unit by name (``day``) or as a duration (``2s``).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    named = PartitionBy.__members__.get(text.strip().upper())
-    if named is not None:
-        return named
-    try:
-        return parse_duration(text)
-    except ValueError:
-        names = ", ".join(name.lower() for name in PartitionBy.__members__)
-        raise ValueError(f"{text!r} is no unit: write {names}, or a duration such as 2s") from None
+for _command in (expand, drain, delete, orphans):
+    levels.add_command(_command)
 
 
 def parse_level(text: str) -> PartitionStrategy:

@@ -17,6 +17,7 @@ import click
 
 from delaylevel.config import Connection
 from delaylevel.errors import BrokerUnreachableError
+from delaylevel.strategy import PartitionBy
 
 from .output import FORMATS
 
@@ -190,6 +191,22 @@ def parse_duration(text: str) -> timedelta:
         return timedelta(milliseconds=sum(float(n) * _UNITS_MS[unit] for n, unit in parts))
     except OverflowError:
         raise ValueError(f"{text!r} is longer than any calendar") from None
+
+
+def parse_unit(text: str) -> PartitionBy | timedelta:
+    """A unit by name (``day``) or as a duration (``2s``).
+
+    Raises:
+        ValueError: it is neither.
+    """
+    named = PartitionBy.__members__.get(text.strip().upper())
+    if named is not None:
+        return named
+    try:
+        return parse_duration(text)
+    except ValueError:
+        names = ", ".join(name.lower() for name in PartitionBy.__members__)
+        raise ValueError(f"{text!r} is no unit: write {names}, or a duration such as 2s") from None
 
 
 def parse_time_ms(text: str, now_ms: int) -> int:

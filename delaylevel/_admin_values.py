@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from delaylevel.clock import instant_ms
 from delaylevel.ports import (
+    AcknowledgedRange,
     BacklogQuota,
     BrokerSettings,
     ConsumerStats,
@@ -82,6 +84,18 @@ def ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
         entries = max(last.entries, value.get("currentLedgerEntries", 0))
         found[-1] = LedgerInfo(last.ledger, entries)
     return found
+
+
+# (7:1..7:3] is entries 2 and 3 of ledger 7.
+_RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
+
+
+def acknowledged_ranges(text: str) -> tuple[AcknowledgedRange, ...]:
+    """Read ``individuallyDeletedMessages`` of a cursor: ``[(7:1..7:3],(7:6..7:7]]``."""
+    return tuple(
+        AcknowledgedRange(int(ledger), int(before) + 1 if ledger == first else 0, int(last))
+        for first, before, ledger, last in _RANGE.findall(text)
+    )
 
 
 def position(value: Mapping[str, int]) -> Position:

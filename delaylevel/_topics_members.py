@@ -156,7 +156,8 @@ def existing(
     if metadata.partitions != member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {metadata.partitions} partitions and should have "
-            f"{member.partitions}: somebody has changed it"
+            f"{member.partitions}: somebody has changed it, or `delaylevel levels expand` was not "
+            "finished (run it again)"
         )
     return metadata
 

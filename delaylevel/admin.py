@@ -12,6 +12,7 @@ from delaylevel._rest import Rest, Token
 from delaylevel.config import Connection
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
 from delaylevel.ports import (
+    AcknowledgedRange,
     BrokerSettings,
     LedgerInfo,
     NamespacePolicies,
@@ -341,11 +342,27 @@ class Admin:
         Raises:
             NotFoundError: the partition or the subscription does not exist.
         """
+        return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
+
+    def acknowledged_ranges(
+        self, partition: TopicName, subscription: str
+    ) -> tuple[AcknowledgedRange, ...]:
+        """Return what a subscription has acknowledged behind the front that it has reached.
+
+        Raises:
+            NotFoundError: the partition or the subscription does not exist.
+        """
+        return read.acknowledged_ranges(
+            self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
+        )
+
+    def _cursor(self, partition: TopicName, subscription: str) -> Mapping[str, Any]:
         cursors = self.internal_stats(partition)["cursors"]
         if subscription not in cursors:
             reason = f"{partition} has no subscription {subscription!r}"
             raise NotFoundError(reason, status=404, reason=reason)
-        return Position.parse(cursors[subscription]["markDeletePosition"])
+        found: Mapping[str, Any] = cursors[subscription]
+        return found
 
     # --- messages ----------------------------------------------------------------------------
 

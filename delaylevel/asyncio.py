@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, overload
 
 import pulsar
@@ -14,6 +15,7 @@ from pulsar.schema import BytesSchema
 from delaylevel.client import (
     StrategyArgument,
     admin_beside,
+    describe_with,
     given_options,
     resolve_description,
     settings_with_warning,
@@ -21,7 +23,8 @@ from delaylevel.client import (
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.config import Connection
 from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
+from delaylevel.following import Describe, Follower
 from delaylevel.parking import (
     NOT_PARKABLE,
     WINDOW,
@@ -50,12 +53,13 @@ class DelayLevelProducer:
         target: str,
         level_settings: Mapping[str, Any],
         clock: Clock,
+        describe: Describe | None = None,
     ) -> None:
         self._create_producer = create_producer
         self._business = business
         self._schema = business._schema
-        self._description = description
-        self._parking = Parking(description, target, reference_to(self._schema), clock)
+        parking = Parking(description, target, reference_to(self._schema), clock)
+        self._follower = Follower(parking, describe)
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -63,7 +67,7 @@ class DelayLevelProducer:
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
-        return self._description
+        return self._follower.description
 
     def topic(self) -> str:
         """Return the business topic."""
@@ -111,9 +115,22 @@ class DelayLevelProducer:
             "replication_clusters": replication_clusters,
             "disable_replication": disable_replication,
         }
-        placement = self._parking.place(
-            deliver_at, deliver_after, properties, message_id, partition_key, **options
+        place = partial(
+            self._follower.place_known,
+            deliver_at,
+            deliver_after,
+            properties,
+            message_id,
+            partition_key,
+            **options,
         )
+        self._follower.look_sometimes()
+        try:
+            placement = place()
+        except DelayTooLongError:
+            if not await asyncio.to_thread(self._follower.look_after_refusal):
+                raise
+            placement = place()
         producer, body = self._business, content
         if placement.parked:
             producer, body = await self._own_producer(placement), self._schema.encode(content)
@@ -149,20 +166,18 @@ class DelayLevelProducer:
         key = (placement.level, placement.partition)
         opening = self._parked.get(key)
         if opening is None:
-            window = placement.level == WINDOW
-            opening = self._parked[key] = asyncio.ensure_future(
-                self._create_producer(
-                    self._parking.topic_of(placement),
-                    schema=BytesSchema(),
-                    **(self._window_settings if window else self._settings),
-                )
-            )
+            opening = self._parked[key] = asyncio.ensure_future(self._open(placement))
         try:
             # Shielded: one sender that gives up does not take the others' producer with it.
             return await asyncio.shield(opening)
-        except pulsar.asyncio.PulsarException:
+        except (pulsar.asyncio.PulsarException, DelayLevelError):
             self._parked.pop(key, None)
             raise
+
+    async def _open(self, placement: Placement) -> Any:
+        topic = await asyncio.to_thread(self._follower.topic_of, placement)
+        settings = self._window_settings if placement.level == WINDOW else self._settings
+        return await self._create_producer(topic, schema=BytesSchema(), **settings)
 
     async def _for_all(self, call: str) -> None:
         outcomes = await asyncio.gather(
@@ -257,6 +272,7 @@ class DelayLevelClient(pulsar.asyncio.Client):
             TopicName.parse(topic).full,
             settings,
             self._delaylevel_clock,
+            describe_with(self._delaylevel_admin, description),
         )
 
     def _partitions_of(self, topic: str) -> list[str]:

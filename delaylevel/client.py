@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import pulsar
@@ -19,6 +20,7 @@ from delaylevel.description import (
     default_level_topic,
 )
 from delaylevel.errors import LevelTopicError, StrategyMismatchError
+from delaylevel.following import Describe
 from delaylevel.parking import check_producer_options, level_producer_settings
 from delaylevel.ports import TopicAdmin
 from delaylevel.producer import DelayLevelProducer
@@ -147,6 +149,7 @@ class DelayLevelClient(pulsar.Client):
             TopicName.parse(topic).full,
             settings,
             self._delaylevel_clock,
+            describe_with(self._delaylevel_admin, description),
         )
 
 
@@ -203,6 +206,7 @@ def wrap(
         topic,
         settings_with_warning(level_options, description),
         clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+        describe_with(admin, description),
     )
 
 
@@ -250,7 +254,7 @@ def resolve_description(
                 f"create {target}`, or allow the producer to (create_level_topic=True)"
             )
         return topics.create(admin, wanted)
-    if configured is not None and configured != described.levels:
+    if configured is not None and not described.accepts(configured):
         raise StrategyMismatchError(
             f"the producer's strategy disagrees with level topic {wanted.topic}. "
             f"Configured: {configured}. The topic's own: {described.levels}. Leave "
@@ -260,6 +264,13 @@ def resolve_description(
         )
     described.check_target(target)
     return described
+
+
+def describe_with(admin: TopicAdmin | None, description: LevelTopicDescription) -> Describe | None:
+    """Return what reads a level topic's description again; None without admin access."""
+    from delaylevel import topics
+
+    return None if admin is None else partial(topics.find, admin, description.topic)
 
 
 def given_options(
@@ -303,8 +314,9 @@ def _checked_by_counts(
             has = f"has {count} partitions" if count else "is not there, or has no partitions"
             raise LevelTopicError(
                 f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                f"{level.partitions}. Create it with `delaylevel levels create`, or give the "
-                "client an admin_url, so that it can read and create level topics"
+                f"{level.partitions}. Create it with `delaylevel levels create`; where it was "
+                "expanded, name the longer maximum_delay; or give the client an admin_url, so that "
+                "it can read and create level topics"
             )
     if description.final_window is not FinalWindow.TRACKER:
         return description

@@ -104,6 +104,18 @@ class LevelTopicError(BrokerError):
     """A level topic that is missing, is not ours, or does not fit what was asked of it."""
 
 
+class StillPendingError(LevelTopicError):
+    """Something is pending in what was to be deleted; nothing was.
+
+    Attributes:
+        entries: how many entries are pending.
+    """
+
+    def __init__(self, message: str, entries: int) -> None:
+        super().__init__(message)
+        self.entries = entries
+
+
 class StrategyMismatchError(LevelTopicError):
     """A producer's strategy disagrees with what the level topic says of itself.
 

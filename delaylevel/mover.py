@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from delaylevel import topics
 from delaylevel.claim import Claim
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.description import LevelTopicDescription
@@ -17,9 +18,14 @@ from delaylevel.ports import TopicAdmin
 from delaylevel.positions import Position
 from delaylevel.reading import SourcePartition, read_range, source_partitions
 
+# A level topic that was expanded is seen after so long; what is new there is ripe much later.
+DESCRIPTION_LIFETIME_MS = 5000
+
 
 class LocalMover:
     """Hands off what is ripe in a level topic, pass by pass.
+
+    It goes on with the new partitions of a level topic that is expanded meanwhile.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
@@ -46,6 +52,7 @@ class LocalMover:
         self._claim = Claim(client, admin, self._sources, "local")
         self._next: dict[str, Position] = dict(self._claim.start_positions(self._sources))
         self._look_at_ms: dict[str, int] = {}
+        self._described_ms = self._clock.now_ms()
         self._forwarder = Forwarder(client, admin, description, self._clock)
 
     def run_once(self) -> ForwardReport:
@@ -60,6 +67,8 @@ class LocalMover:
         """
         total = ForwardReport()
         now_ms = self._clock.now_ms()
+        if not 0 <= now_ms - self._described_ms < DESCRIPTION_LIFETIME_MS:
+            self._follow(now_ms)
         lead_ms = self._description.levels.smallest_lead_ms
         try:
             for source in self._sources:
@@ -77,6 +86,24 @@ class LocalMover:
         finally:
             self._forwarder.close_targets()
         return total
+
+    def _follow(self, now_ms: int) -> None:
+        """Read the description again, and claim partitions that are new."""
+        description = topics.describe(self._admin, self._description.topic)
+        self._described_ms = now_ms
+        if description == self._description:
+            return
+        known = {source.topic for source in self._sources}
+        sources = source_partitions(description)
+        new = [source for source in sources if source.topic not in known]
+        if new:
+            claim = Claim(self._client, self._admin, new, "local")
+            self._next.update(claim.start_positions(new))
+            self._claim.merge(claim)
+        self._sources = sources
+        self._description = description
+        self._forwarder.close()
+        self._forwarder = Forwarder(self._client, self._admin, description, self._clock)
 
     def look_at_ms(self, source: SourcePartition) -> int:
         """Return when a pass will look at a source partition next, in ms since the epoch.

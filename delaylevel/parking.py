@@ -134,6 +134,10 @@ class Parking:
             decision.level, decision.partition, sealed.parked_properties(application), hand_off_ms
         )
 
+    def with_description(self, description: LevelTopicDescription) -> Parking:
+        """Return the same for what the level topic says of itself now."""
+        return Parking(description, self._target, self._schema, self._clock)
+
     def topic_of(self, placement: Placement) -> str:
         """Return the full name of the partition that a parked message goes into."""
         if placement.level == WINDOW:

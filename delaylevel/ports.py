@@ -191,6 +191,23 @@ class BrokerSettings:
     backlog_quotas: tuple[BacklogQuota, ...] = ()
 
 
+@dataclass(frozen=True)
+class AcknowledgedRange:
+    """Entries behind a subscription's acknowledged front that are acknowledged one by one.
+
+    Attributes:
+        ledger: of all of them.
+        first, last: the first entry and the last.
+    """
+
+    ledger: int
+    first: int
+    last: int
+
+    def __contains__(self, position: Position) -> bool:
+        return position.ledger == self.ledger and self.first <= position.entry <= self.last
+
+
 class TopicAdmin(Protocol):
     """What the package needs to know of topics, and to do with them.
 
@@ -334,5 +351,36 @@ class TopicAdmin(Protocol):
 
         Raises:
             AdminError: 405 where the broker has no policies for single topics.
+        """
+        ...
+
+
+class OperatorAdmin(TopicAdmin, Protocol):
+    """What operators do beyond that: they widen level topics, look into them, and delete them."""
+
+    def expand(self, topic: TopicName, partitions: int) -> None:
+        """Give a partitioned topic more partitions; the new ones get its subscriptions.
+
+        Raises:
+            AdminError: 422 where it has more already.
+        """
+        ...
+
+    def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """Delete a topic, partitioned or not, with its data and subscriptions.
+
+        Raises:
+            ConflictError: somebody is connected, and ``force`` is not given. Partitions that
+                nobody is connected to may be gone all the same.
+        """
+        ...
+
+    def acknowledged_ranges(
+        self, partition: TopicName, subscription: str
+    ) -> tuple[AcknowledgedRange, ...]:
+        """Return what a subscription has acknowledged behind the front it has reached, in order.
+
+        Raises:
+            NotFoundError: the partition or the subscription does not exist.
         """
         ...

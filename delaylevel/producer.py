@@ -12,6 +12,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.clock import Clock
 from delaylevel.description import LevelTopicDescription
+from delaylevel.following import Describe, Follower
 from delaylevel.parking import (
     NOT_PARKABLE,
     WINDOW,
@@ -38,6 +39,7 @@ class DelayLevelProducer:
         level_settings: arguments for the producers of level topics; those of the window topic
             have the same, and publish in batches.
         clock: says what time it is when a message is sent.
+        describe: reads what the level topic says of itself again; None without admin access.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class DelayLevelProducer:
         target: str,
         level_settings: Mapping[str, Any],
         clock: Clock,
+        describe: Describe | None = None,
     ) -> None:
         self._client = client
         self._business = business
         self._schema = business._schema
-        self._description = description
-        self._parking = Parking(description, target, reference_to(self._schema), clock)
+        parking = Parking(description, target, reference_to(self._schema), clock)
+        self._follower = Follower(parking, describe)
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._lock = threading.Lock()
@@ -63,7 +66,7 @@ class DelayLevelProducer:
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
-        return self._description
+        return self._follower.description
 
     def topic(self) -> str:
         """Return the business topic."""
@@ -209,12 +212,12 @@ class DelayLevelProducer:
         """
         partition_key, ordering_key, event_timestamp = kept
         if not_parkable == _NONE_GIVEN:
-            placement = self._parking.place(
+            placement = self._follower.place(
                 deliver_at, deliver_after, properties, message_id, partition_key
             )
         else:
             options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
-            placement = self._parking.place(
+            placement = self._follower.place(
                 deliver_at, deliver_after, properties, message_id, partition_key, **options
             )
         arguments: dict[str, Any] = {
@@ -245,7 +248,7 @@ class DelayLevelProducer:
                 if producer is None:
                     window = placement.level == WINDOW
                     producer = self._client.create_producer(
-                        self._parking.topic_of(placement),
+                        self._follower.topic_of(placement),
                         schema=BytesSchema(),
                         **(self._window_settings if window else self._settings),
                     )

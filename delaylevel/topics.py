@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delaylevel import _topics_members as family
 from delaylevel import _topics_safety as safety
@@ -69,6 +69,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         LevelTopicError: a topic of the family exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
+    description = _as_expanded(admin, description)
     safety.check_names(description)
     settings = admin.broker_settings()
     policies = family.policies_of(admin, description.name)
@@ -193,6 +194,17 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
     """Return what is good to know of the namespace before much is parked; it loses nothing."""
     policies = family.policies_of(admin, description.name)
     return safety.notes(description, policies, admin.broker_settings())
+
+
+def _as_expanded(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:
+    """Return what is wanted with the levels of now, where it names those before an expansion."""
+    try:
+        described = find(admin, wanted.topic)
+    except LevelTopicError:
+        return wanted  # what is wrong is said where the family is looked at
+    if described is None or wanted.levels not in described.former:
+        return wanted
+    return replace(wanted, levels=described.levels)
 
 
 def _described(admin: TopicAdmin, level_topic: str) -> LevelTopicDescription | None:

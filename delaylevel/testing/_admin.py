@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from delaylevel.errors import ConflictError
 from delaylevel.ports import (
+    AcknowledgedRange,
     BrokerSettings,
     ConsumerStats,
     LedgerInfo,
@@ -189,6 +190,25 @@ class MemoryAdmin:
         """
         with self._lock:
             self._broker.delete(topic, force=force)
+
+    def expand(self, topic: TopicName, partitions: int) -> None:
+        """Give a partitioned topic more partitions; the new ones get its subscriptions."""
+        with self._lock:
+            self._broker.expand(topic, partitions)
+
+    def acknowledged_ranges(
+        self, partition: TopicName, subscription: str
+    ) -> tuple[AcknowledgedRange, ...]:
+        """Return what is acknowledged behind the acknowledged front, an entry each."""
+        with self._lock:
+            front = self.mark_delete_position(partition, subscription)
+            found = self._broker.existing(partition)
+            waiting = set(found.subscriptions[subscription].unacknowledged())
+            return tuple(
+                AcknowledgedRange(entry.position.ledger, entry.position.entry, entry.position.entry)
+                for number, entry in enumerate(found.log.entries)
+                if number not in waiting and entry.position.entry_start > front.entry_start
+            )
 
     def terminate(self, topic: TopicName) -> None:
         """Let a topic take no more messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import pulsar
@@ -150,6 +151,28 @@ class Broker:
         for index in range(partitions):
             if name.partition(index) not in self.partitions:
                 self._add(name.partition(index))
+
+    def expand(self, name: TopicName, partitions: int) -> None:
+        """Add partitions to a partitioned topic, with its subscriptions.
+
+        Raises:
+            NotFoundError: it does not exist.
+            AdminError: it has more already.
+        """
+        metadata = self.partitioned.get(name)
+        if metadata is None:
+            raise missing(f"partitioned topic {name}")
+        if partitions < metadata.partitions:
+            raise AdminError(
+                f"topic {name} has {metadata.partitions} partitions", status=422, reason="fewer"
+            )
+        subscriptions = sorted({key for item in self.walk(name) for key in item.subscriptions})
+        self.partitioned[name] = replace(metadata, partitions=partitions)
+        self.changes += 1
+        for index in range(metadata.partitions, partitions):
+            added = self._add(name.partition(index))
+            for subscription in subscriptions:
+                added.subscribe(subscription, earliest=True)
 
     def delete(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic. Whoever is connected connects again, and so makes partitions anew.

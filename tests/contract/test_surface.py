@@ -10,7 +10,8 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from delaylevel.errors import ConflictError, NotFoundError
+from delaylevel.errors import AdminError, ConflictError, NotFoundError
+from delaylevel.ports import TopicMetadata
 from delaylevel.positions import Position
 from delaylevel.reading import batch_size
 
@@ -685,3 +686,43 @@ def test_the_admin_creates_once_and_says_what_is_there(world: Any) -> None:
             call()
     assert not world.admin.topic_exists(absent)
     assert world.admin.schemas(absent) == []
+
+
+def test_a_topic_is_expanded_with_its_subscriptions(world: Any) -> None:
+    name = world.name("t")
+    world.admin.create_partitioned(name, 2, {"a": "1"})
+    world.admin.create_subscription(name, "s")
+    world.admin.expand(name, 4)
+    assert world.admin.partitioned_metadata(name) == TopicMetadata(4, {"a": "1"})
+    stats = world.admin.partitioned_stats(name)
+    assert sorted(stats) == [0, 1, 2, 3]
+    assert all(set(item.subscriptions) == {"s"} for item in stats.values())
+    with pytest.raises(AdminError):
+        world.admin.expand(name, 3)
+    with pytest.raises(NotFoundError):
+        world.admin.expand(world.name("absent"), 3)
+    assert not world.admin.topic_exists(world.name("absent"))
+
+
+def test_the_admin_says_what_is_acknowledged_behind_the_front(world: Any) -> None:
+    name = world.name("t").partition(0)
+    world.admin.create_partitioned(world.name("t"), 1)
+    world.admin.create_subscription(world.name("t"), "s")
+    client = world.client()
+    producer = client.create_producer(name.full, batching_enabled=False)
+    ids = [producer.send(b"x") for _ in range(8)]
+    consumer = client.subscribe(name.full, "s")
+    for number in (0, 2, 3, 6):
+        consumer.acknowledge(ids[number])
+
+    def acknowledged() -> list[int]:
+        ranges = world.admin.acknowledged_ranges(name, "s")
+        return [
+            number
+            for number, item in enumerate(ids)
+            if any(Position(item.ledger_id(), item.entry_id()) in each for each in ranges)
+        ]
+
+    world.eventually(lambda: acknowledged() == [2, 3, 6])
+    with pytest.raises(NotFoundError):
+        world.admin.acknowledged_ranges(name, "other")

@@ -1,0 +1,437 @@
+"""Level topics over time, on a real broker: expanded while in use, drained, deleted, orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from click.testing import CliRunner, Result
+
+from delaylevel import lifecycle, topics
+from delaylevel import mover as mover_module
+from delaylevel.admin import Admin
+from delaylevel.asyncio import DelayLevelClient as AsyncClient
+from delaylevel.cli.main import cli
+from delaylevel.client import DelayLevelClient
+from delaylevel.config import Connection
+from delaylevel.description import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
+from delaylevel.draining import drain, early_subscriptions
+from delaylevel.errors import (
+    AlreadyRunningError,
+    DelayTooLongError,
+    InvalidStrategyError,
+    LevelTopicError,
+    StillPendingError,
+    StrategyMismatchError,
+)
+from delaylevel.mover import LocalMover
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+UNIT = timedelta(milliseconds=300)
+BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
+
+Stored = Callable[[str], list[ParkedMessage]]
+LevelTopic = Callable[..., LevelTopicDescription]
+Clients = Callable[..., DelayLevelClient]
+
+
+@pytest.fixture
+def run(connection: Connection) -> Callable[..., Result]:
+    def invoke(*args: str) -> Result:
+        address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
+        return CliRunner().invoke(cli, [*address, "levels", *args])
+
+    return invoke
+
+
+def park(client: DelayLevelClient, description: LevelTopicDescription, **delays: timedelta) -> None:
+    """Park messages for the first target: ``a=timedelta(minutes=2)`` has the body ``a``."""
+    with client.create_producer(
+        description.targets[0],
+        enable_delay_level_topic=True,
+        delay_level_topic=description.topic,
+    ) as producer:
+        for body, delay in delays.items():
+            producer.send(body.encode(), deliver_after=delay)
+
+
+# -- expanding
+
+
+class Moving:
+    """A mover in a thread of its own."""
+
+    def __init__(self, mover: LocalMover) -> None:
+        self._mover = mover
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(0.02):
+                self._mover.run_once()
+        except BaseException as error:
+            self._failure = error
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def test_expanded_while_producers_and_mover_run_nothing_is_lost(
+    admin: Admin,
+    level_topic: LevelTopic,
+    dl_client: Clients,
+    mover: Callable[..., LocalMover],
+    receive: Callable[..., Callable[..., list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mover_module, "DESCRIPTION_LIFETIME_MS", 50)
+    description = level_topic(BRIEF)
+    get = receive(description.targets[0])
+    moving = Moving(mover(description))
+    producer = dl_client().create_producer(
+        description.targets[0], enable_delay_level_topic=True, partition_strategy=BRIEF.strategies
+    )
+    done = threading.Event()
+    sent: list[bytes] = []
+
+    def send() -> None:
+        while not done.wait(0.005):
+            body = f"m{len(sent)}".encode()
+            producer.send(body, deliver_after=UNIT * (1 + len(sent) % 3))
+            sent.append(body)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(DelayTooLongError):
+            producer.send(b"too long", deliver_after=9 * UNIT)
+        longer = lifecycle.longer_levels(BRIEF, 10 * UNIT)
+        expanded = lifecycle.expand(admin, description.topic, longer)
+        monkeypatch.setattr("delaylevel.following._REFUSED_EVERY_S", 0)
+        for number in range(4, 10):
+            body = f"long{number}".encode()
+            producer.send(body, deliver_after=UNIT * number)
+            sent.append(body)
+    finally:
+        done.set()
+        sender.join()
+    assert producer.description == expanded
+    assert expanded.former == (BRIEF,)
+    assert expanded.levels[0].partitions == 9
+    for stats in admin.partitioned_stats(expanded.name).values():
+        assert stats.subscriptions[SUBSCRIPTION].durable
+    found = get(len(sent), seconds=60)
+    moving.stop()
+    assert sorted(item.message.data() for item in found) == sorted(sent)
+    assert len({item.message.properties()["delaylevel.id"] for item in found}) == len(sent)
+    producer.close()
+
+
+def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
+    admin: Admin, level_topic: LevelTopic, dl_client: Clients, stored: Stored
+) -> None:
+    description = level_topic(MINUTES)
+    longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
+    lifecycle.expand(admin, description.targets[0], longer)
+    producer = dl_client().create_producer(
+        description.targets[0], enable_delay_level_topic=True, partition_strategy=MINUTES.strategies
+    )
+    producer.send(b"x", deliver_after=timedelta(minutes=8, seconds=30))
+    producer.close()
+    assert len(stored(description.topic)) == 1
+    assert (
+        admin.partition_stats(description.name.partition(7))
+        .subscriptions[SUBSCRIPTION]
+        .backlog_entries
+    )
+    again = topics.create(admin, description)
+    assert again.levels == longer
+    other = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=7))
+    with pytest.raises(StrategyMismatchError):
+        dl_client().create_producer(
+            description.targets[0], enable_delay_level_topic=True, partition_strategy=other
+        )
+
+
+def test_the_asyncio_twin_follows_too(
+    admin: Admin,
+    connection: Connection,
+    level_topic: LevelTopic,
+    stored: Stored,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delaylevel.following._REFUSED_EVERY_S", 0)
+    description = level_topic(MINUTES)
+
+    async def go() -> None:
+        client = AsyncClient.from_connection(connection)
+        producer = await client.create_producer(
+            description.targets[0], enable_delay_level_topic=True
+        )
+        with pytest.raises(DelayTooLongError):
+            await producer.send(b"x", deliver_after=timedelta(minutes=8))
+        longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
+        await asyncio.to_thread(lifecycle.expand, admin, description.topic, longer)
+        await producer.send(b"x", deliver_after=timedelta(minutes=8))
+        await producer.close()
+        await client.close()
+
+    asyncio.run(go())
+    assert [item.value for item in stored(description.topic)] == [b"x"]
+
+
+class Interrupted(Admin):
+    """An admin client that fails before the description says that a topic is longer."""
+
+    def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        if DESCRIPTION_PROPERTY in properties:
+            raise KeyboardInterrupt
+        super().set_properties(topic, properties)
+
+
+def test_an_expansion_that_was_interrupted_is_finished_by_the_next(
+    admin: Admin, level_topic: LevelTopic, dl_client: Clients, stored: Stored
+) -> None:
+    description = level_topic(MINUTES)
+    longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
+    with Interrupted(admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
+        lifecycle.expand(failing, description.topic, longer)
+    assert admin.partitioned_metadata(description.name).partitions == 8
+    # Nobody uses what is not complete.
+    assert topics.describe(admin, description.topic) == description
+    with pytest.raises(DelayTooLongError):
+        park(dl_client(), description, x=timedelta(minutes=8))
+    park(dl_client(), description, x=timedelta(minutes=4))
+    with pytest.raises(LevelTopicError, match="was not finished"):
+        topics.create(admin, description)
+    less = lifecycle.longer_levels(MINUTES, timedelta(minutes=7))
+    with pytest.raises(LevelTopicError, match="was not finished"):
+        lifecycle.expand(admin, description.topic, less)
+    assert lifecycle.expand(admin, description.topic, longer).levels == longer
+    assert topics.create(admin, description).levels == longer
+    assert len(stored(description.topic)) == 1
+
+
+# -- draining and deleting
+
+
+def test_drained_messages_keep_their_due_times(
+    admin: Admin,
+    client: pulsar.Client,
+    level_topic: LevelTopic,
+    dl_client: Clients,
+    receive: Callable[..., Callable[..., list[Any]]],
+    stored: Stored,
+    mover: Callable[..., LocalMover],
+) -> None:
+    description = level_topic(BRIEF)
+    target = description.targets[0]
+    get = receive(target)
+    park(dl_client(), description, soon=2 * UNIT, later=3.9 * UNIT)
+    dues = {item.value: item.properties["delaylevel.due"] for item in stored(description.topic)}
+    with mover(description), pytest.raises(AlreadyRunningError):
+        drain(client, admin, description)
+    report = drain(client, admin, description)
+    assert (report.handed_off, report.left) == (2, 0)
+    assert lifecycle.pending_entries(admin, description).total == 0
+    found = get(2, seconds=60)
+    assert [item.message.data() for item in found] == [b"soon", b"later"]
+    assert {item.message.data(): item.message.properties()["delaylevel.due"] for item in found} == (
+        dues
+    )
+    # Early by the broker's tick at the most: it was the broker that held them.
+    assert all(item.late_ms > -1100 for item in found)
+
+
+def test_a_subscription_that_ignores_due_times_stops_a_drain(
+    admin: Admin, client: pulsar.Client, level_topic: LevelTopic, dl_client: Clients, stored: Stored
+) -> None:
+    description = level_topic(MINUTES)
+    consumer = client.subscribe(description.targets[0], "one-by-one")
+    park(dl_client(), description, x=timedelta(minutes=3))
+    assert early_subscriptions(admin, description) == [
+        f"one-by-one of {description.targets[0]} (Exclusive)"
+    ]
+    with pytest.raises(LevelTopicError, match="one-by-one"):
+        drain(client, admin, description)
+    assert lifecycle.pending_entries(admin, description).parked == 1
+    assert drain(client, admin, description, allow_early=True).handed_off == 1
+    assert len(stored(description.targets[0])) == 1
+    consumer.close()
+
+
+def test_what_is_left_after_a_drain_is_held_for_a_target_that_is_gone(
+    admin: Admin, client: pulsar.Client, level_topic: LevelTopic, dl_client: Clients
+) -> None:
+    description = level_topic(MINUTES)
+    park(dl_client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
+    target = TopicName.parse(description.targets[0])
+    admin.delete(target, force=True)
+    for _ in range(2):
+        report = drain(client, admin, description)
+        assert (report.handed_off, report.left) == (0, 2)
+        assert lifecycle.pending_entries(admin, description).held  # in one batch, or in two
+    assert not admin.topic_exists(target)
+
+
+def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
+    admin: Admin,
+    client: pulsar.Client,
+    namespace: str,
+    level_topic: LevelTopic,
+    dl_client: Clients,
+    stored: Stored,
+    run: Callable[..., Result],
+) -> None:
+    description = level_topic(MINUTES)
+    park(dl_client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
+    with pytest.raises(StillPendingError, match="2 parked") as refused:
+        lifecycle.delete(admin, description)
+    assert refused.value.entries == 2
+    with pytest.raises(StillPendingError, match="not 3"):
+        lifecycle.delete(admin, description, discard=3)
+    producer = dl_client().create_producer(description.targets[0], enable_delay_level_topic=True)
+    producer.send(b"z", deliver_after=timedelta(minutes=2))
+    with pytest.raises(LevelTopicError, match=r"in use.*producer"):
+        lifecycle.delete(admin, description, discard=3)
+    assert len(stored(description.topic)) == 3
+
+    refusal = run("delete", description.targets[0])
+    assert refusal.exit_code == 1
+    producer.close()
+    refusal = run("delete", description.targets[0])
+    assert refusal.exit_code == 1
+    assert "--discard 3" in refusal.stderr
+    assert run("delete", description.topic, "--drain", "--discard", "3").exit_code == 2
+    answer = run("delete", description.targets[0], "--drain", "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout) == {
+        "topic": description.topic,
+        "deleted": True,
+        "drained": 3,
+        "discarded_entries": 0,
+    }
+    assert admin.list_partitioned_topics(namespace) == []
+    assert sorted(item.value or b"" for item in stored(description.targets[0])) == [
+        b"x",
+        b"y",
+        b"z",
+    ]
+
+
+def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(
+    admin: Admin, namespace: str, level_topic: LevelTopic, dl_client: Clients
+) -> None:
+    description = level_topic(MINUTES)
+    producer = dl_client().create_producer(description.targets[0], enable_delay_level_topic=True)
+    lifecycle.delete(admin, description)
+    with pytest.raises(LevelTopicError, match="was deleted"):
+        producer.send(b"x", deliver_after=timedelta(minutes=3))
+    assert admin.list_partitioned_topics(namespace) == []
+    assert not [name for name in admin.list_topics(namespace) if "delay-level" in name.local]
+
+
+def test_discarding_takes_the_number_of_entries(
+    admin: Admin,
+    namespace: str,
+    level_topic: LevelTopic,
+    dl_client: Clients,
+    run: Callable[..., Result],
+) -> None:
+    description = level_topic(MINUTES)
+    park(dl_client(), description, x=timedelta(minutes=3))
+    assert run("delete", description.topic, "--discard", "2").exit_code == 1
+    answer = run("delete", description.topic, "--discard", "1")
+    assert answer.exit_code == 0, answer.output
+    assert admin.list_partitioned_topics(namespace) == []
+
+
+# -- orphans
+
+
+def test_level_topics_without_business_topics_are_found(
+    admin: Admin,
+    client: pulsar.Client,
+    namespace: str,
+    level_topic: LevelTopic,
+    dl_client: Clients,
+    run: Callable[..., Result],
+) -> None:
+    assert run("orphans", namespace).exit_code == 0
+    description = level_topic(MINUTES, ("orders", "others"))
+    level_topic(MINUTES, ("alive",))
+    park(dl_client(), description, x=timedelta(minutes=3))
+    assert lifecycle.orphans(admin, namespace) == []
+    orders, others = (TopicName.parse(name) for name in description.targets)
+    admin.delete(orders, force=True)
+    (found,) = lifecycle.orphans(admin, namespace)
+    assert (found.topic, found.missing, found.entirely) == (
+        description.topic,
+        (orders.full,),
+        False,
+    )
+    assert found.pending.parked == 1
+    admin.delete(others, force=True)
+    row = json.loads(run("orphans", namespace, "-o", "jsonl").stdout)
+    assert (row["topic"], row["entirely"], row["parked"]) == (description.topic, True, 1)
+    assert not admin.topic_exists(orders)
+    # What is left of a deletion that was not finished by ours.
+    admin.delete(description.name)
+    parts = lifecycle.orphans(admin, namespace)
+    assert [item.level_topic for item in parts] == [description.topic] * 2
+    assert {item.topic for item in parts} == {
+        description.held_topic.full,
+        description.dead_letter_topic.full,
+    }
+
+
+def test_the_commands_for_expanding_and_draining(
+    admin: Admin, level_topic: LevelTopic, dl_client: Clients, run: Callable[..., Result]
+) -> None:
+    description = level_topic(MINUTES)
+    target = description.targets[0]
+    park(dl_client(), description, x=timedelta(minutes=3))
+    assert run("expand", target).exit_code == 2
+    for arguments, words in (
+        (("--max", "3m"), "cannot be made shorter"),
+        (("--max", "5m"), "so already"),
+        (("--then", "hour:48h"), "no level with a unit of 1h"),
+    ):
+        refused = run("expand", target, *arguments)
+        assert (refused.exit_code, words in refused.stderr) == (2, True), refused.output
+    answer = run("expand", target, "--max", "9m", "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["partitions"] == 8
+    answer = run("drain", target, "-o", "json")
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout) == {
+        "topic": description.topic,
+        "window": 1,
+        "due": 0,
+        "dead": 0,
+        "left": 0,
+    }
+    assert lifecycle.pending_entries(admin, description).total == 0
+
+
+def test_what_is_no_expansion_is_refused(admin: Admin, level_topic: LevelTopic) -> None:
+    description = level_topic(MINUTES)
+    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5)))
+    with pytest.raises(InvalidStrategyError, match="no expansion"):
+        lifecycle.expand(admin, description.topic, hours)
+    assert topics.describe(admin, description.topic) == description
