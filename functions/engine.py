@@ -20,6 +20,7 @@ from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.outlet import error_name
 from delaylevel.ports import TopicAdmin
 
+from .connections import TargetClients
 from .settings import FunctionSettings
 from .stream import Stream, StreamReport
 
@@ -67,6 +68,8 @@ class Engine:
         settings: what was deployed.
         name: the consumer's name, as administrators see it.
         report: is called about once a second while messages move.
+        target_client: makes a client of the same cluster for business topics; they are closed
+            here. None for the instance's own.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class Engine:
         settings: FunctionSettings,
         name: str,
         report: Report | None = None,
+        target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
+        self._targets = TargetClients(target_client) if target_client is not None else None
         self._admin = admin
         self._settings = settings
         self._name = name
@@ -146,6 +151,7 @@ class Engine:
             consumer,
             describe=self._describe,
             in_flight=self._settings.in_flight,
+            target_client=self._targets.of if self._targets is not None else None,
         )
         try:
             while replaces:
@@ -155,6 +161,8 @@ class Engine:
         finally:
             stream.close()
             _close(consumer)
+            if self._targets is not None:
+                self._targets.close()
 
     def _pump(self, consumer: Any, stream: Stream) -> None:
         received = 0

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import pulsar
 from pulsar import Function
 
 from delaylevel.admin import Admin
-from delaylevel.errors import ConfigError
 
 from .engine import Engine
+from .instance import client_settings, instance_token
 from .settings import TOKEN_SECRET, FunctionSettings
 from .stream import Stream, StreamReport
 
@@ -69,7 +68,9 @@ def _engine(context: Any) -> Engine:
         for metric, value in metrics_of(found, stream.in_flight).items():
             context.record_metric(metric, value)
 
-    return Engine(client, admin, settings, name, report)
+    like_it = client_settings(sys.argv)
+    target_client = partial(pulsar.Client, **like_it) if like_it is not None else None
+    return Engine(client, admin, settings, name, report, target_client)
 
 
 def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
@@ -95,30 +96,6 @@ def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
             "delaylevel_in_flight": in_flight,
         }
     return found
-
-
-def instance_token(arguments: Sequence[str]) -> str | None:
-    """Return the token that the worker gave this instance for its own client, if it did.
-
-    Args:
-        arguments: of the process: ``… --client_auth_params token:…`` or ``file:///…``.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    for name, value in itertools.pairwise(arguments):
-        if name != "--client_auth_params":
-            continue
-        kind, _, rest = value.strip("'").partition(":")
-        if kind == "token":
-            return rest
-        if kind == "file":
-            path = Path("/" + rest.lstrip("/"))
-            try:
-                return path.read_text(encoding="utf-8").strip()
-            except OSError as error:
-                raise ConfigError(f"token file {path}: {error.strerror}") from error
-    return None
 
 
 class _TopicHandler(logging.Handler):

@@ -8,6 +8,7 @@ its own acknowledgement. One thread drives a stream: ``offer`` what was received
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from delaylevel.router import Hop, Router
 
 from .ackorder import AckOrder
 from .lane import Item, Lane, Starter, in_thread
+from .remembered import Remembered
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class StreamReport(ForwardReport):
 
     Attributes:
         given_back: how many the broker is to deliver again, by reason.
-        repeated: how many the broker delivered again while they were on their way.
+        repeated: how many the broker delivered again while they were on their way, or done.
         behind_total_ms: for all that was sent on, how long after its hand-off time, added up.
         behind_most_ms: the longest of them.
     """
@@ -112,6 +114,7 @@ class Stream:
         in_flight: the most messages that are sent and not confirmed.
         start: runs what may take long; a thread for each by default.
         now_s: the monotonic clock.
+        target_client: says by which client a target is written; None for always the same.
     """
 
     def __init__(
@@ -126,8 +129,10 @@ class Stream:
         in_flight: int = DEFAULT_IN_FLIGHT,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
+        target_client: Callable[[str], Any] | None = None,
     ) -> None:
         self._client = client
+        self._target_client = target_client or (lambda target: client)
         self._admin = admin
         self._consumer = consumer
         self._clock = clock or SystemClock()
@@ -142,6 +147,7 @@ class Stream:
         self._orders: dict[str, AckOrder] = {}
         self._failing: list[tuple[_TargetKey, Lane]] = []
         self._known: set[tuple[str, int, int, int]] = set()
+        self._done = Remembered()
         self._sent = self._bytes = self._unacknowledged = 0
         self._stalled = 0
         self._confirmed_s = 0.0
@@ -172,13 +178,17 @@ class Stream:
         Args:
             received: as the consumer delivered it.
         """
-        topic = received.topic_name()
+        topic = sys.intern(received.topic_name())
         message = parked_message(received)
         item = Item(topic, received.message_id(), message)
+        # A broker delivers some entries twice within moments (see docs/functions.md), and after a
+        # crash again what it has forgotten the acknowledgement of.
         if item.place in self._known:
-            # The broker has delivered it again while it is on its way: one acknowledgement is
-            # enough for both.
+            self._report.repeated += 1  # on its way: one acknowledgement is enough for both
+            return
+        if item.place in self._done:
             self._report.repeated += 1
+            self._acknowledge(item)
             return
         self._known.add(item.place)
         order = self._orders.get(topic)
@@ -360,7 +370,7 @@ class Stream:
         settings = {**PRODUCER_SETTINGS, "send_timeout_millis": TARGET_TIMEOUT_MS}
         # Key_Shared consumers need every entry to hold one key only.
         settings["batching_type"] = pulsar.BatchingType.KeyBased
-        return self._client.create_producer(target, schema=schema, **settings)
+        return self._target_client(target).create_producer(target, schema=schema, **settings)
 
     # -- confirmations
 
@@ -410,6 +420,7 @@ class Stream:
 
     def _acknowledge(self, slot: Any) -> None:
         self._known.discard(slot.place)
+        self._done.add(slot.place)
         try:
             self._consumer.acknowledge(slot.message_id)
         except pulsar.PulsarException as error:

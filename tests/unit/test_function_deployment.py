@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 
 from delaylevel import __version__
@@ -19,7 +20,8 @@ from delaylevel.description import FinalWindow, LevelTopicDescription, Mover, Ro
 from delaylevel.errors import AdminError, ConfigError, LevelTopicError
 from delaylevel.functions import archive, deployment, health
 from delaylevel.functions.deployment import FunctionOptions, function_config
-from delaylevel.functions.mover import instance_token, metrics_of
+from delaylevel.functions.instance import client_settings, instance_token
+from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.settings import FunctionSettings
 from delaylevel.functions.stream import StreamReport
 from delaylevel.functions.worker import FunctionsWorker
@@ -206,6 +208,31 @@ def test_the_instances_own_token_is_used(tmp_path: Path) -> None:
     assert instance_token(["--client_auth_params", f"file://{file}"]) == "from-file"
     with pytest.raises(ConfigError, match="missing"):
         instance_token(["--client_auth_params", f"file://{tmp_path}/missing"])
+
+
+def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
+    assert client_settings(["--x", "1"]) is None
+    words = ["--py", "a.zip", "--pulsar_serviceurl", "pulsar://broker:6650"]
+    assert client_settings(words) == {
+        "service_url": "pulsar://broker:6650",
+        "use_tls": False,
+        "tls_allow_insecure_connection": False,
+        "tls_validate_hostname": False,
+    }
+    words += ["--use_tls", "true", "--tls_trust_cert_path", "/ca.pem"]
+    words += ["--hostname_verification_enabled", "true", "--tls_allow_insecure_connection", "false"]
+    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    words += ["--client_auth_plugin", plugin, "--client_auth_params", "token:abc"]
+    found = client_settings(words)
+    assert found is not None
+    assert isinstance(found.pop("authentication"), pulsar.Authentication)
+    assert found == {
+        "service_url": "pulsar://broker:6650",
+        "use_tls": True,
+        "tls_trust_certs_file_path": "/ca.pem",
+        "tls_allow_insecure_connection": False,
+        "tls_validate_hostname": True,
+    }
 
 
 def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:

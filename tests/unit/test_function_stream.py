@@ -16,6 +16,8 @@ from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, TARGET
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions.ackorder import AckOrder
+from delaylevel.functions.connections import TargetClients
+from delaylevel.functions.remembered import Remembered
 from delaylevel.functions.stream import STALL_S, Stream
 from delaylevel.strategy import Levels, PartitionStrategy
 from delaylevel.topicname import TopicName
@@ -118,13 +120,14 @@ class World:
         self.given_back: list[int] = []
         self.at_ms = T0
         self.at_s = 100.0
+        self.closed = False
         self.description = LevelTopicDescription(
             FAMILY, LEVELS, (ORDERS, BILLS), Mover.FUNCTION, hold_pause_ms=30_000, **description
         )
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
 
-    def stream(self, *, later: bool = False, in_flight: int = 2000) -> Stream:
+    def stream(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Stream:
         return Stream(
             self,
             self,  # type: ignore[arg-type]
@@ -135,6 +138,7 @@ class World:
             in_flight=in_flight,
             start=self.openings.append if later else lambda work: work(),
             now_s=lambda: self.at_s,
+            **more,
         )
 
     def now_ms(self) -> int:
@@ -159,6 +163,9 @@ class World:
 
     def negative_acknowledge(self, message_id: Id) -> None:
         self.given_back.append(message_id.entry)
+
+    def close(self) -> None:
+        self.closed = True
 
     def __getitem__(self, topic: str) -> Producer:
         return self.producers[topic][-1]
@@ -429,9 +436,65 @@ def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: World
     assert world.acknowledged == [0]
     assert (stream.in_flight, stream.unacknowledged) == (0, 0)
     assert stream.take_report().repeated == 1
-    # It is sent again when its acknowledgement was lost, or when it was given back.
+
+
+def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_sent(
+    world: World,
+) -> None:
+    stream = world.stream()
     stream.offer(parked(0))
+    world[ORDERS].answer()
+    stream.poll()
+    stream.offer(parked(0))
+    stream.offer(parked(0, topic=HELD))  # another message
     assert len(world[ORDERS].sent) == 2
+    assert world.acknowledged == [0, 0]
+    assert stream.take_report().repeated == 1
+    assert (stream.in_flight, stream.unacknowledged) == (1, 1)
+
+
+def test_what_was_given_back_is_sent_when_it_comes_again(world: World) -> None:
+    stream = world.stream()
+    stream.offer(parked(0, due_ms=T0 + 3 * DAY))
+    (again,) = world.producers
+    world[again].answer(pulsar.Result.Timeout)
+    stream.poll()
+    assert world.given_back == [0]
+    stream.offer(parked(0, due_ms=T0 + 3 * DAY))
+    world[again].answer()
+    stream.poll()
+    assert world.acknowledged == [0]
+
+
+def test_only_the_latest_are_remembered() -> None:
+    remembered = Remembered(3)
+    for number in range(7):
+        remembered.add(number)
+        assert number in remembered
+    assert [number for number in range(7) if number in remembered] == [3, 4, 5, 6]
+
+
+def test_each_target_has_a_client_of_its_own_until_there_are_many() -> None:
+    made: list[World] = []
+
+    def make() -> World:
+        made.append(World())
+        return made[-1]
+
+    clients = TargetClients(make, most=2, start=lambda work: work())
+    assert [made.index(clients.of(target)) for target in "abcab"] == [0, 1, 0, 0, 1]
+    clients.close()
+    assert [world.closed for world in made] == [True, True]
+    assert clients.of("b") is made[2]
+
+
+def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: World) -> None:
+    other = World()
+    stream = world.stream(target_client={ORDERS: other}.__getitem__)
+    stream.offer(parked(0))
+    stream.offer(parked(1, due_ms=T0 + 3 * DAY))
+    assert list(other.producers) == [ORDERS]
+    assert list(world.producers) == [f"{FAMILY}-partition-2"]
 
 
 def test_an_idle_producer_of_a_target_is_closed(world: World) -> None:
