@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "sync": "delaylevel.cli.sync:sync",
     "dispatch": "delaylevel.cli.dispatch:dispatch",
     "function": "delaylevel.cli.function:function",
+    "dlq": "delaylevel.cli.dlq:dlq",
     "demo": "delaylevel.cli.demo:demo",
 }
 

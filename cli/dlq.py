@@ -1,0 +1,264 @@
+"""``delaylevel dlq``: messages that could not be understood."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from delaylevel import deadletters, topics
+from delaylevel.admin import Admin
+from delaylevel.deadletters import DeadLetter
+from delaylevel.description import LevelTopicDescription
+from delaylevel.errors import InvalidInputError
+from delaylevel.positions import Position
+from delaylevel.topicname import TopicName
+
+from .options import TIME, Settings, examples, output_option, pass_settings
+from .output import Column, emit, emit_one, note
+
+_LIST = (
+    Column("id"),
+    Column("dead_ms", "time", head="SINCE"),
+    Column("reason"),
+    Column("due"),
+    Column("target"),
+    Column("key"),
+    Column("size", "number"),
+    Column("source", wide=True),
+)
+_SHOW = (*_LIST[:-1], Column("source"), Column("properties"), Column("value"))
+_REPLAYED = (
+    Column("topic", head="LEVEL TOPIC"),
+    Column("replayed", "number"),
+    Column("parked", "number"),
+    Column("window", "number", head="HANDED OFF"),
+    Column("due", "number", head="DELIVERED"),
+    Column("held", "number"),
+    Column("refused", "number", head="STILL DEAD"),
+)
+_DISCARDED = (Column("topic", head="LEVEL TOPIC"), Column("discarded", "number"))
+
+
+class _Id(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
+    name = "id"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Position:
+        if isinstance(value, Position):
+            return value
+        try:
+            return Position.parse(str(value))
+        except InvalidInputError as error:
+            self.fail(str(error), param, ctx)
+
+
+_ids = click.argument("ids", nargs=-1, type=_Id(), metavar="[ID]...")
+_all = click.option("--all", "everything", is_flag=True, help="All of them.")
+_reason = click.option("--reason", metavar="TEXT", help="Those whose reason contains this.")
+
+
+@click.group(
+    epilog=examples(
+        "delaylevel dlq list orders",
+        "delaylevel dlq show orders 12:0:-1",
+        "delaylevel dlq replay orders --all",
+        "delaylevel dlq discard orders --reason 'not a parked message' --count 3",
+    )
+)
+def dlq() -> None:
+    """Dead letters: messages in level topics that could not be understood."""
+
+
+@dlq.command(
+    "list",
+    epilog=examples("delaylevel dlq list orders", "delaylevel dlq list orders -o jsonl"),
+)
+@click.argument("topic")
+@_reason
+@output_option
+@pass_settings
+def list_(settings: Settings, topic: str, reason: str | None, output: str) -> None:
+    """List the dead letters of TOPIC, oldest first, with the reason of each.
+
+    TOPIC is a business topic, its level topic, or any topic that belongs to it. Nothing is
+    acknowledged or moved.
+    """
+    with _connected(settings, topic) as (client, admin, described):
+        rows = [
+            _view(letter)
+            for letter in deadletters.dead_letters(client, admin, described)
+            if reason is None or reason in letter.reason
+        ]
+    emit(rows, _LIST, output, empty=f"No dead letters of {described.topic}.")
+
+
+@dlq.command(
+    epilog=examples(
+        "delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json"
+    )
+)
+@click.argument("topic")
+@click.argument("id_", type=_Id(), metavar="ID")
+@output_option
+@pass_settings
+def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
+    """Show the dead letter ID of TOPIC with its properties and payload.
+
+    A payload that is no text is shown in base64.
+    """
+    with _connected(settings, topic) as (client, admin, described):
+        letter = deadletters.find(client, admin, described, id_)
+    row = {**_view(letter), **_content(letter)}
+    if output not in ("json", "jsonl"):
+        row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]
+    emit_one(row, _SHOW, output)
+
+
+@dlq.command(
+    epilog=examples(
+        "delaylevel dlq replay orders --all",
+        "delaylevel dlq replay orders 12:0:-1 --target persistent://public/default/invoices",
+        "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --due +10m",
+    )
+)
+@click.argument("topic")
+@_ids
+@_all
+@_reason
+@click.option("--target", metavar="TOPIC", help="Their business topic, instead of what they say.")
+@click.option("--due", "due_ms", type=TIME, metavar="TIME", help="When they are due, likewise.")
+@output_option
+@pass_settings
+def replay(
+    settings: Settings,
+    topic: str,
+    ids: tuple[Position, ...],
+    everything: bool,
+    reason: str | None,
+    target: str | None,
+    due_ms: int | None,
+    output: str,
+) -> None:
+    """Send dead letters of TOPIC on their way again.
+
+    For example after `delaylevel levels create` has added the target that they name. They keep
+    their id; what cannot be understood still stays.
+    """
+    chosen = _chooser(ids, everything, reason)
+    full = TopicName.parse(target).full if target is not None else None
+    with _connected(settings, topic) as (client, admin, described):
+        if full is not None:
+            described.check_target(full)
+        report = deadletters.replay(client, admin, described, chosen, target=full, due_ms=due_ms)
+    forwarded = report.forwarded
+    emit_one(
+        {
+            "topic": described.topic,
+            "replayed": report.replayed,
+            "parked": forwarded.parked.total(),
+            "window": forwarded.window,
+            "due": forwarded.due,
+            "held": forwarded.held.total(),
+            "refused": report.refused.total(),
+        },
+        _REPLAYED,
+        output,
+    )
+    for line, count in report.refused.items():
+        note(f"{count} still dead: {line}")
+
+
+@dlq.command(
+    epilog=examples(
+        "delaylevel dlq discard orders --all --count 12",
+        "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
+    )
+)
+@click.argument("topic")
+@_ids
+@_all
+@_reason
+@click.option(
+    "--count", type=click.IntRange(min=0), required=True, help="How many these are, to confirm."
+)
+@output_option
+@pass_settings
+def discard(
+    settings: Settings,
+    topic: str,
+    ids: tuple[Position, ...],
+    everything: bool,
+    reason: str | None,
+    count: int,
+    output: str,
+) -> None:
+    """Throw dead letters of TOPIC away."""
+    chosen = _chooser(ids, everything, reason)
+    with _connected(settings, topic) as (client, admin, described):
+        gone = deadletters.discard(client, admin, described, chosen, count)
+    emit_one({"topic": described.topic, "discarded": gone}, _DISCARDED, output)
+
+
+@contextmanager
+def _connected(
+    settings: Settings, topic: str
+) -> Iterator[tuple[Any, Admin, LevelTopicDescription]]:
+    import pulsar
+
+    connection = settings.connection()
+    with Admin.from_connection(connection) as admin:
+        described = topics.describe(admin, topic, search=True)
+        client = pulsar.Client(**settings.client_kwargs(connection))
+        try:
+            yield client, admin, described
+        finally:
+            client.close()
+
+
+def _chooser(
+    ids: tuple[Position, ...], everything: bool, reason: str | None
+) -> Callable[[DeadLetter], bool]:
+    if bool(ids) + everything + (reason is not None) != 1:
+        raise InvalidInputError(
+            "say which: ids as `delaylevel dlq list` shows them, --reason, --all"
+        )
+    return lambda letter: (
+        everything or letter.position in ids or (reason is not None and reason in letter.reason)
+    )
+
+
+def _view(letter: DeadLetter) -> dict[str, Any]:
+    message = letter.message
+    return {
+        "id": str(letter.position),
+        "dead_ms": message.publish_ms,
+        "reason": letter.reason,
+        "due": letter.due,
+        "target": letter.target,
+        "key": message.key or None,
+        "size": len(message.value or b""),
+        "source": letter.source,
+    }
+
+
+def _content(letter: DeadLetter) -> dict[str, Any]:
+    """The rest of a dead letter; ``value`` is None for a null value."""
+    message = letter.message
+    content: dict[str, Any] = {
+        "properties": dict(message.properties),
+        "event_ms": message.event_ms or None,
+        "encoding": "text",
+        "value": None,
+    }
+    if message.value is not None:
+        try:
+            content["value"] = message.value.decode()
+        except UnicodeDecodeError:
+            content["encoding"] = "base64"
+            content["value"] = base64.b64encode(message.value).decode()
+    return content
