@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from delaylevel.clock import Clock, duration_ms
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.envelope import Envelope
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.forwarder import ForwardReport
@@ -19,6 +19,7 @@ from delaylevel.testing._admin import MemoryAdmin
 from delaylevel.testing._broker import Broker, Partition
 from delaylevel.testing._client import MemoryClient
 from delaylevel.testing._clock import ManualClock
+from delaylevel.testing._dispatcher import MemoryDispatcher, Released
 from delaylevel.testing._log import Entry, StoredMessage
 from delaylevel.topicname import TopicName
 
@@ -43,14 +44,14 @@ class TopicMessage:
 
 
 class MemoryPulsar:
-    """A Pulsar in memory, with movers for every level topic, for an application's own tests.
+    """A Pulsar in memory with movers for every level topic, for an application's own tests.
 
     It behaves as a real one does in what this package and most applications rely on; the contract
     suite of this project runs the same tests on both. No call ever waits: a receive with or
     without a timeout raises ``pulsar.Timeout`` at once where nothing is there, and time passes
     only in :meth:`advance`. Topics are never deleted for being inactive, and nothing expires.
-    There is no deduplication, replication, compaction or transaction, and no dispatcher: with the
-    final window ``tracker`` messages go as far as the window topic, and are pending there.
+    There is no deduplication, replication, compaction or transaction. The dispatcher for level
+    topics with a tracker is a simple one without a release log.
 
     Args:
         clock: the time; a new :class:`ManualClock` by default.
@@ -69,6 +70,7 @@ class MemoryPulsar:
         self._broker = Broker(self.clock, entries_per_ledger)
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
+        self._released = Released()
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
@@ -89,25 +91,27 @@ class MemoryPulsar:
         )
 
     def advance(self, delta: timedelta) -> ForwardReport:
-        """Let time pass, with a mover at work for every level topic.
+        """Let time pass, with mover and dispatcher at work for every level topic.
 
-        The clock goes on in steps, so that every hand-off, redelivery and call of a listener
-        happens at its own time.
+        The clock goes on in steps, so that every hand-off, delivery, redelivery and call of a
+        listener happens at its own time.
 
         Args:
             delta: how long.
 
         Returns:
-            What the movers did.
+            What the movers did, and the dispatchers: a message that goes through a window counts
+            as ``window`` when it is handed to it, and as ``due`` when it is delivered.
 
         Raises:
-            AlreadyRunningError: a mover of the test's own is at work: advance the clock instead.
+            AlreadyRunningError: a mover or dispatcher of the test's own is at work: advance the
+                clock instead.
         """
         if delta < timedelta(0):
             raise InvalidInputError(f"time cannot go back ({delta!r})")
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
-            movers = _Movers(self, self._broker, stack)
+            movers = _Movers(self, self._broker, self._released, stack)
             while True:
                 movers.run_once()
                 now_ms = self.clock.now_ms()
@@ -172,7 +176,9 @@ class MemoryPulsar:
                 if partition is None:
                     continue
                 for entry in _unacknowledged(partition):
-                    for message in entry.messages:
+                    for index, message in enumerate(entry.messages):
+                        if (name.full, entry.message_position(index)) in self._released.positions:
+                            continue
                         try:
                             sealed = Envelope.read(message.properties)
                         except EnvelopeError:
@@ -188,16 +194,20 @@ def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
 
 
 class _Movers:
-    """One mover for each level topic, as they come into being."""
+    """One mover for each level topic, as they come into being, and a dispatcher for its window."""
 
-    def __init__(self, pulsar: MemoryPulsar, broker: Broker, stack: ExitStack) -> None:
+    def __init__(
+        self, pulsar: MemoryPulsar, broker: Broker, released: Released, stack: ExitStack
+    ) -> None:
         self._pulsar = pulsar
+        self._released = released
         self._broker = broker
         self._stack = stack
         self._client = _client(broker, pulsar.admin, pulsar.clock)
         stack.callback(self._client.shutdown)
         self._changes = -1
         self._movers: dict[LevelTopicDescription, LocalMover] = {}
+        self._dispatchers: dict[LevelTopicDescription, MemoryDispatcher] = {}
         self._sources: list[tuple[LocalMover, SourcePartition, TopicName]] = []
         self.report = ForwardReport()
 
@@ -207,15 +217,18 @@ class _Movers:
             self._start_and_stop(self._pulsar.level_topics())
         for mover in self._movers.values():
             self.report.add(mover.run_once())
+        for dispatcher in self._dispatchers.values():
+            self.report.add(dispatcher.run_once())
 
     def next_look_ms(self) -> int | None:
-        """Return when a mover has something to look at; None for never."""
-        times = [
+        """Return when a mover or dispatcher has something to look at; None for never."""
+        times: list[int | None] = [
             mover.look_at_ms(source)
             for mover, source, name in self._sources
             if self._has_backlog(name)
         ]
-        return min(times, default=None)
+        times += [dispatcher.next_due_ms() for dispatcher in self._dispatchers.values()]
+        return min((time for time in times if time is not None), default=None)
 
     def _has_backlog(self, name: TopicName) -> bool:
         partition = self._broker.partitions.get(name)
@@ -225,12 +238,23 @@ class _Movers:
     def _start_and_stop(self, found: list[LevelTopicDescription]) -> None:
         for description in [item for item in self._movers if item not in found]:
             self._movers.pop(description).close()
+            if description in self._dispatchers:
+                self._dispatchers.pop(description).close()
         for description in found:
             if description not in self._movers:
                 mover = LocalMover(
                     self._client, self._pulsar.admin, description, self._pulsar.clock
                 )
                 self._movers[description] = self._stack.enter_context(mover)
+                if description.final_window is FinalWindow.TRACKER:
+                    dispatcher = MemoryDispatcher(
+                        self._client,
+                        self._pulsar.admin,
+                        description,
+                        self._pulsar.clock,
+                        self._released,
+                    )
+                    self._dispatchers[description] = self._stack.enter_context(dispatcher)
         self._sources = [
             (mover, source, source.name)
             for description, mover in self._movers.items()

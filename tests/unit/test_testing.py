@@ -13,6 +13,8 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
+from delaylevel import envelope as env
+from delaylevel.description import FinalWindow
 from delaylevel.errors import AlreadyRunningError, InvalidInputError, UnsafeNamespaceError
 from delaylevel.mover import LocalMover
 from delaylevel.ports import NamespacePolicies, TopicAdmin
@@ -71,16 +73,17 @@ def test_the_client_and_its_parts_are_pulsar_s_own_types() -> None:
         consumer.receive()
 
 
-def test_every_delay_of_a_month_is_delivered_at_its_time() -> None:
+@pytest.mark.parametrize("final_window", list(FinalWindow))
+def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWindow) -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory, partition_strategy=DAYS_AND_HOURS)
+    producer = delayed(memory, partition_strategy=DAYS_AND_HOURS, final_window=final_window)
     delays = [timedelta(minutes=37) * number for number in range(1, 1160)]
     for delay in delays:
         producer.send(str(delay).encode(), deliver_after=delay)
     assert len(memory.pending("orders")) == len(delays)
     report = memory.advance(timedelta(days=30))
     assert report.latest_ms == 0
-    assert not report.due
+    assert report.due == (len(delays) if final_window is FinalWindow.TRACKER else 0)
     assert memory.pending("orders") == []
     start = datetime.fromtimestamp(NOON_MS / 1000, timezone.utc)
     assert [(m.data, m.at - start) for m in memory.delivered("orders")] == [
@@ -103,24 +106,63 @@ def test_what_is_pending_says_when_and_where() -> None:
     assert memory.pending("others") == memory.delivered("others") == []
 
 
-def test_with_a_tracker_it_is_pending_until_a_dispatcher_takes_it() -> None:
+def test_with_a_tracker_it_is_pending_in_the_window_until_it_is_due() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window="tracker")
-    producer.send(b"far", deliver_after=timedelta(days=3))
-    producer.send(b"near", deliver_after=timedelta(hours=1))
+    consumer = memory.client().subscribe("orders", "app", ConsumerType.Exclusive)
+    producer.send(b"far", deliver_after=timedelta(days=3), properties={"a": "b"})
+    producer.send(b"near", deliver_after=timedelta(hours=2))
+    producer.send(b"nearer", deliver_after=timedelta(hours=1))
     producer.send(b"now")
-    memory.advance(timedelta(days=4))
-    near, far = memory.pending("orders")
-    assert [message.data for message in (near, far)] == [b"near", b"far"]
-    window = producer.description.window_topic
-    assert all(message.topic.startswith(window.full) for message in (near, far))
-    assert far.at == memory.clock.now() - timedelta(days=1)
-    assert bodies(memory.delivered("orders")) == [b"now"]
+    window = producer.description.window_topic.full
+    assert [message.data for message in memory.pending("orders")] == [b"nearer", b"near", b"far"]
+    assert memory.pending("orders")[0].topic.startswith(window)
+    memory.advance(timedelta(hours=1))
+    assert [message.data for message in memory.pending("orders")] == [b"near", b"far"]
+    memory.advance(timedelta(days=2, hours=22, minutes=55))
+    (far,) = memory.pending("orders")
+    assert far.topic.startswith(window)
+    assert far.at == memory.clock.now() + timedelta(minutes=5)
+    report = memory.advance(timedelta(days=1))
+    assert (report.due, memory.pending("orders")) == (1, [])
+    found = [consumer.receive() for _ in range(4)]
+    assert [message.data() for message in found] == [b"now", b"nearer", b"near", b"far"]
+    assert set(found[-1].properties()) == {"a", env.DUE, env.ID}
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive()
 
 
-def test_a_listener_is_called_at_the_due_time_and_may_send_again() -> None:
+def test_the_window_in_memory_drops_copies_and_holds_for_targets_that_are_away() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory)
+    producer = delayed(memory, final_window="tracker")
+    description = producer.description
+    for after in (timedelta(hours=1), timedelta(hours=2), timedelta(days=2)):
+        producer.send(b"copy", deliver_after=after, message_id="mine")
+    producer.send(b"other", deliver_after=timedelta(minutes=30), message_id="other")
+    raw = memory.client().create_producer(description.window_topic.partition(0).full)
+    raw.send(b"nonsense")
+    producer.close()
+    memory.admin.delete(TopicName.parse("orders"))
+    report = memory.advance(timedelta(minutes=30))
+    assert (report.held.total(), sum(report.dead.values())) == (1, 1)
+    memory.client().create_producer("orders").close()
+    report = memory.advance(timedelta(days=4))
+    assert (report.due, report.held.total()) == (2, 0)
+    assert bodies(memory.delivered("orders")) == [b"other", b"copy"]
+    assert memory.pending("orders") == []
+    backlogs = [
+        memory.admin.partition_stats(description.window_topic.partition(index))
+        .subscriptions["delaylevel"]
+        .backlog_entries
+        for index in range(description.window_partitions)
+    ]
+    assert backlogs == [0] * description.window_partitions
+
+
+@pytest.mark.parametrize("final_window", list(FinalWindow))
+def test_a_listener_is_called_at_the_due_time_and_may_send_again(final_window: FinalWindow) -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window=final_window)
     client = memory.client()
     called: list[int] = []
 
