@@ -125,6 +125,7 @@ def test_configuration_overrides_replace_and_add(
         "bindAddress=127.0.0.1",
         "brokerServicePort=1",
         "commentedOut=5",
+        "dispatcherDispatchMessagesInSubscriptionThread=false",
         "strict=true",
         "typo=1",
         "webServicePort=2",

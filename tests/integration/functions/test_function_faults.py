@@ -119,6 +119,7 @@ def test_nothing_is_lost(
     print(f"{fault}: {len(written):,} written, {len(set(written)):,} different")
     if fault == "none":
         assert len(written) == MESSAGES
+        assert got.duplicates == 0
 
 
 def _restart_when_ready(connection: Connection, function: str) -> None:

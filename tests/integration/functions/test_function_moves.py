@@ -68,7 +68,7 @@ def test_everything_arrives_as_it_was_sent(
     get = receive(description.targets[0])
     made = deployed(description)
     producer = wrapped(dl_client(), description)
-    bodies = [b"007", b"1e5", b" 12 ", b"", b"\x00\xff", b'{"a": 1}', b"null", "ü".encode()]
+    bodies = [b"007", b"1e5", b" 12 ", b"", None, b"\x00\xff", b'{"a": 1}', b"null", "ü".encode()]
     for number, body in enumerate(bodies):
         producer.send(
             body,
@@ -82,7 +82,8 @@ def test_everything_arrives_as_it_was_sent(
     assert len(found) == len(bodies)
     for number, body in enumerate(bodies):
         message = found[number].message
-        assert message.data() == body
+        assert message.has_null_value() == (body is None)
+        assert message.data() == (body or b"")
         assert message.partition_key() == f"key-{number}"
         assert message.ordering_key() == f"order-{number}"
         assert message.event_timestamp() == 1_000 + number
@@ -143,11 +144,18 @@ def test_schemas_arrive_as_they_were_sent(
             schema=schema,
         )
         producer.send(value, deliver_after=timedelta(seconds=2.5))
+        producer.send(
+            None, partition_key="k", ordering_key="o", deliver_after=timedelta(seconds=2.5)
+        )
     deployed(first)
     for topic, (_, value) in zip(consumers, kinds.values(), strict=True):
-        message = consumers[topic].receive(60_000)
+        found = [consumers[topic].receive(60_000) for _ in range(2)]
+        (null,) = (message for message in found if message.has_null_value())
+        (message,) = (message for message in found if not message.has_null_value())
         assert message.value() == value
-        assert message.schema_version() == (0).to_bytes(8, "big").decode()
+        assert (null.data(), null.partition_key(), null.ordering_key()) == (b"", "k", "o")
+        for item in found:
+            assert item.schema_version() == (0).to_bytes(8, "big").decode()
 
 
 def test_a_target_that_is_added_later_is_known(

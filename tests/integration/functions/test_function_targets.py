@@ -89,10 +89,6 @@ def test_a_target_that_fails_stops_nobody_else(
             eventually(lambda: len(good_got.ids) > 200, "the first to arrive", 60)
         admin.delete(TopicName.parse(bad), force=True)
         eventually(lambda: len(good_got.ids) == MESSAGES, "everything of the other target", 60)
-        # With a topic that goes while it is written to, some of the others' messages can be written
-        # twice (tens to hundreds of 3,000 were seen): at least once, with the same id.
-        if when == "before":
-            assert len(stored(good)) == MESSAGES
         eventually(lambda: stored(description.held_topic.full), "messages that are held", 30)
 
         Rest(connection.admin_url).put(TopicName.parse(bad).rest_path)
@@ -112,3 +108,12 @@ def test_a_target_that_fails_stops_nobody_else(
     if when == "before":
         assert set(bad_got.ids) == {b"%d" % number for number in range(MESSAGES)}
     assert most < MOST_RANGES
+    # The end of one topic makes no copies for the other. Only a send without an answer for seconds
+    # may be one too many: such a message is held.
+    unsure = sum(
+        item.properties["delaylevel.target"] == good for item in stored(description.held_topic.full)
+    )
+    copies = len(stored(good)) - MESSAGES
+    print(f"{when}: {copies} copies, {unsure} held, {most} ranges at the most")
+    assert copies <= unsure
+    eventually(lambda: good_got.duplicates == copies, "every entry once")
