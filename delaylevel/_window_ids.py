@@ -16,7 +16,7 @@ Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 #: Up to so many ids of one key are looked up one by one, which is faster than as an array.
-_FEW = 24
+_FEW = 2
 #: A bitmap's page; a page that is shared by so many positions is worth an intersection.
 _PAGE_BITS = 16
 _CROWDED = 8
@@ -63,8 +63,7 @@ def save_ids(
     for key, where in _groups(keys, key_index):
         if where.size <= _FEW:
             for value in ids[where].tolist():
-                if not memory.is_duplicate(value, key):
-                    memory.save(value, key)
+                memory.save(value, key)
         else:
             memory.save_all(ids[where], key)
 

@@ -15,9 +15,9 @@ from ._window_codec import DamagedLogError, Int64s, Writer, framed, unframed
 from ._window_ids import Mask
 from .errors import InvalidInputError
 
-_ENTRY_BITS = 35
+ENTRY_BITS = 35
 _LEDGER_LIMIT = 1 << 28
-_ENTRY_LIMIT = 1 << _ENTRY_BITS
+_ENTRY_LIMIT = 1 << ENTRY_BITS
 
 
 @overload
@@ -34,6 +34,13 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
     Raises:
         InvalidInputError: a position does not fit; two messages would be taken for one.
     """
+    if (
+        isinstance(ledger, int)
+        and isinstance(entry_id, int)
+        and 0 <= ledger < _LEDGER_LIMIT
+        and 0 <= entry_id < _ENTRY_LIMIT
+    ):
+        return ledger << ENTRY_BITS | entry_id
     ledgers, entries = np.asarray(ledger, dtype=np.int64), np.asarray(entry_id, dtype=np.int64)
     bad = (ledgers < 0) | (ledgers >= _LEDGER_LIMIT) | (entries < 0) | (entries >= _ENTRY_LIMIT)
     if bad.any():
@@ -44,13 +51,13 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
             "entry below 2^25, at most 1,024 messages in a batch): the dispatcher cannot read this "
             "window topic; create a new one"
         )
-    packed = ledgers << _ENTRY_BITS | entries
+    packed = ledgers << ENTRY_BITS | entries
     return packed if isinstance(ledger, np.ndarray) else int(packed)
 
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
     """Return the ledger ids and the entry ids of packed positions, shape (n,) each."""
-    return positions >> _ENTRY_BITS, positions & (_ENTRY_LIMIT - 1)
+    return positions >> ENTRY_BITS, positions & (_ENTRY_LIMIT - 1)
 
 
 class _Record:

@@ -16,6 +16,7 @@ from pyroaring import BitMap64
 from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 from ._timebucket_front import Front
 from ._window_ids import contained, distinct, save_ids, to_array, unseen_ids
+from ._window_records import ENTRY_BITS
 from .clock import Clock
 from .dedup import Deduplicator
 from .errors import DelayLevelError, InvalidInputError
@@ -100,7 +101,15 @@ class Window:
     """What one window partition holds: offered in any order, released when due, each once.
 
     Methods that return a record have applied it to the state; the caller appends the records to
-    the release log in the order in which they were made. Not safe for use by several threads.
+    the release log in the order in which they were made. Of the order in time it has to keep:
+
+    - An intent is confirmed in the log before the first of its messages is sent.
+    - Within an outlet, a message is sent once what lies before it is stored or, where it is held,
+      stored in the held topic: the last sequence id then says how far an intent got.
+    - The source is acknowledged up to a mark once that is confirmed in the log.
+    - After a takeover an outlet's intents are settled before it publishes anything.
+
+    Not safe for use by several threads.
     """
 
     def __init__(
@@ -306,12 +315,12 @@ class Window:
         return done
 
     def give_back(self, number: int) -> Settled | None:
-        """Make a batch pending again that was certainly not published.
+        """Make a batch pending again of which nothing was sent.
 
         Returns:
-            What is to be logged, before any later intent, where the batch has an intent that is or
-            may be in the log: without it a takeover would look for it at the broker. None where
-            it had no intent.
+            None where the batch has no intent. Otherwise what is to be logged, and confirmed
+            before anything more is published through the intent's outlets: a takeover that finds
+            the intent, and a later sequence id at the broker, takes all of it for stored.
 
         Raises:
             InvalidInputError: no such batch.
@@ -477,14 +486,14 @@ class Window:
         """Take what is due from the segments, and the same from what says that it is pending."""
         found = self._segments.read_due(now_ms, rows)
         size = len(found.payloads)
-        positions = found.ledger_ids << 35 | found.entry_ids
+        positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
         late = np.empty(0, dtype=np.int64)
         if size and self._late.rows:
             last = int(found.due_ms[-1]), int(found.ledger_ids[-1]), int(found.entry_ids[-1]) + 1
             part = self._late.take(size, last)
-            late = part[LEDGER] << 35 | part[ENTRY]
+            late = part[LEDGER] << ENTRY_BITS | part[ENTRY]
         ledgers, entries = self._tracker.get_scheduled_messages(size - late.size, now_ms)
-        tracked = ledgers << 35 | entries
+        tracked = ledgers << ENTRY_BITS | entries
         if late.size:
             agree = np.array_equal(np.sort(np.concatenate((late, tracked))), np.sort(positions))
         else:
