@@ -138,7 +138,9 @@ class Window:
         self._segments = segments
         self._clock = clock
         self._lowest_due: int | None = None
-        self._tracker = tracker or TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
+        if tracker is None:
+            tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
+        self._tracker = tracker
         if self._tracker.precision_ms != 1 or segments._mask != -1:
             raise InvalidInputError("tracker and segments must have precision_ms=1")
         if len(self._tracker) or len(segments):
