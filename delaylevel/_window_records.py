@@ -82,7 +82,8 @@ class Intent(_Record):
         ids: what is remembered of each once it is released, shape (n,).
         outlets: name and first sequence id of each producer that takes part. Within one the
             sequence ids rise by one, in the order of the arrays. Empty without deduplication.
-        outlet_index: for each message the index of its outlet, shape (n,), or empty.
+        outlet_index: for each message the index of its outlet, or ``len(outlets)`` where it will
+            not be published but set aside, shape (n,); empty without deduplication.
     """
 
     number: int
@@ -97,23 +98,24 @@ class Intent(_Record):
 
     def __post_init__(self) -> None:
         size = self.positions.size
+        counted = self.outlet_index.size
         if not size == self.key_index.size == self.ids.size or (
-            self.outlet_index.size != (size if self.outlets else 0)
+            counted != size and (counted or self.outlets)
         ):
             raise InvalidInputError(
                 "positions, key_index, ids, and outlet_index where there are outlets, must have "
                 f"one length, not {size}, {self.key_index.size}, {self.ids.size} and "
-                f"{self.outlet_index.size}"
+                f"{counted}"
             )
         for index, count in (
             (self.key_index, len(self.id_keys)),
-            (self.outlet_index, len(self.outlets)),
+            (self.outlet_index, len(self.outlets) + 1),
         ):
             if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
                 raise InvalidInputError(f"an index of an intent is not below {count}")
 
     def sequence_ids(self) -> Int64s:
-        """Return the sequence id of each message, shape (n,); zeros where there are no outlets."""
+        """Return the sequence id of each message, shape (n,); 0 where it has no outlet."""
         found = np.zeros(self.positions.size, dtype=np.int64)
         for index, (_, first) in enumerate(self.outlets):
             where = np.flatnonzero(self.outlet_index == index)
@@ -129,13 +131,14 @@ class Intent(_Record):
         """
         if not self.outlets:
             return np.zeros(self.positions.size, dtype=np.bool_)
-        lasts = np.array([last.get(name, -1) for name, _ in self.outlets], dtype=np.int64)
+        lasts = np.array([*(last.get(name, -1) for name, _ in self.outlets), -1], dtype=np.int64)
         mask: Mask = self.sequence_ids() <= lasts[self.outlet_index]
         return mask
 
     def next_sequences(self) -> dict[str, int]:
         """Return for each outlet the sequence id after its last one here."""
-        counts = np.bincount(self.outlet_index, minlength=len(self.outlets)).tolist()
+        outlets = len(self.outlets)
+        counts = np.bincount(self.outlet_index, minlength=outlets).tolist()[:outlets]
         return {
             name: first + count for (name, first), count in zip(self.outlets, counts, strict=True)
         }

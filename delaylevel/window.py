@@ -258,7 +258,8 @@ class Window:
             batch: from ``advance``.
             outlets: (name, first sequence id) of the producers, where the broker removes copies;
                 a first id is at least ``state.sequences`` (1 for a new outlet).
-            outlet_index: for each message the index of its outlet, shape (n,).
+            outlet_index: for each message the index of its outlet, or ``len(outlets)`` where it
+                will be set aside, shape (n,).
 
         Raises:
             InvalidInputError: it has an intent already, an outlet's ids were used before, or the

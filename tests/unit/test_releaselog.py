@@ -123,7 +123,9 @@ def intents(draw: st.DrawFn) -> Intent:
         index(len(keys)),
         np.array(draw(column), dtype=np.int64),
         tuple((name, draw(st.integers(1, 1 << 62))) for name in names),
-        index(len(names)),
+        np.array(
+            draw(st.lists(st.integers(0, len(names)), min_size=size, max_size=size)), np.uint16
+        ),
     )
 
 
@@ -196,7 +198,7 @@ def test_the_columns_of_an_intent_have_one_length_and_indices_in_range() -> None
     with pytest.raises(InvalidInputError, match="index"):
         Intent(0, positions(1), ("a",), one + 1, positions(1))
     with pytest.raises(InvalidInputError, match="index"):
-        Intent(0, positions(1), ("a",), one, positions(1), (("o", 1),), one + 1)
+        Intent(0, positions(1), ("a",), one, positions(1), (("o", 1),), one + 2)
 
 
 def test_sequence_ids_rise_within_each_outlet() -> None:
@@ -217,6 +219,22 @@ def test_sequence_ids_rise_within_each_outlet() -> None:
 
 
 # --- the state
+
+
+def test_what_has_no_outlet_has_no_sequence_id_and_is_never_found_stored() -> None:
+    index = np.zeros(3, dtype=np.uint16)
+    some = Intent(
+        0, positions(1, 2, 3), ("a",), index, positions(1, 2, 3), (("x", 5),), np.array([1, 0, 1])
+    )
+    assert some.sequence_ids().tolist() == [0, 5, 0]
+    assert some.stored({"x": 9}).tolist() == [False, True, False]
+    assert some.next_sequences() == {"x": 6}
+    none = Intent(0, positions(1, 2, 3), ("a",), index, positions(1, 2, 3), (), index)
+    assert none.sequence_ids().tolist() == [0, 0, 0]
+    assert none.stored({"x": 9}).tolist() == [False] * 3
+    assert none.next_sequences() == {}
+    assert fold(some, none).sequences == {"x": 6}
+    assert decode(encode(none)) == none
 
 
 def test_only_what_is_done_is_released_and_remembered() -> None:

@@ -144,7 +144,7 @@ class Simulation:
         self.to_settle = sorted(state.unfinished)
         self.rng.shuffle(self.to_settle)
         self.flights: dict[int, Batch] = {}
-        self.queues: list[list[tuple[int, int, Row]]] = [[], []]  # number, sequence id, message
+        self.queues: list[list[tuple[int, int, Row]]] = [[], [], []]  # number, sequence id, message
         self.waiting: Counter[int] = Counter()  # number -> messages without an outcome
         self.aside: dict[int, list[int]] = {}
         self.unconfirmed: set[int] = set()  # intents in the tail
@@ -259,21 +259,26 @@ class Simulation:
             return
         sequences = self.window.state.sequences
         firsts = [(name, sequences.get(name, 1)) for name in OUTLETS]
-        index = [row.outlet for row in rows]
+        index = [2 if self.rng.random() < 0.03 else row.outlet for row in rows]
         intent = self.window.intent(batch, *((firsts, index) if self.deduplicating else ((), ())))
         self.append(intent)
         self.unconfirmed.add(batch.number)
         self.waiting[batch.number] = len(rows)
-        for row, sequence in zip(rows, intent.sequence_ids().tolist(), strict=True):
-            self.queues[row.outlet].append((batch.number, sequence, row))
+        whole = zip(rows, index, intent.sequence_ids().tolist(), strict=True)
+        for row, outlet, sequence in whole:
+            if outlet == 2:  # known beforehand to be refused
+                self.queues[2].append((batch.number, 0, row))
+            else:
+                self.queues[outlet].append((batch.number, sequence, row))
 
     def publish(self) -> None:
-        queue = self.queues[self.rng.randrange(2)]
+        outlet = self.rng.choice([0, 0, 1, 1, 2])
+        queue = self.queues[outlet]
         for _ in range(self.rng.randint(1, 15)):
             if not queue or queue[0][0] in self.unconfirmed:
                 return
             number, sequence, row = queue.pop(0)
-            if self.rng.random() < 0.06:
+            if outlet == 2 or self.rng.random() < 0.06:
                 self.held.append(row)
                 self.ever_held.add(row.identity)
                 self.aside.setdefault(number, []).append(row.position)
@@ -316,7 +321,7 @@ class Simulation:
             if self.rng.random() < 0.8:
                 self.flush()
             else:
-                self.queues = [[], []]  # nothing is sent before the record is confirmed
+                self.queues = [[], [], []]  # nothing is sent before the record is confirmed
                 self.crash()
         self.seen["given back"] += 1
 
@@ -344,7 +349,7 @@ class Simulation:
     def crash(self) -> None:
         """Lose a part of what was not confirmed; what was sent last may have been stored."""
         self.crashes += 1
-        for queue in self.queues:
+        for queue in self.queues[:2]:
             for number, sequence, row in queue[: self.rng.choice([0, 0, 1, 4, 100])]:
                 if number in self.unconfirmed:
                     break
@@ -388,11 +393,8 @@ class Simulation:
             self.clock.now = self.now
             self.advance()
             self.flush()
-            for queue in self.queues:
-                for number, sequence, row in queue:
-                    self.store(sequence, row)
-                    self.waiting[number] -= 1
-                queue.clear()
+            while any(self.queues):
+                self.publish()
             self.confirm()
 
     # --- what must hold
