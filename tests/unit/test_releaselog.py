@@ -281,6 +281,8 @@ def test_numbers_and_sequence_ids_go_on_after_the_last() -> None:
     state = fold(intent(4, 1, 2, outlet="o", first=5), intent(2, 3, outlet="p", first=9), done(4))
     assert state.next_number == 5
     assert state.sequences == {"o": 7, "p": 10}
+    state.apply(intent(5, 8, outlet="o", first=2))
+    assert state.sequences["o"] == 7
 
 
 def test_what_closes_an_intent_that_was_trimmed_is_passed_over() -> None:
