@@ -43,8 +43,8 @@ class Arrivals:
         ledger_ids: of their positions.
         entry_ids: entry << 10 | batch index, 0 where it was not batched.
         due_ms: exact due times.
-        records: tuples of values that ``marshal`` takes; the first two are (id_key, id), the key
-            ``""`` for what has no copies.
+        records: tuples, named ones too, of values that ``marshal`` takes; the first two are
+            (id_key, id), the key ``""`` for what has no copies. They come out as plain tuples.
         attribute: a number for each, for the questions about what is pending; the size of the
             stored record where None.
     """
@@ -462,7 +462,9 @@ class Window:
         stored = taken[~parked]
         if stored.size:
             try:
-                payloads = [marshal.dumps(records[index], _MARSHAL) for index in stored.tolist()]
+                payloads = [
+                    marshal.dumps(tuple(records[index]), _MARSHAL) for index in stored.tolist()
+                ]
             except ValueError as error:
                 raise InvalidInputError(
                     f"a record of an arrival cannot be stored: {error}"
@@ -474,7 +476,7 @@ class Window:
             self._segments.append(some[DUE], some[LEDGER], some[ENTRY], payloads, values)
             self._track(some)
         for index in taken[parked].tolist():
-            self._parked[int(positions[index])] = int(rows[DUE, index]), records[index]
+            self._parked[int(positions[index])] = int(rows[DUE, index]), tuple(records[index])
 
     def _track(self, rows: Rows) -> None:
         dues = rows[DUE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -101,6 +101,31 @@ def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
     assert (len(fix.window), fix.window.in_flight) == (1, 5)
     assert fix.window.advance(T0 + 89) is None
     assert entries(fix.window.advance(T0 + 90)) == [6]
+
+
+class Named(NamedTuple):
+    """A record as a program may hold it."""
+
+    id_key: str
+    id: int
+    value: bytes | None
+
+
+def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) -> None:
+    some = arrivals((1, 1), (2, 1))
+    some.records = [Named("a", 1, b"x"), Named("a", 2, None)]
+    fix.window.offer(some)
+    batch = fix.window.advance(T0 + 1)
+    assert batch is not None
+    assert batch.records == [("a", 1, b"x"), ("a", 2, None)]
+    fix.window.intent(batch)
+    later = restored(fix, tmp_path / "b")
+    later.window.offer(some)
+    later.window.settle(0, [False, True])
+    again = later.window.advance(T0 + 1)
+    assert again is not None
+    assert again.records == [("a", 1, b"x")]
+    assert {type(record) for record in again.records + batch.records} == {tuple}
 
 
 def test_a_batch_has_at_most_so_many(fix: Fixture) -> None:
