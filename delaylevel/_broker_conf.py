@@ -79,7 +79,7 @@ def _names(conf: Path) -> set[str]:
     return names
 
 
-def command(home: Path, directory: Path, *, functions: bool) -> list[str]:
+def command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -> list[str]:
     """What starts the instance; ``bin/pulsar`` becomes the JVM, so its pid is the JVM's.
 
     Without the stream storage (``-nss``) and, unless asked for, without the functions worker.
@@ -96,7 +96,7 @@ def command(home: Path, directory: Path, *, functions: bool) -> list[str]:
             else ["-nfw"]
         ),
         "--bookkeeper-port",
-        "0",
+        str(bookie_port),
         "--bookkeeper-dir",
         str(directory / "data" / "bookkeeper"),
         "--metadata-dir",

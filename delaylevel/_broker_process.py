@@ -84,11 +84,26 @@ def _signal(pid: int, marker: str, number: signal.Signals) -> bool:
 
 def _wait_gone(pid: int, marker: str, timeout_seconds: float) -> bool:
     limit = time.monotonic() + timeout_seconds
-    while is_ours(pid, marker):
+    while is_ours(pid, marker) or _is_ending(pid):
         if time.monotonic() > limit:
             return False
         time.sleep(_POLL_SECONDS)
     return True
+
+
+def _is_ending(pid: int) -> bool:
+    """Whether a process that has no command line any more still holds files and ports.
+
+    They are closed by its last thread, which may outlive the first one: that is a zombie then.
+    """
+    folder = Path(f"/proc/{pid}")
+    try:
+        if (folder / "cmdline").read_bytes():
+            return False  # somebody else has the number now
+        state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state not in (b"Z", b"X") or len(os.listdir(folder / "task")) > 1
+    except OSError:
+        return False
 
 
 def port_is_free(port: int) -> bool:

@@ -14,7 +14,10 @@ _FILE = "instance.json"
 
 @dataclass(frozen=True)
 class Saved:
-    """The last start of an instance; a port of 0 has not been chosen yet."""
+    """The last start of an instance; a port of 0 has not been chosen yet.
+
+    What is stored names the storage node (bookie) by its port, so that one never changes.
+    """
 
     pid: int
     service_port: int
@@ -23,6 +26,7 @@ class Saved:
     conf: dict[str, str]
     heap_mb: int
     started_ms: int
+    bookie_port: int = 0
 
     @property
     def service_url(self) -> str:

@@ -27,7 +27,7 @@ from delaylevel._broker_distribution import (
     locked,
     state_directory,
 )
-from delaylevel._broker_ready import NotReadyError, wait_ready
+from delaylevel._broker_ready import NotReadyError, UnsettledError, wait_ready
 from delaylevel._broker_state import Saved, load, save
 from delaylevel.config import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
@@ -46,7 +46,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 DEFAULT_HEAP_MB = 400
-_START_ATTEMPTS = 3
+_START_ATTEMPTS = 5
 _PORT_WAIT_SECONDS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -70,6 +70,10 @@ class BrokerStatus:
     admin_url: str
     functions: bool
     started_ms: int | None
+
+
+class _StartAgainError(BrokerError):
+    """This start came to nothing, and the next one will do."""
 
 
 class EmbeddedBroker:
@@ -172,6 +176,11 @@ class EmbeddedBroker:
                 saved = self._launch(home, saved)
                 try:
                     self._wait_ready(saved, timeout_seconds)
+                except _StartAgainError as error:
+                    self._end(saved.pid, timeout_seconds=10)
+                    if attempt == _START_ATTEMPTS:
+                        raise BrokerError(str(error)) from None
+                    log.info("starting it again: %s", error)
                 except BrokerError as error:
                     self._end(saved.pid, timeout_seconds=5)
                     if "BindException" not in self.logs(500) or attempt == _START_ATTEMPTS:
@@ -267,12 +276,20 @@ class EmbeddedBroker:
             conf=conf or {},
             heap_mb=heap_mb or DEFAULT_HEAP_MB,
             started_ms=0,
+            bookie_port=last.bookie_port if last else 0,
         )
 
     def _launch(self, home: Path, settings: Saved) -> Saved:
         ports = [settings.service_port, settings.web_port]
-        if 0 in ports or not process.become_free(ports, timeout_seconds=_PORT_WAIT_SECONDS):
-            ports = process.free_ports(2)
+        bookie_port = settings.bookie_port
+        kept = [port for port in (*ports, bookie_port) if port]
+        process.become_free(kept, timeout_seconds=_PORT_WAIT_SECONDS)
+        fresh = [port for port in process.free_ports(6) if port not in kept]
+        if 0 in ports or not all(map(process.port_is_free, ports)):
+            ports = [fresh.pop(), fresh.pop()]
+        if not (self.directory / "data").exists():
+            # Not one that the system gives to an outgoing connection while this broker is stopped.
+            bookie_port = fresh.pop()
         write_conf(
             home,
             self.directory / "conf",
@@ -285,7 +302,12 @@ class EmbeddedBroker:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("wb") as output:
             self._child = subprocess.Popen(
-                command(home, self.directory, functions=settings.functions),
+                command(
+                    home,
+                    self.directory,
+                    functions=settings.functions,
+                    bookie_port=bookie_port,
+                ),
                 env=environment(
                     self.directory,
                     java=java(),
@@ -304,6 +326,7 @@ class EmbeddedBroker:
             service_port=ports[0],
             web_port=ports[1],
             started_ms=time.time_ns() // 1_000_000,
+            bookie_port=bookie_port,
         )
         save(self.directory, launched)
         if self._follow_parent:
@@ -318,8 +341,11 @@ class EmbeddedBroker:
                 functions=saved.functions,
                 token=self._token,
                 exit_code=child.poll if child is not None else lambda: None,
+                log_file=self.log_file,
                 timeout_seconds=timeout_seconds,
             )
+        except UnsettledError as error:
+            raise _StartAgainError(f"The embedded broker {self.name!r} {error}.") from None
         except NotReadyError as error:
             raise BrokerError(
                 f"The embedded broker {self.name!r} {error}. "

@@ -13,6 +13,7 @@ import pytest
 from delaylevel import _broker_distribution as distribution
 from delaylevel import _broker_process as process
 from delaylevel._broker_conf import environment, write_conf
+from delaylevel._broker_ready import Registrations, UnsettledError, wait_ready
 from delaylevel.broker import EmbeddedBroker, instances, running_instance
 from delaylevel.errors import InvalidInputError, PrerequisiteError
 
@@ -232,3 +233,69 @@ def test_nothing_runs_where_nothing_was_started(
     assert (status.running, status.pid, status.started_ms) == (False, None, None)
     assert EmbeddedBroker("default").logs() == ""
     assert list(tmp_path.iterdir()) == [], "asking creates nothing"
+
+
+INVALIDATED = (
+    "2026-11-21T11:36:39,249+0000 [metadata-store-1-1] INFO  org.apache.pulsar.metadata."
+    "coordination.impl.ResourceLockImpl - Lock on resource /ledgers/available/127.0.0.1:20815 was "
+    "invalidated. state Valid\n"
+)
+
+
+def test_a_storage_node_that_registers_without_end_is_seen(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    registrations = Registrations(log)
+    assert not registrations.flap(), "there is no log yet"
+    log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
+    assert not registrations.flap()
+    with log.open("a") as file:
+        file.write(INVALIDATED * 4 + INVALIDATED[:150])
+    assert not registrations.flap(), "once or twice is no storm"
+    with log.open("a") as file:
+        file.write(INVALIDATED[150:])
+    assert registrations.flap()
+    assert registrations.flap()
+
+
+def test_such_a_broker_is_not_ready(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    log.write_text(INVALIDATED * 9)
+    with pytest.raises(UnsettledError, match="registers without end"):
+        wait_ready(
+            "http://127.0.0.1:1",
+            functions=False,
+            token=None,
+            exit_code=lambda: None,
+            log_file=log,
+            timeout_seconds=60,
+        )
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc")
+def test_a_process_has_ended_when_its_last_thread_has() -> None:
+    program = (
+        "import ctypes, threading, sys, time\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "print('ready', flush=True)\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # only the first thread ends (exit, x86-64)
+    )
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of the system call is that of x86-64")
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "thread-marker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        while process.command_line(child.pid):
+            pass
+        assert process._is_ending(child.pid), "a thread of it holds its files"
+        assert not process._wait_gone(child.pid, "thread-marker", 0.2)
+        child.kill()
+        assert process._wait_gone(child.pid, "thread-marker", 30)
+        assert not process._is_ending(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
