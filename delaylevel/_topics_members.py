@@ -35,6 +35,8 @@ from delaylevel.topicname import TopicName
 
 # Policies of a topic travel through a system topic of the namespace, which is made at first use.
 _POLICY_WAIT_S = 20.0
+# A topic that another client has made is refused at once, and shown a moment later.
+_SHOW_WAIT_S = 20.0
 _POLICY_PAUSE_S = 0.02
 _NO_TOPIC_POLICIES = 405
 
@@ -171,8 +173,11 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
         admin.create_partitioned(member.topic, member.partitions, properties)
     except ConflictError:
         # Somebody else was quicker: is it the same?
-        if existing(admin, member, description) is None:
-            raise
+        deadline = time.monotonic() + _SHOW_WAIT_S
+        while existing(admin, member, description) is None:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLICY_PAUSE_S)
     except AdminError as error:
         limit = re.search(r"less than or equal to (\d+)", error.reason)
         if error.status == 406 and limit:
