@@ -39,6 +39,9 @@ _POLICY_WAIT_S = 20.0
 _SHOW_WAIT_S = 20.0
 _POLICY_PAUSE_S = 0.02
 _NO_TOPIC_POLICIES = 405
+_SUBSCRIBE_WAIT_S = 20.0
+_SUBSCRIBE_PAUSE_S = 0.1
+_BAD_VERSION = "BadVersion"
 
 
 def check_same(wanted: LevelTopicDescription, described: LevelTopicDescription) -> None:
@@ -187,11 +190,20 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
 
 def subscribe(admin: TopicAdmin, member: Member) -> None:
     """Make sure that every partition has its durable subscription."""
-    try:
-        admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
-    except ConflictError as error:
-        if error.status != 409:
-            raise
+    deadline = time.monotonic() + _SUBSCRIBE_WAIT_S
+    while True:
+        try:
+            admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
+            break
+        except ConflictError as error:
+            if error.status != 409:
+                raise
+            break
+        except AdminError as error:
+            # What a broker says where two clients make the same subscription at the same moment.
+            if _BAD_VERSION not in error.reason or time.monotonic() > deadline:
+                raise
+            time.sleep(_SUBSCRIBE_PAUSE_S)
     figures = admin.partitioned_stats(member.topic)
     for index in range(member.partitions):
         stats = figures.get(index) or admin.partition_stats(member.topic.partition(index))

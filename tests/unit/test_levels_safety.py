@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from delaylevel import topics
 from delaylevel._topics_safety import check_partition_limit, notes, problems
 from delaylevel.description import DESCRIPTION_PROPERTY, TARGET_PREFIX, LevelTopicDescription
-from delaylevel.errors import InvalidStrategyError, LevelTopicError
+from delaylevel.errors import AdminError, InvalidStrategyError, LevelTopicError
 from delaylevel.ports import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.testing import MemoryPulsar
+from delaylevel.topicname import TopicName
 
 DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)))
 HELD_BACK = BacklogQuota("destination_storage", 10 << 30, None, "producer_request_hold")
@@ -137,3 +140,30 @@ def test_properties_hold_description_and_targets_apart() -> None:
     assert LevelTopicDescription.from_properties(DESCRIPTION.topic, {"a": "b"}) is None
     with pytest.raises(LevelTopicError):
         LevelTopicDescription.from_properties(DESCRIPTION.topic, {DESCRIPTION_PROPERTY: "x"})
+
+
+def test_a_broker_that_two_ask_for_one_subscription_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a real one says it where several clients make a level topic at the same moment."""
+    reason = "ManagedLedgerException$BadVersionException: Version mismatch, actual=0, expect=-1"
+    refused: set[TopicName] = set()
+    with MemoryPulsar(namespaces=["a/b"]) as memory:
+        create_subscription = memory.admin.create_subscription
+
+        def now_and_then(topic: TopicName, *args: Any, **options: Any) -> None:
+            if topic not in refused:
+                refused.add(topic)
+                raise AdminError("refused", status=500, reason=reason)
+            create_subscription(topic, *args, **options)
+
+        monkeypatch.setattr(memory.admin, "create_subscription", now_and_then)
+        assert topics.create(memory.admin, DESCRIPTION) == DESCRIPTION
+        assert refused == {member.topic for member in DESCRIPTION.members()}
+
+        def never(topic: TopicName, *args: Any, **options: Any) -> None:
+            raise AdminError("refused", status=500, reason="disk full")
+
+        monkeypatch.setattr(memory.admin, "create_subscription", never)
+        with pytest.raises(AdminError, match="refused"):
+            topics.create(memory.admin, DESCRIPTION)
