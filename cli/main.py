@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "sync": "delaylevel.cli.sync:sync",
     "dispatch": "delaylevel.cli.dispatch:dispatch",
     "function": "delaylevel.cli.function:function",
+    "doctor": "delaylevel.cli.doctor:doctor",
+    "plan": "delaylevel.cli.plan:plan",
     "dlq": "delaylevel.cli.dlq:dlq",
     "demo": "delaylevel.cli.demo:demo",
 }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
 from delaylevel import _admin_values as read
 from delaylevel._rest import Rest, Token
+from delaylevel.clock import instant_ms
 from delaylevel.config import Connection
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
 from delaylevel.ports import (
     AcknowledgedRange,
     BrokerSettings,
+    DelayedDelivery,
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
@@ -143,6 +146,30 @@ class Admin:
                 return BrokerSettings()  # only superusers may
             raise
         return read.broker_settings(value)
+
+    def runtime_configuration(self) -> dict[str, str]:
+        """Return every setting that the broker runs with.
+
+        Raises:
+            PermissionDeniedError: only superusers may.
+        """
+        return dict(self._rest.get("brokers/configuration/runtime"))
+
+    def clock_ms(self) -> int | None:
+        """Return what the broker's clock says, in whole seconds; None where it does not.
+
+        The time is that of the answer's ``Date``: behind the true one by less than a second and
+        the answer's way.
+        """
+        said = self._rest.request("GET", "brokers/version").headers.get("Date")
+        return instant_ms(parsedate_to_datetime(said)) if said else None
+
+    def delayed_delivery(self, topic: TopicName) -> DelayedDelivery | None:
+        """Return how a topic delays messages, where that is set for it or for its namespace."""
+        value = self._rest.get(f"{topic.rest_path}/delayedDelivery", applied="false")
+        if not value:
+            value = self._rest.get(f"namespaces/{_namespace(topic.namespace_path)}/delayedDelivery")
+        return DelayedDelivery(bool(value["active"]), int(value["tickTime"])) if value else None
 
     # --- namespaces ------------------------------------------------------------------------
 
@@ -311,6 +338,13 @@ class Admin:
         """Return the figures of one partition."""
         return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
+    def delayed_counts(self, partition: TopicName) -> dict[str, int]:
+        """Return how many messages each subscription's delayed-delivery index holds, by name."""
+        value = self._rest.get(f"{partition.rest_path}/stats")
+        return {
+            name: int(item.get("msgDelayed", 0)) for name, item in value["subscriptions"].items()
+        }
+
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         """Return the figures of all partitions of a partitioned topic, by number.
 
@@ -335,6 +369,14 @@ class Admin:
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
         """Return the ledgers that a partition still has, oldest first, with what is in each."""
         return read.ledgers(self.internal_stats(partition))
+
+    def added(self, partition: TopicName) -> tuple[int, int]:
+        """Return how many messages and entries a partition has got since the broker opened it.
+
+        Messages are counted first: what comes in between makes no entry look too full.
+        """
+        messages = self._rest.get(f"{partition.rest_path}/stats").get("msgInCounter", 0)
+        return int(messages), int(self.internal_stats(partition).get("entriesAddedCounter", 0))
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the last position up to which a subscription has acknowledged everything.

@@ -192,6 +192,19 @@ class BrokerSettings:
 
 
 @dataclass(frozen=True)
+class DelayedDelivery:
+    """How a topic holds messages back until they are due.
+
+    Attributes:
+        active: whether it does; otherwise they are delivered at once.
+        tick_ms: how exactly.
+    """
+
+    active: bool
+    tick_ms: int
+
+
+@dataclass(frozen=True)
 class AcknowledgedRange:
     """Entries behind a subscription's acknowledged front that are acknowledged one by one.
 

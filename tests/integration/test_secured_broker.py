@@ -21,6 +21,7 @@ from delaylevel._broker_process import free_ports
 from delaylevel.admin import Admin
 from delaylevel.broker import EmbeddedBroker
 from delaylevel.config import Connection
+from delaylevel.doctor import State, examine
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError, PrerequisiteError
 from delaylevel.topicname import TopicName
 
@@ -185,3 +186,13 @@ def test_the_host_must_be_the_certificates(secured: Secured) -> None:
     lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
     partitions(lenient)
     publish(lenient)
+
+
+def test_the_doctor_says_what_a_token_may_not_do(secured: Secured) -> None:
+    good = list(examine(secured.load(token=secured.token)))
+    assert [item.check for item in good if item.state is State.FAILED] == []
+    found = list(examine(secured.load(token=secured.foreign_token)))
+    (finding,) = [item for item in found if item.state is State.FAILED]
+    assert finding.check == "admin rights"
+    assert secured.foreign_token not in finding.says
+    assert "pulsar-admin tenants update" in finding.remedies[0]

@@ -1,0 +1,194 @@
+"""``delaylevel plan``: what a load of delayed messages takes."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from delaylevel import plan as planning
+from delaylevel.benchmarked import FIGURES
+from delaylevel.description import FinalWindow, Mover
+from delaylevel.plan import Load, Plan
+
+from .options import DURATION, examples, output_option
+from .output import Column, emit, emit_one, note
+
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_LOAD = (
+    Column("pending", "number"),
+    Column("stored", head="STORED"),
+    Column("native_index", head="INDEX NATIVE"),
+    Column("native_rebuild_ms", "duration", head="REBUILD NATIVE"),
+)
+_PLANS = (
+    Column("levels"),
+    Column("partitions", "number"),
+    Column("window", "number", head="IN WINDOW"),
+    Column("window_size", head="WINDOW SIZE"),
+    Column("index", head="INDEX"),
+    Column("tracker", head="TRACKER"),
+    Column("rebuild_ms", "duration", head="REBUILD"),
+    Column("moves_per_s", "number", head="MOVES/S"),
+    Column("movers", "number"),
+)
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.match(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no size: write 1024, 1KiB or 2MB", param, ctx)
+        return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+
+
+@click.command(
+    epilog=examples(
+        "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
+        "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window tracker",
+        "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
+    )
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    required=True,
+    metavar="PER_SECOND",
+    help="Delayed messages a second.",
+)
+@click.option("--max-delay", type=DURATION, required=True, help="The longest delay.")
+@click.option("--size", type=_Size(), required=True, help="Bytes of a message, e.g. 1KiB.")
+@click.option("--mean-delay", type=DURATION, help="The mean delay; half of the longest otherwise.")
+@click.option(
+    "--copies",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="How many bookies keep each message.",
+)
+@click.option(
+    "--subscriptions",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Subscriptions of the business topic; each has its own index in the broker.",
+)
+@click.option(
+    "--mover",
+    type=click.Choice([mover.value for mover in Mover]),
+    default=Mover.SPARK.value,
+    show_default=True,
+    help="Who moves what is near-due.",
+)
+@click.option(
+    "--final-window",
+    type=click.Choice([window.value for window in FinalWindow]),
+    default=FinalWindow.BROKER.value,
+    show_default=True,
+    help="Who holds a message between its last hand-off and its due time.",
+)
+@click.option(
+    "--partition-limit",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="The most partitions of a level.",
+)
+@output_option
+def plan(
+    rate: float,
+    max_delay: timedelta,
+    size: int,
+    mean_delay: timedelta | None,
+    copies: int,
+    subscriptions: int,
+    mover: str,
+    final_window: str,
+    partition_limit: int,
+    output: str,
+) -> None:
+    """Compute what a load takes: partitions, storage, memory, movers.
+
+    From this project's own benchmarks, on two shared cores: take it for orders of magnitude. The
+    first list of levels is the recommended one. Nothing is contacted.
+    """
+    load = Load(
+        rate=rate,
+        maximum_delay=max_delay,
+        size=size,
+        mean_delay=mean_delay,
+        copies=copies,
+        subscriptions=subscriptions,
+        mover=Mover(mover),
+        final_window=FinalWindow(final_window),
+        partition_limit=partition_limit,
+    )
+    rows = [plan_view(item) for item in planning.plans(load)]
+    if output == "json":
+        figures = {
+            name: {"value": figure.value, "unit": figure.unit, "command": figure.command}
+            for name, figure in FIGURES.items()
+        }
+        emit_one({**load_view(load), "plans": rows, "figures": figures}, _LOAD, output)
+        return
+    if output == "jsonl":
+        emit(rows, _PLANS, output)
+        return
+    emit_one(_readable(load_view(load)), _LOAD, output)
+    click.echo()
+    emit([_readable(row) for row in rows], _PLANS, output)
+    note(
+        "The first list is the recommended one. MOVERS: "
+        + ("cores of the Spark job" if load.mover is Mover.SPARK else "instances of the Function")
+        + ", with as much to spare."
+    )
+
+
+def load_view(load: Load) -> dict[str, Any]:
+    """What the load is without levels, as one row."""
+    return {
+        "pending": load.pending,
+        "stored_bytes": load.stored_bytes,
+        "native_index_bytes": load.native_index_bytes,
+        "native_rebuild_ms": round(load.native_rebuild_s * 1000),
+    }
+
+
+def plan_view(item: Plan) -> dict[str, Any]:
+    """A plan as one row."""
+    return {
+        "levels": ", then ".join(str(strategy) for strategy in item.levels.strategies),
+        "partitions": item.partitions,
+        "window": item.window,
+        "window_size_bytes": item.window_bytes,
+        "index_bytes": item.index_bytes,
+        "tracker_bytes": item.tracker_bytes,
+        "rebuild_ms": round(item.rebuild_s * 1000),
+        "moves_per_s": round(item.moves_per_s),
+        "movers": item.movers,
+    }
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """The same with sizes in words, for tables."""
+    sizes = {
+        key.removesuffix("_bytes"): _size_text(value)
+        for key, value in row.items()
+        if key.endswith("_bytes")
+    }
+    return {**row, **sizes}
+
+
+def _size_text(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    raise AssertionError("a unit was expected")

@@ -1,0 +1,128 @@
+"""All checks in their order, and what runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from delaylevel import topics
+from delaylevel.admin import Admin
+from delaylevel.clock import Clock, SystemClock
+from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription
+from delaylevel.doctor import cluster_checks, running_checks, topic_checks
+from delaylevel.doctor.finding import Finding, Outcome, Problem
+from delaylevel.doctor.patient import Cluster, ExamOptions, Patient
+from delaylevel.errors import (
+    BrokerError,
+    BrokerUnreachableError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from delaylevel.topicname import TopicName
+
+TOPIC_CHECKS: tuple[tuple[str, Callable[[Patient], Outcome]], ...] = (
+    ("partitions", topic_checks.partitions),
+    ("subscriptions", topic_checks.subscriptions),
+    ("message ttl", topic_checks.expiry),
+    ("inactive deletion", topic_checks.inactivity),
+    ("replication", topic_checks.replication),
+    ("namespace policies", topic_checks.namespace),
+    ("targets", topic_checks.targets),
+    ("target subscriptions", topic_checks.target_subscriptions),
+    ("delayed delivery", topic_checks.delayed_delivery),
+    ("read-ahead", running_checks.read_ahead),
+    ("deduplication", topic_checks.deduplication),
+    ("mover", running_checks.mover),
+    ("dispatcher", running_checks.dispatcher),
+    ("hand-offs", running_checks.lateness),
+    ("lead", running_checks.lead),
+    ("producer clocks", running_checks.producer_clocks),
+    ("held", running_checks.held),
+    ("dead letters", running_checks.dead_letters),
+    ("ack holes", running_checks.holes),
+    ("disk", running_checks.disk),
+)
+CLUSTER_CHECKS = ("broker", "admin rights", "clock", "level topic")
+CHECKS = (*CLUSTER_CHECKS, *(name for name, _ in TOPIC_CHECKS))
+
+
+def examine(
+    connection: Connection,
+    topic: str | None = None,
+    *,
+    namespace: str = "public/default",
+    options: ExamOptions | None = None,
+    clock: Clock | None = None,
+) -> Iterator[Finding]:
+    """Run every check and yield a line for each, in their order; nothing is changed.
+
+    Args:
+        connection: the cluster.
+        topic: a business topic, its level topic, or any of its family; None for every level topic
+            of the namespace.
+        namespace: ``tenant/namespace`` to look in where no topic is named.
+        options: what the cluster cannot say of itself.
+        clock: the clock of this machine.
+    """
+    if topic is not None:
+        namespace = TopicName.parse(topic).namespace_path
+    with Admin.from_connection(connection) as admin:
+        cluster = Cluster(connection, admin, clock or SystemClock(), options or ExamOptions())
+        found = Finding("broker", connection.admin_url, _guarded(cluster_checks.broker, cluster))
+        yield found
+        if found.outcome.problems:
+            return  # nothing else can be asked
+        found = Finding(
+            "admin rights",
+            namespace,
+            _guarded(lambda c: cluster_checks.rights(c, namespace), cluster),
+        )
+        yield found
+        yield Finding("clock", connection.admin_url, _guarded(cluster_checks.clock, cluster))
+        if found.outcome.problems:
+            return
+        descriptions, finding = _level_topics(admin, topic, namespace)
+        yield finding
+        for description in descriptions:
+            patient = Patient(cluster, description)
+            for name, check in TOPIC_CHECKS:
+                yield Finding(name, description.topic, _guarded(check, patient))
+
+
+def _level_topics(
+    admin: Admin, topic: str | None, namespace: str
+) -> tuple[Sequence[LevelTopicDescription], Finding]:
+    subject = topic or namespace
+    if topic is not None:
+        try:
+            described = topics.describe(admin, topic, search=True)
+        except LevelTopicError as error:
+            problem = Problem(str(error), f"`delaylevel levels create {topic}`")
+            return (), Finding("level topic", subject, Outcome.of(problem))
+        return (described,), Finding("level topic", subject, Outcome.of(note=described.topic))
+    found = topics.list_level_topics(admin, namespace)
+    bad = [
+        Problem(f"{item.topic}: {item.problem}", "`delaylevel levels create` with its own strategy")
+        for item in found
+        if item.description is None
+    ]
+    descriptions = [item.description for item in found if item.description is not None]
+    note = f"{len(descriptions)} level topics"
+    return descriptions, Finding("level topic", subject, Outcome.of(*bad, note=note))
+
+
+def _guarded(
+    check: Callable[[Patient], Outcome] | Callable[[Cluster], Outcome], of: object
+) -> Outcome:
+    """Run a check; that it cannot ask is an outcome, too."""
+    try:
+        return check(of)  # type: ignore[arg-type]
+    except PermissionDeniedError as error:
+        return Outcome.skip(f"the token may not look ({error.reason})")
+    except BrokerUnreachableError as error:
+        return Outcome.of(Problem(str(error), "start the broker, or name its --admin-url"))
+    except NotFoundError as error:
+        return Outcome.skip(f"gone meanwhile: {error.reason}")
+    except BrokerError as error:
+        return Outcome.of(Problem(str(error), "try again; the broker's own log says more"))

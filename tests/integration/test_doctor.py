@@ -1,0 +1,358 @@
+"""Every fault is planted on the real broker, and the doctor finds that one and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+import urllib3
+from click.testing import CliRunner
+
+from delaylevel import lifecycle, topics
+from delaylevel.admin import Admin
+from delaylevel.cli.main import cli
+from delaylevel.client import DelayLevelClient
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.delivery import Delivery
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
+from delaylevel.mover import LocalMover
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
+
+
+class WrongClock:
+    """This machine's clock, if it were wrong."""
+
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+
+    def now_ms(self) -> int:
+        return SystemClock().now_ms() + self._ahead_ms
+
+
+@dataclass
+class Ward:
+    """A healthy set-up, and what is needed to spoil it."""
+
+    connection: Connection
+    admin: Admin
+    client: Any
+    make_client: Callable[..., DelayLevelClient]
+    description: LevelTopicDescription
+    folder: Path
+    skewed: Callable[[], Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    clock: Any = None
+    moving: Any = None
+    consumer: Any = None
+
+    @property
+    def target(self) -> TopicName:
+        return TopicName.parse(self.description.targets[0])
+
+    @property
+    def partition(self) -> TopicName:
+        return self.description.name.partition(1)
+
+    def start(self) -> Ward:
+        self.moving = LocalMover(self.client, self.admin, self.description)
+        self.consumer = self.client.subscribe(
+            self.target.full, "app", consumer_type=pulsar.ConsumerType.Shared
+        )
+        return self
+
+    def stop(self) -> None:
+        if self.moving is not None:
+            self.moving.close()
+
+    def post(self, path: str, value: Any, query: str = "") -> None:
+        url = f"{self.admin.admin_url}/admin/v2/{path}{query}"
+        answer = urllib3.request("POST", url, json=value)
+        assert answer.status == 204, answer.data
+
+    def findings(self) -> list[Finding]:
+        options = ExamOptions(**self.options)
+        return list(
+            examine(self.connection, self.description.topic, options=options, clock=self.clock)
+        )
+
+    def failed(self) -> set[str]:
+        return {item.check for item in self.findings() if item.state is State.FAILED}
+
+
+@pytest.fixture
+def ward(
+    request: pytest.FixtureRequest,
+    connection: Connection,
+    admin: Admin,
+    client: pulsar.Client,
+    dl_client: Callable[..., DelayLevelClient],
+    level_topic: Callable[..., LevelTopicDescription],
+    tmp_path: Path,
+) -> Any:
+    values = getattr(request, "param", {})
+    made = Ward(
+        connection,
+        admin,
+        client,
+        dl_client,
+        level_topic(MINUTES, **values),
+        tmp_path,
+        lambda: request.getfixturevalue("skewed"),
+    ).start()
+    yield made
+    made.stop()
+
+
+def test_a_healthy_set_up_is_silent(ward: Ward) -> None:
+    ward.options = {"spill_dir": ward.folder, "trigger_ms": 1000}
+    with ward.make_client().create_producer(
+        ward.target.full, enable_delay_level_topic=True
+    ) as producer:
+        producer.send(b"x", deliver_after=timedelta(minutes=3))
+    found = ward.findings()
+    assert [item.check for item in found] == list(CHECKS)
+    assert {item.check: item.says for item in found if item.state is not State.OK} == {}
+    assert len({item.check for item in found}) == len(found)
+
+
+# -- one fault each; the name is the check that has to find it
+
+
+def unreachable_broker(ward: Ward) -> None:
+    ward.connection = ward.connection.model_copy(update={"service_url": "pulsar://127.0.0.1:1"})
+
+
+def unreachable_admin(ward: Ward) -> None:
+    ward.connection = ward.connection.model_copy(update={"admin_url": "http://127.0.0.1:1"})
+
+
+def wrong_clock(ward: Ward) -> None:
+    ward.clock = WrongClock(-60_000)
+
+
+def clock_ahead(ward: Ward) -> None:
+    ward.clock = WrongClock(60_000)
+
+
+def no_level_topic(ward: Ward) -> None:
+    ward.stop()
+    lifecycle.delete(ward.admin, ward.description)
+
+
+def more_partitions(ward: Ward) -> None:
+    ward.admin.expand(ward.description.name, 5)
+
+
+def member_gone(ward: Ward) -> None:
+    ward.admin.delete(ward.description.dead_letter_topic)
+
+
+def subscription_gone(ward: Ward) -> None:
+    name = ward.description.dead_letter_topic.partition(0)
+    ward.admin.delete_subscription(name, SUBSCRIPTION)
+
+
+def ttl_of_a_topic(ward: Ward) -> None:
+    ward.post(f"{ward.description.held_topic.rest_path}/messageTTL", None, "?messageTTL=60")
+
+
+def may_be_deleted(ward: Ward) -> None:
+    value = {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 60,
+        "deleteWhileInactive": True,
+    }
+    ward.post(f"{ward.description.name.rest_path}/inactiveTopicPolicies", value)
+
+
+def eviction(ward: Ward) -> None:
+    quota = {"limitSize": 10_000_000, "limitTime": -1, "policy": "consumer_backlog_eviction"}
+    ward.post(f"namespaces/{ward.target.namespace_path}/backlogQuota", quota)
+
+
+def expiring_subscriptions(ward: Ward) -> None:
+    ward.post(f"namespaces/{ward.target.namespace_path}/subscriptionExpirationTime", 60)
+
+
+def target_gone(ward: Ward) -> None:
+    ward.consumer.close()
+    ward.admin.delete(ward.target)
+
+
+def exclusive_subscription(ward: Ward) -> None:
+    ward.client.subscribe(ward.target.full, "reader-like")
+
+
+def no_delayed_delivery(ward: Ward) -> None:
+    value = {"active": False, "tickTime": 1000}
+    ward.post(f"{ward.target.rest_path}/delayedDelivery", value)
+
+
+def coarse_tick(ward: Ward) -> None:
+    value = {"active": True, "tickTime": 10_000}
+    ward.post(f"namespaces/{ward.target.namespace_path}/delayedDelivery", value)
+
+
+def far_read_ahead(ward: Ward) -> None:
+    conf = ward.folder / "bookkeeper.conf"
+    conf.write_text("journalDirectory=/data\ndbStorage_readAheadCacheBatchSize=1000\n")
+    ward.options = {"bookie_conf": conf}
+
+
+def no_deduplication(ward: Ward) -> None:
+    ward.options = {"delivery": Delivery.EFFECTIVELY_ONCE}
+
+
+def no_mover(ward: Ward) -> None:
+    ward.stop()
+
+
+def long_trigger(ward: Ward) -> None:
+    ward.options = {"trigger_ms": 60_000}
+
+
+def behind(ward: Ward) -> None:
+    with ward.make_client().create_producer(
+        ward.target.full, enable_delay_level_topic=True
+    ) as producer:
+        producer.send(b"x", deliver_after=timedelta(minutes=3))
+    # An hour later the mover is connected still, and has done nothing.
+    ward.clock = WrongClock(3_600_000)
+
+
+def producer_ahead(ward: Ward) -> None:
+    ward.skewed()(
+        ward.partition.full,
+        45_000,
+        b"x",
+        {
+            "delaylevel.due": str(SystemClock().now_ms() + 150_000),
+            "delaylevel.target": ward.target.full,
+        },
+    )
+
+
+def something_held(ward: Ward) -> None:
+    ward.client.create_producer(ward.description.held_topic.full).send(b"x")
+
+
+def something_dead(ward: Ward) -> None:
+    ward.client.create_producer(ward.description.dead_letter_topic.full).send(b"x")
+
+
+def many_holes(ward: Ward) -> None:
+    producer = ward.client.create_producer(
+        ward.target.full, batching_enabled=False, max_pending_messages=5000
+    )
+    for _ in range(2100):
+        producer.send_async(b"x", lambda *_: None)
+    producer.flush()
+    for number in range(2100):
+        message = ward.consumer.receive(60_000)
+        if number % 2:
+            ward.consumer.acknowledge(message)
+
+
+def no_spill_directory(ward: Ward) -> None:
+    ward.options = {"spill_dir": ward.folder / "absent"}
+
+
+PLANTED = [
+    ("broker", unreachable_broker),
+    ("broker", unreachable_admin),
+    ("clock", wrong_clock),
+    ("clock", clock_ahead),
+    ("level topic", no_level_topic),
+    ("partitions", more_partitions),
+    ("partitions", member_gone),
+    ("subscriptions", subscription_gone),
+    ("message ttl", ttl_of_a_topic),
+    ("inactive deletion", may_be_deleted),
+    ("namespace policies", eviction),
+    ("namespace policies", expiring_subscriptions),
+    ("targets", target_gone),
+    ("target subscriptions", exclusive_subscription),
+    ("delayed delivery", no_delayed_delivery),
+    ("delayed delivery", coarse_tick),
+    ("read-ahead", far_read_ahead),
+    ("deduplication", no_deduplication),
+    ("mover", no_mover),
+    ("lead", long_trigger),
+    ("producer clocks", producer_ahead),
+    ("held", something_held),
+    ("dead letters", something_dead),
+    ("ack holes", many_holes),
+    ("disk", no_spill_directory),
+]
+
+
+@pytest.mark.parametrize(("check", "plant"), PLANTED, ids=[plant.__name__ for _, plant in PLANTED])
+def test_a_planted_fault_is_found_and_nothing_else(
+    ward: Ward, check: str, plant: Callable[[Ward], None], eventually: Callable[..., Any]
+) -> None:
+    plant(ward)
+    # Policies and acknowledgements show some time after they are made.
+    eventually(lambda: check in ward.failed(), f"the finding {check!r}", seconds=60)
+    assert ward.failed() == {check}
+    for item in ward.findings():
+        if item.state is State.FAILED:
+            assert item.says
+            assert all(item.remedies)
+
+
+def test_hand_offs_that_are_behind(ward: Ward) -> None:
+    behind(ward)
+    # The clock is what the test itself has made wrong.
+    assert ward.failed() == {"clock", "hand-offs"}
+
+
+@pytest.mark.parametrize("ward", [{"final_window": FinalWindow.TRACKER}], indirect=True)
+def test_a_tracker_without_a_dispatcher(ward: Ward) -> None:
+    assert ward.failed() == {"dispatcher"}
+
+
+@pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)
+def test_a_function_that_is_not_there(ward: Ward) -> None:
+    assert ward.failed() == {"mover"}
+
+
+def test_by_command(ward: Ward, connection: Connection) -> None:
+    address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(cli, [*address, "doctor", *arguments])
+
+    well = run(ward.target.full)
+    assert well.exit_code == 0, well.output
+    assert "All is well" in well.stderr
+    assert "FAIL" not in well.stdout
+    ward.stop()
+    ill = run(ward.target.full)
+    assert ill.exit_code == 1
+    assert [line.split()[1] for line in ill.stdout.splitlines() if line.startswith("FAIL")] == [
+        "mover"
+    ]
+    assert "-> `delaylevel sync spark" in ill.stdout
+    answer = run("--namespace", ward.target.namespace_path, "-o", "jsonl")
+    rows = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert answer.exit_code == 1
+    assert [row["check"] for row in rows if row["state"] == "failed"] == ["mover"]
+    assert [row["check"] for row in rows] == list(CHECKS)
+
+
+def test_the_level_topic_can_be_made_whole_as_the_remedy_says(ward: Ward) -> None:
+    for plant in (subscription_gone, may_be_deleted, ttl_of_a_topic):
+        plant(ward)
+    topics.create(ward.admin, ward.description)
+    assert ward.failed() == set()
