@@ -60,8 +60,11 @@ def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
     settings: dict[str, Any] = {
         "service_url": url,
         "use_tls": argument(arguments, "use_tls") == "true",
-        "tls_allow_insecure_connection": (
-            argument(arguments, "tls_allow_insecure_connection") == "true"
+        # The worker writes the shorter name, and the instance's program understands both.
+        "tls_allow_insecure_connection": "true"
+        in (
+            argument(arguments, "tls_allow_insecure"),
+            argument(arguments, "tls_allow_insecure_connection"),
         ),
         "tls_validate_hostname": argument(arguments, "hostname_verification_enabled") == "true",
     }

@@ -220,7 +220,7 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
         "tls_validate_hostname": False,
     }
     words += ["--use_tls", "true", "--tls_trust_cert_path", "/ca.pem"]
-    words += ["--hostname_verification_enabled", "true", "--tls_allow_insecure_connection", "false"]
+    words += ["--hostname_verification_enabled", "true", "--tls_allow_insecure", "true"]
     plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
     words += ["--client_auth_plugin", plugin, "--client_auth_params", "token:abc"]
     found = client_settings(words)
@@ -230,7 +230,7 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
         "service_url": "pulsar://broker:6650",
         "use_tls": True,
         "tls_trust_certs_file_path": "/ca.pem",
-        "tls_allow_insecure_connection": False,
+        "tls_allow_insecure_connection": True,
         "tls_validate_hostname": True,
     }
 
