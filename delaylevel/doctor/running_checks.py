@@ -260,6 +260,8 @@ def disk(patient: Patient) -> Outcome:
     """The disk that the dispatcher spills to has room for the window."""
     folder = patient.options.spill_dir
     if folder is None:
+        if patient.description.final_window is not FinalWindow.TRACKER:
+            return Outcome.of(note="nothing is spilled: the broker holds what is near-due")
         return Outcome.skip("name the dispatcher's directory with --spill-dir")
     if not folder.is_dir():
         return Outcome.of(

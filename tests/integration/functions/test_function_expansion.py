@@ -1,0 +1,49 @@
+"""A level topic that is expanded while its Function runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel import lifecycle
+from delaylevel.admin import Admin
+from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.strategy import Levels, PartitionStrategy
+
+pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(300)]
+
+UNIT = timedelta(seconds=2)
+LEVELS = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=3 * UNIT))
+
+
+def test_a_running_function_moves_what_is_in_new_partitions(
+    admin: Admin,
+    level_topic: Callable[..., LevelTopicDescription],
+    deployed: Callable[..., Any],
+    dl_client: Callable[..., Any],
+    receive: Callable[..., Any],
+    drained: Callable[..., None],
+) -> None:
+    description = level_topic(LEVELS, mover=Mover.FUNCTION)
+    get = receive(description.targets[0])
+    deployed(description)
+    producer = dl_client().create_producer(
+        description.targets[0], enable_delay_level_topic=True, mover=Mover.FUNCTION
+    )
+    producer.send(b"first", deliver_after=UNIT)
+    assert get(1, 90)[0].message.data() == b"first"
+    longer = lifecycle.longer_levels(LEVELS, 8 * UNIT)
+    expanded = lifecycle.expand(admin, description.topic, longer)
+    sent = []
+    for number in range(1, 8):
+        body = f"{number}".encode()
+        producer.send(body, deliver_after=UNIT * number)
+        sent.append(body)
+    # The instance's client looks for new partitions once a minute.
+    found = get(len(sent), 150)
+    drained(expanded)
+    producer.close()
+    assert sorted(item.message.data() for item in found) == sorted(sent)
