@@ -152,6 +152,11 @@ def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerF
             broker.remove()
 
 
+def patient(broker: EmbeddedBroker) -> Connection:
+    """How to reach a broker that shares its processors with others: they may keep it waiting."""
+    return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
+
+
 @pytest.fixture(scope="session")
 def connection(request: pytest.FixtureRequest) -> Connection:
     """Where to reach the broker under test."""
@@ -160,7 +165,7 @@ def connection(request: pytest.FixtureRequest) -> Connection:
     if service_url or admin_url:
         return Connection.load(service_url=service_url, admin_url=admin_url, environ={})
     broker: EmbeddedBroker = request.getfixturevalue("broker")
-    return broker.connection
+    return patient(broker)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.admin import Admin
 from delaylevel.config import Connection
-from delaylevel.errors import AdminError, BrokerUnreachableError, ConflictError, NotFoundError
+from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.ports import TopicPolicies
 from delaylevel.positions import Position
 from delaylevel.topicname import TopicName
@@ -29,7 +29,7 @@ def topic(namespace: str) -> TopicName:
     return TopicName.parse(f"{namespace}/orders")
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
@@ -162,7 +162,7 @@ def test_who_consumes_and_what_is_oldest(
     bounds = publish(client, topic, 3)
     admin.create_subscription(topic, "s")
     consumer = client.subscribe(topic.full, "s", consumer_name="the mover")
-    consumer.acknowledge_cumulative(consumer.receive(10_000))
+    consumer.acknowledge_cumulative(consumer.receive(60_000))
     found = wait_for(
         lambda: [
             item
@@ -299,12 +299,3 @@ def test_every_version_of_a_schema(admin: Admin, client: pulsar.Client, topic: T
     assert {item.type for item in versions} == {"AVRO"}
     assert '"size"' not in versions[0].definition
     assert '"size"' in versions[1].definition
-
-
-def test_a_broker_that_is_stopped_is_not_reached(private_broker: Any) -> None:
-    broker = private_broker()
-    admin = Admin.from_connection(broker.connection)
-    assert admin.health()
-    broker.stop()
-    with pytest.raises(BrokerUnreachableError, match="refused"):
-        admin.health()

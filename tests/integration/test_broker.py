@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pulsar
@@ -15,13 +15,41 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
+from delaylevel._broker_ready import Registrations
+from delaylevel.admin import Admin
 from delaylevel.broker import BrokerStatus, EmbeddedBroker, running_instance
 from delaylevel.cli.main import cli
-from delaylevel.errors import AlreadyRunningError, BrokerError
+from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 
 BrokerFactory = Callable[..., EmbeddedBroker]
 TOPIC = "persistent://public/default/kept"
 SUBSCRIPTION = "reader"
+
+
+CONF: dict[str, str | int | float | bool] = {
+    "brokerDeduplicationEnabled": False,
+    "journalSyncData": False,
+    "delayedDeliveryTickTimeMillis": 250,
+    "subscriptionExpirationTimeMinutes": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def own(
+    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
+) -> Iterator[EmbeddedBroker]:
+    """A broker that tests of this module may stop and kill; each of them leaves it running."""
+    broker = EmbeddedBroker(
+        "own",
+        directory=tmp_path_factory.mktemp("own"),
+        conf=CONF,
+        heap_mb=256,
+        follow_parent=True,
+    )
+    try:
+        yield started(broker)
+    finally:
+        broker.remove()
 
 
 def quiet_client(broker: EmbeddedBroker) -> pulsar.Client:
@@ -44,12 +72,12 @@ def received(broker: EmbeddedBroker, count: int) -> list[int]:
     client = quiet_client(broker)
     try:
         consumer = client.subscribe(TOPIC, SUBSCRIPTION)
-        return [int(consumer.receive(timeout_millis=20_000).data()) for _ in range(count)]
+        return [int(consumer.receive(timeout_millis=60_000).data()) for _ in range(count)]
     finally:
         client.close()
 
 
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 20) -> None:
+def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60) -> None:
     import time
 
     limit = time.monotonic() + timeout_seconds
@@ -67,19 +95,16 @@ def test_is_ready_when_start_returns(broker: EmbeddedBroker) -> None:
     assert status.service_url.startswith("pulsar://127.0.0.1:")
 
 
-def test_conf_reaches_the_broker(private_broker: BrokerFactory) -> None:
-    broker = private_broker(
-        {"delayedDeliveryTickTimeMillis": 250, "subscriptionExpirationTimeMinutes": 7}
-    )
-    url = f"{broker.connection.admin_url}/admin/v2/brokers/configuration/runtime"
+def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
+    url = f"{own.connection.admin_url}/admin/v2/brokers/configuration/runtime"
     runtime = json.loads(urllib3.request("GET", url).data)
     assert runtime["delayedDeliveryTickTimeMillis"] == "250"
     assert runtime["subscriptionExpirationTimeMinutes"] == "7"
     assert runtime["bindAddress"] == "127.0.0.1"
 
 
-def test_messages_outlive_a_restart_and_a_crash(private_broker: BrokerFactory) -> None:
-    broker = private_broker()
+def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
+    broker = own
     first = broker.status()
     publish(broker, 50)
 
@@ -90,6 +115,8 @@ def test_messages_outlive_a_restart_and_a_crash(private_broker: BrokerFactory) -
     assert not broker.stop(), "what is stopped does not stop again"
     with pytest.raises(BrokerError, match="does not run"):
         _ = broker.connection
+    with Admin(first.admin_url) as admin, pytest.raises(BrokerUnreachableError, match="refused"):
+        admin.health()
 
     again = broker.start()
     assert (again.service_url, again.admin_url) == (first.service_url, first.admin_url)
@@ -100,6 +127,9 @@ def test_messages_outlive_a_restart_and_a_crash(private_broker: BrokerFactory) -
     assert not broker.status().running
     assert not broker.kill()
     after_crash = broker.start()
+    # One start in four finds the storage node's former registration at the wrong moment, and is
+    # not ready then, whatever the broker itself says.
+    assert not Registrations(broker.log_file).flap()
     assert (after_crash.service_url, after_crash.admin_url) == (first.service_url, first.admin_url)
     assert received(broker, 50) == list(range(50))
 
@@ -113,14 +143,14 @@ def test_a_second_start_says_who_runs(broker: EmbeddedBroker) -> None:
     assert twin.status() == broker.status(), "another process sees the same instance"
 
 
-def test_two_starts_at_once_make_one_broker(private_broker: BrokerFactory) -> None:
-    broker = private_broker()
+def test_two_starts_at_once_make_one_broker(own: EmbeddedBroker) -> None:
+    broker = own
     broker.stop()
     outcomes: list[BrokerStatus | AlreadyRunningError] = []
 
     def start() -> None:
         try:
-            outcomes.append(EmbeddedBroker("test", directory=broker.directory).start())
+            outcomes.append(EmbeddedBroker("own", directory=broker.directory).start())
         except AlreadyRunningError as error:
             outcomes.append(error)
 
@@ -135,8 +165,8 @@ def test_two_starts_at_once_make_one_broker(private_broker: BrokerFactory) -> No
     ]
 
 
-def test_a_stale_or_broken_state_file_does_not_mislead(private_broker: BrokerFactory) -> None:
-    broker = private_broker()
+def test_a_stale_or_broken_state_file_does_not_mislead(own: EmbeddedBroker) -> None:
+    broker = own
     broker.stop()
     path = broker.directory / "instance.json"
     state = json.loads(path.read_text())
@@ -191,8 +221,8 @@ def test_follows_its_parent_into_death(tmp_path: Path) -> None:
         broker.stop()
 
 
-def test_with_the_functions_worker(private_broker: BrokerFactory) -> None:
-    broker = private_broker(functions=True, heap_mb=400)
+def test_with_the_functions_worker(broker_with: BrokerFactory) -> None:
+    broker = broker_with({}, functions=True)
     assert broker.status().functions
     url = f"{broker.connection.admin_url}/admin/v3/functions/public/default"
     answer = urllib3.request("GET", url)

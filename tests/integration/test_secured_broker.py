@@ -86,7 +86,7 @@ class Secured:
     def load(self, **settings: Any) -> Connection:
         trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
         addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
-        defaults = {**addresses, "operation_timeout_seconds": 4}
+        defaults = {**addresses, "operation_timeout_seconds": 60}
         return Connection.load(environ={}, **{**defaults, **trust, **settings})
 
 
@@ -109,11 +109,19 @@ def publish(connection: Connection) -> None:
     try:
         consumer = client.subscribe(TOPIC, "s")
         client.create_producer(TOPIC).send(b"body")
-        message = consumer.receive(timeout_millis=10_000)
+        message = consumer.receive(timeout_millis=60_000)
         consumer.acknowledge(message)
         assert message.data() == b"body"
     finally:
         client.close()
+
+
+def is_refused(connection: Connection) -> pulsar.PulsarException:
+    """The client tries again until its timeout, and says no more than that."""
+    impatient = connection.model_copy(update={"operation_timeout_seconds": 2})
+    with pytest.raises(pulsar.PulsarException) as refused:
+        publish(impatient)
+    return refused.value
 
 
 def partitions(connection: Connection) -> None:
@@ -152,21 +160,18 @@ def test_without_the_right_token_nobody_gets_in(secured: Secured, kind: str) -> 
     connection = secured.load(token=token)
     with pytest.raises(PermissionDeniedError) as refused:
         partitions(connection)
-    with pytest.raises(pulsar.PulsarException) as refused_by_client:
-        publish(connection)
-    # The client tries again until its timeout, and says no more than that.
-    assert isinstance(refused_by_client.value, pulsar.Timeout)
+    refused_by_client = is_refused(connection)
+    assert isinstance(refused_by_client, pulsar.Timeout)
     if token:
         assert token not in str(refused.value)
-        assert token not in str(refused_by_client.value)
+        assert token not in str(refused_by_client)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Secured) -> None:
     connection = secured.load(token=secured.token, tls_trust_certs_file=None)
     with pytest.raises(BrokerUnreachableError):
         partitions(connection)
-    with pytest.raises(pulsar.PulsarException):
-        publish(connection)
+    is_refused(connection)
     accepting = secured.load(
         token=secured.token, tls_trust_certs_file=None, tls_allow_insecure=True
     )
@@ -181,8 +186,7 @@ def test_the_host_must_be_the_certificates(secured: Secured) -> None:
     strict = secured.load(token=secured.token, **addresses)
     with pytest.raises(BrokerUnreachableError):
         partitions(strict)
-    with pytest.raises(pulsar.PulsarException):
-        publish(strict)
+    is_refused(strict)
     lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
     partitions(lenient)
     publish(lenient)
