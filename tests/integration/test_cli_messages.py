@@ -85,7 +85,12 @@ def test_from_the_first_command_to_the_consumer(
     assert run("levels", "describe", orders).exit_code == 0
 
     moving = mover(describe(admin, orders))
-    eventually(lambda: moving.run_once().window + moving.run_once().due, "the hand-off")
+
+    def handed_off() -> int:
+        report = moving.run_once()
+        return report.window + report.due
+
+    eventually(handed_off, "the hand-off")
     (arrival,) = get(1)
     message = arrival.message
     assert message.data() == b"pay me"
