@@ -76,6 +76,10 @@ def cases(options: argparse.Namespace) -> list[Case]:
             most = options.rows
             if layout == "2 sets" or (kind.startswith("random") and layout != "ours"):
                 most = min(most, options.baseline_rows)
+            if options.only and layout not in options.only:
+                continue
+            if options.kind and options.kind not in kind:
+                continue
             found.append({"layout": layout, "kind": kind, "rows": most, "batch": options.batch})
     return found
 
@@ -85,4 +89,6 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--baseline-rows", type=int, default=2_000_000)
     parser.add_argument("--batch", type=int, default=10_000)
+    parser.add_argument("--kind", help="only kinds of ids whose name contains this")
+    parser.add_argument("--only", nargs="*", help="only these layouts, such as ours")
     main_of(__file__, cases, run, parser)

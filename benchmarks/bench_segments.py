@@ -1,7 +1,11 @@
-"""Pending segments against plain files and DuckDB: write, read in due order, and both questions.
+"""Pending segments against SQLite and DuckDB: write, read in due order, and both questions.
+
+``pass`` writes everything, then reads everything back. ``live`` does both at once: a clock that is
+wound by hand goes on by 20 ms for each 1,000 messages, so that 50,000 a second come and go.
 
 Examples:
     python benchmarks/bench_segments.py
+    python benchmarks/bench_segments.py --what query --only ours
     python benchmarks/bench_segments.py --rows 50000 --query-rows 1000000
 """
 
@@ -68,6 +72,8 @@ def run(what: str, store: str, rows: int, **options: Any) -> Case:
     with tempfile.TemporaryDirectory(dir=options.pop("directory", None)) as directory:
         if what == "query":
             return run_query(store, directory, rows)
+        if what == "live":
+            return run_live(directory, rows, **options)
         return run_pass(store, directory, rows, **options)
 
 
@@ -113,8 +119,57 @@ def run_pass(store: str, directory: str, rows: int, spread: str, size: int, budg
     }
 
 
+def run_live(directory: str, rows: int, spread: str, size: int, budget_mb: int) -> Case:
+    """Append 1,000 messages, due 5 to 60 s later, and read 1,000 that are due; again and again."""
+    now = [T0]
+    segments = PendingSegments(directory, budget_bytes=budget_mb << 20, clock=lambda: now[0])
+    rng = np.random.default_rng(1)
+    body = os.urandom(size * BATCH)
+    before = resident_mb()
+    peak = spent = 0.0
+    longest = {"append": 0.0, "read": 0.0}
+    pending, taken, last, calls = 0, 0, 0, []
+    start = 0
+    while taken < rows:
+        if start < rows:
+            index = np.arange(start, start + BATCH)
+            bodies = [body[i : i + size] for i in range(0, size * BATCH, size)]
+            dues = now[0] + rng.integers(5_000, 60_000, BATCH)
+            begin = time.perf_counter()
+            segments.append(dues, index // 50_000, index % 50_000, bodies, dues % 997)
+            took = time.perf_counter() - begin
+            spent += took
+            longest["append"] = max(longest["append"], took)
+            start += BATCH
+        now[0] += 20
+        pending = max(pending, len(segments))
+        while taken < rows:
+            begin = time.perf_counter()
+            found = segments.read_due(max_rows=BATCH)
+            calls.append(time.perf_counter() - begin)
+            if not found.payloads:
+                break
+            ticks = found.due_ms & -1024
+            assert last <= ticks[0]
+            assert (ticks[1:] >= ticks[:-1]).all()
+            last = int(ticks[-1])
+            taken += len(found.payloads)
+        peak = max(peak, resident_mb() - before)
+    return {
+        "most_pending": pending,
+        "both_k_per_s": rows / (spent + sum(calls)) / 1e3,
+        "read_p99_ms": float(np.percentile(calls, 99)) * 1e3,
+        "read_max_ms": max(calls) * 1e3,
+        "append_max_ms": longest["append"] * 1e3,
+        "peak_mb": peak,
+    }
+
+
 def run_query(store: str, directory: str, rows: int) -> Case:
-    """Ask both questions of 1 % of all rows: 2 % of the times, half of the attribute."""
+    """Ask both questions of 1 % of all rows: 2 % of the times, half of the attribute.
+
+    Before that everything due within the first 2 % is released, and 100 rows are cancelled.
+    """
     rng = np.random.default_rng(1)
     ours = PendingSegments(
         directory, budget_bytes=256 << 20, bucket_ms=600_000, precision_ms=1, clock=lambda: T0
@@ -138,16 +193,26 @@ def run_query(store: str, directory: str, rows: int) -> Case:
         )
         database.execute("create table m as select * from columns_of_rows order by t")
         del columns_of_rows
+    released, soon = 0, T0 + 5000 + 86_400_000 // 50
+    gone = rng.integers(0, rows, 100)
+    if store == "ours":
+        while found := len(ours.read_due(soon, BATCH).payloads):
+            released += found
+        for index in gone.tolist():
+            ours.discard(index // 50_000, index % 50_000)
+    else:
+        database.execute(f"delete from m where t <= {soon}")
+        database.execute(f"delete from m where i in ({','.join(map(str, gone.tolist()))})")
     row_times, mean_times, size = [], [], 0
     for step in range(15):
         start = T0 + 5000 + int(86_400_000 * (0.05 + 0.06 * step))
         stop = start + 86_400_000 // 50
         begin = time.perf_counter()
         if store == "ours":
-            size = ours.rows_between(start, stop, 0, 499).num_rows
+            size += ours.rows_between(start, stop, 0, 499).num_rows
         else:
             where = f"from m where t >= {start} and t < {stop} and a between 0 and 499"
-            size = database.execute(f"select * {where} order by t").to_arrow_table().num_rows
+            size += database.execute(f"select * {where} order by t").to_arrow_table().num_rows
         middle = time.perf_counter()
         if store == "ours":
             ours.average_between(start, stop, 0, 499)
@@ -156,24 +221,35 @@ def run_query(store: str, directory: str, rows: int) -> Case:
         row_times.append((middle - begin) * 1e3)
         mean_times.append((time.perf_counter() - middle) * 1e3)
     return {
-        "found": size,
+        "found": size // len(row_times),
         "rows_ms": float(np.median(row_times)),
+        "rows_max_ms": max(row_times),
         "average_ms": float(np.median(mean_times)),
+        "average_max_ms": max(mean_times),
     }
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
     """List the cases that were asked for."""
     found: list[Case] = []
-    if not options.no_pass:
-        for spread in ("day", "minutes"):
-            for store in ("ours", "sqlite"):
-                case = {"what": "pass", "store": store, "rows": options.rows, "spread": spread}
-                found.append({**case, "size": 1024, "budget_mb": options.budget_mb})
+    same = {"size": 1024, "budget_mb": options.budget_mb, "directory": options.directory}
+    for spread in ("day", "minutes"):
+        for store in ("ours", "sqlite"):
+            case = {"what": "pass", "store": store, "rows": options.rows, "spread": spread}
+            found.append({**case, **same})
+    case = {"what": "live", "store": "ours", "rows": options.rows, "spread": "5 to 60 s"}
+    found.append({**case, **same})
     for rows in sorted({min(1_000_000, options.query_rows), options.query_rows}):
         for store in ("ours", "duckdb"):
-            found.append({"what": "query", "store": store, "rows": rows})
-    return [{**case, "directory": options.directory} for case in found]
+            case = {"what": "query", "store": store, "rows": rows}
+            found.append({**case, "directory": options.directory})
+    return [
+        case
+        for case in found
+        if (not options.what or case["what"] in options.what)
+        and (not options.only or case["store"] in options.only)
+        and (case["what"] == "query" or not options.no_pass)
+    ]
 
 
 if __name__ == "__main__":
@@ -182,5 +258,7 @@ if __name__ == "__main__":
     parser.add_argument("--query-rows", type=int, default=20_000_000)
     parser.add_argument("--budget-mb", type=int, default=128)
     parser.add_argument("--no-pass", action="store_true", help="ask the two questions only")
+    parser.add_argument("--what", nargs="*", help="only these: pass, live, query")
+    parser.add_argument("--only", nargs="*", help="only these stores: ours, sqlite, duckdb")
     parser.add_argument("--directory", help="where to spill; not a disk in memory")
     main_of(__file__, cases, run, parser)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ._timebucket_codec import DUE, ENTRY, LEDGER, Key, Rows
+from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Key, Rows
 from .errors import DelayLevelError
 
 Floats = npt.NDArray[np.float64]
@@ -181,6 +181,24 @@ class SegmentFile:
         data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
         columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
         return Columns(columns[:3], columns[3].view(np.float64))
+
+    def read_columns_into(self, run: Run, target: Rows) -> None:
+        """Read a run without its payloads into the four rows of ``target``; it must be held."""
+        parts: list[Any] = []
+        gap = bytearray(run.stride - 8 * run.rows)
+        for row in target:
+            parts += (row, gap)
+        parts.pop()
+        size = (_KEY_COLUMNS - 1) * run.stride + 8 * run.rows
+        if os.preadv(self._handle, parts, run.columns_at) < size:
+            columns = self.read_columns(run)  # or say what is wrong
+            target[:3], target[3] = columns.rows, columns.attribute.view(np.int64)
+
+    def read_attribute_into(self, run: Run, target: Int64s) -> None:
+        """Read the attribute of a run into ``target``, shape (n,); the file must be held."""
+        at = run.columns_at + (_KEY_COLUMNS - 1) * run.stride
+        if os.preadv(self._handle, [target.data], at) < target.nbytes:
+            target[:] = np.frombuffer(self._read(target.nbytes, at), dtype=np.int64)
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of a run's rows from ``start`` up to ``stop``; it must be held."""

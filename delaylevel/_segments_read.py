@@ -16,6 +16,7 @@ from ._timebucket_codec import (
     Rows,
     empty_rows,
     find_key,
+    order_of,
     sort_rows,
 )
 
@@ -62,25 +63,20 @@ class Part:
         """Return payloads and ``row_bytes`` for each row."""
         return self.payload_bytes + row_bytes * len(self.payloads)
 
-    def key(self, index: int, mask: int) -> Key:
-        """Return what a row is ordered by."""
-        due, ledger, entry = self.rows[:, index].tolist()
-        return due & mask, ledger, entry
-
-    def keys(self, mask: int) -> Rows:
-        """Return the rows with truncated due times."""
-        return truncated(self.rows, mask)
+    def ticks(self, mask: int) -> Int64s:
+        """Return the truncated due times."""
+        due: Int64s = self.rows[DUE]
+        return due if mask == -1 else due & mask
 
     def find(self, key: Key, mask: int) -> int:
         """Return the first row, of a sorted part, that is not below ``key``."""
-        if not self.payloads or self.key(-1, mask) < key:
-            return len(self.payloads)
-        return find_key(self.keys(mask), key)
+        if not self.payloads:
+            return 0
+        return find_key((self.ticks(mask), self.rows[LEDGER], self.rows[ENTRY]), key)
 
     def take(self, index: Int64s) -> Part:
         """Return the rows at ``index``, in that order."""
-        payloads = self.payloads
-        picked = [payloads[i] for i in index.tolist()]
+        picked = list(map(self.payloads.__getitem__, index.tolist()))
         return Part(np.take(self.rows, index, axis=1), self.attribute[index], picked)
 
     def between(self, start: int, stop: int) -> Part:
@@ -88,18 +84,19 @@ class Part:
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
         return Part(rows, attribute, self.payloads[start:stop])
 
-    def split_at(self, index: int) -> tuple[Part, Part]:
-        """Cut a part in two, without copying the columns."""
-        head, tail = self.payloads[:index], self.payloads[index:]
+    def pop_front(self, count: int) -> Part:
+        """Remove and return the first rows, without copying the columns."""
+        head = self.payloads[:count]
+        del self.payloads[:count]
         size = sum(map(len, head))
-        return (
-            Part(self.rows[:, :index], self.attribute[:index], head, size),
-            Part(self.rows[:, index:], self.attribute[index:], tail, self.payload_bytes - size),
-        )
+        front = Part(self.rows[:, :count], self.attribute[:count], head, size)
+        self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
+        self.payload_bytes -= size
+        return front
 
     def split_below(self, end: Key, mask: int) -> tuple[Part, Part]:
         """Part the rows below ``end`` from the others; both keep their order."""
-        due, ledger, entry = self.rows[DUE] & mask, self.rows[LEDGER], self.rows[ENTRY]
+        due, ledger, entry = self.ticks(mask), self.rows[LEDGER], self.rows[ENTRY]
         below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
         below |= due < end[0]
         if not below.any():
@@ -118,23 +115,23 @@ def truncated(rows: Rows, mask: int) -> Rows:
 
 def join(parts: list[Part], mask: int) -> Part:
     """Sort the rows of all parts by (truncated due, ledger, entry)."""
-    whole = Part.concatenate(parts)
+    whole = parts[0] if len(parts) == 1 else Part.concatenate(parts)
     if whole.count < 2:
         return whole
-    keys = whole.keys(mask)
-    if sort_rows(keys) is keys:
-        return whole
-    return whole.take(np.lexsort((keys[ENTRY], keys[LEDGER], keys[DUE])))
+    order = order_of(whole.ticks(mask), whole.rows[LEDGER], whole.rows[ENTRY])
+    return whole if order is None else whole.take(order)
 
 
 class Cursor(Protocol):
     """Sorted rows, of which the first ones are taken again and again."""
 
-    keys: Rows
-
     @property
     def left(self) -> int:
         """How many rows are left."""
+
+    @property
+    def first_due(self) -> int:
+        """The truncated due time of the first row that is left."""
 
     @property
     def memory_bytes(self) -> int:
@@ -146,6 +143,12 @@ class Cursor(Protocol):
 
     def columns(self) -> Columns:
         """Return what is left, without payloads."""
+
+    def find(self, key: Key) -> int:
+        """Return how many of the rows that are left are below a key."""
+
+    def marks(self, stride: int) -> Rows:
+        """Return the key of every so manieth row that is left."""
 
     def take(self, count: int) -> Part:
         """Remove and return the first rows."""
@@ -159,18 +162,23 @@ class MemoryCursor:
 
     def __init__(self, part: Part, mask: int, row_bytes: int) -> None:
         self._part = part
+        self._mask = mask
         self._row_bytes = row_bytes
-        self.keys = part.keys(mask)
 
     @property
     def left(self) -> int:
         """How many rows are left."""
-        return self._part.count
+        return len(self._part.payloads)
+
+    @property
+    def first_due(self) -> int:
+        """The truncated due time of the first row that is left."""
+        return self._part.rows.item(DUE, 0) & self._mask
 
     @property
     def memory_bytes(self) -> int:
-        """Payloads, columns and keys."""
-        return self._part.size_bytes(self._row_bytes + 24)
+        """Payloads and columns."""
+        return self._part.size_bytes(self._row_bytes)
 
     @property
     def payload_bytes(self) -> int:
@@ -181,11 +189,21 @@ class MemoryCursor:
         """Return what is left, without payloads."""
         return Columns(self._part.rows, self._part.attribute)
 
+    def find(self, key: Key) -> int:
+        """Return how many of the rows that are left are below a key."""
+        return self._part.find(key, self._mask)
+
+    def marks(self, stride: int) -> Rows:
+        """Return the key of every so manieth row that is left."""
+        return truncated(self._part.rows[:, stride - 1 :: stride], self._mask)
+
     def take(self, count: int) -> Part:
         """Remove and return the first rows."""
-        part, self._part = self._part.split_at(count)
-        self.keys = self.keys[:, count:]
-        return part
+        return self._part.pop_front(count)
+
+    def rest(self) -> Part:
+        """Return what is left, as it lies."""
+        return self._part
 
     def close(self) -> None:
         """Nothing to let go of."""
@@ -200,12 +218,17 @@ class FileCursor:
         self._head = 0
         file.hold()
         self._columns = file.read_columns(run)
-        self.keys = truncated(self._columns.rows, mask) if mask != -1 else self._columns.rows
+        self._keys = truncated(self._columns.rows, mask) if mask != -1 else self._columns.rows
 
     @property
     def left(self) -> int:
         """How many rows are left."""
         return self._run.rows - self._head
+
+    @property
+    def first_due(self) -> int:
+        """The truncated due time of the first row that is left."""
+        return self._keys.item(DUE, self._head)
 
     @property
     def memory_bytes(self) -> int:
@@ -221,6 +244,14 @@ class FileCursor:
         """Return what is left, without payloads."""
         return Columns(self._columns.rows[:, self._head :], self._columns.attribute[self._head :])
 
+    def find(self, key: Key) -> int:
+        """Return how many of the rows that are left are below a key."""
+        return find_key(self._keys, key, self._head) - self._head
+
+    def marks(self, stride: int) -> Rows:
+        """Return the key of every so manieth row that is left."""
+        return self._keys[:, self._head + stride - 1 :: stride]
+
     def take(self, count: int) -> Part:
         """Remove and return the first rows, reading their payloads."""
         start, stop = self._head, self._head + count
@@ -228,7 +259,6 @@ class FileCursor:
         rows, attribute = self._columns
         part = Part(rows[:, start:stop], attribute[start:stop], payloads)
         self._head = stop
-        self.keys = self.keys[:, count:]
         return part
 
     def close(self) -> None:
@@ -246,14 +276,14 @@ def cut(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[Part]
     if sum(cursor.left for cursor in cursors) > want + want // 2:
         # Each cursor has up to a stride of rows that no mark stands for.
         stride = max(1, want // (2 * len(cursors)))
-        marks = [cursor.keys[:, stride - 1 :: stride] for cursor in cursors]
+        marks = [cursor.marks(stride) for cursor in cursors]
         sample = sort_rows(np.concatenate(marks, axis=1))
         if sample.shape[1] > want // stride:
             due, ledger, entry = sample[:, max(want // stride, 1) - 1].tolist()
             edge = min(edge, (due, ledger, entry + 1))
     parts = []
     for cursor in cursors:
-        count = find_key(cursor.keys, edge)
+        count = cursor.find(edge)
         if count:
             parts.append(cursor.take(count))
     return edge, parts

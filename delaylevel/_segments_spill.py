@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from ._segments_file import Columns, Run, SegmentFile
+from ._segments_query import Gathered, Range
 from ._segments_read import Cursor, FileCursor, Part
 from ._timebucket_codec import DUE
 
 _SUFFIX = ".arrows"
 _RUN_ROWS = 8192
 _RUN_BYTES = 4 << 20
+_PIECE_ROWS = 32_768
 
 
 class SpillDirectory:
@@ -73,7 +75,9 @@ class SpillDirectory:
             self._serial += 1
             name = f"due-{low}-{self._serial}{_SUFFIX}"
             file = SegmentFile(self._path / name, self._opener)
-        file.append(Columns(part.rows, part.attribute), part.payloads, part.key(0, self._mask))
+        due, ledger, entry = part.rows[:, 0].tolist()
+        first_key = (due & self._mask, ledger, entry)
+        file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
         self._files[low] = file
 
     def lows(self, horizon: int) -> list[int]:
@@ -93,35 +97,54 @@ class SpillDirectory:
             del self._files[low]
         return cursors
 
-    def columns(
-        self, wanted: Callable[[Run], bool], start: int, stop: int
-    ) -> list[tuple[Columns, bool]]:
-        """Read the columns of the wanted runs, in files that cover [start, stop).
+    def pieces(self, wanted: Range) -> list[Range]:
+        """Cut a range where files begin, in ranges of some ten thousand spilled rows each."""
+        pieces: list[Range] = []
+        start, rows = wanted.start, 0
+        for low in sorted(low for low in self._files if wanted.start <= low < wanted.stop):
+            if rows >= _PIECE_ROWS and low > start:
+                pieces.append(wanted._replace(start=start, stop=low))
+                start, rows = low, 0
+            rows += sum(run.rows for run in self._files[low].runs if wanted.touches(run))
+        return [*pieces, wanted._replace(start=start)]
+
+    def columns(self, wanted: Range, held: list[Columns], attribute_only: bool) -> Columns:
+        """Read what is due in a range into one array, followed by what is held in memory.
+
+        Args:
+            wanted: due times and attributes.
+            held: sorted parts in memory.
+            attribute_only: leave out due times and positions where all of a run is in the range.
 
         Returns:
-            For each run what of it may be due in the range, and whether all of that is.
+            What is due in the range; with ``attribute_only`` only the attributes count.
         """
-        parts: list[tuple[Columns, bool]] = []
+        chosen: list[tuple[SegmentFile, list[Run]]] = []
+        held = [wanted.cut(part, self._mask) for part in held]
+        room = sum(part.attribute.size for part in held)
         for low, file in self._files.items():
-            if low >= stop or low + self._bucket_ms - self._mask <= start:
+            if low < wanted.stop and low + self._bucket_ms - self._mask > wanted.start:
+                runs = [run for run in file.runs if wanted.touches(run)]
+                room += sum(run.rows for run in runs)
+                chosen.append((file, runs))
+        gathered = Gathered(room)
+        for file, runs in chosen:
+            if not runs:
                 continue
-            runs = [run for run in file.runs if wanted(run)]
-            if runs:
-                file.hold()
-                try:
-                    parts += [self._cut(file.read_columns(run), run, start, stop) for run in runs]
-                finally:
-                    file.release()
-        return parts
-
-    def _cut(self, found: Columns, run: Run, start: int, stop: int) -> tuple[Columns, bool]:
-        """Leave out what a run has before and behind a range of due times."""
-        if start <= run.min_due and run.max_due < stop:
-            return found, True
-        ticks = found.rows[DUE] & self._mask  # a run is sorted by these
-        first = int(ticks.searchsorted(start & self._mask))
-        last = int(ticks.searchsorted((stop - 1) & self._mask, side="right"))
-        return Columns(found.rows[:, first:last], found.attribute[first:last]), False
+            file.hold()
+            try:
+                for run in runs:
+                    if not wanted.covers(run):
+                        gathered.add(wanted.cut(file.read_columns(run), self._mask))
+                    elif attribute_only:
+                        file.read_attribute_into(run, gathered.room(run.rows)[3])
+                    else:
+                        file.read_columns_into(run, gathered.room(run.rows))
+            finally:
+                file.release()
+        for part in held:
+            gathered.add(part)
+        return gathered.columns()
 
     def delete(self) -> None:
         """Delete all files."""

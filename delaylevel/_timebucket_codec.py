@@ -8,6 +8,7 @@ by one: sequences shrink to almost nothing, random due times to little more than
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -115,16 +116,41 @@ def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
     return out
 
 
-def find_key(rows: Rows, key: Key, start: int = 0) -> int:
+def order_of(first: Int64s, second: Int64s, third: Int64s) -> Int64s | None:
+    """Return the indices that sort three columns lexicographically, None where they are in order.
+
+    By one packed 64-bit key with the index in its low bits where all fit into it.
+    """
+    if _in_order(first, second, third):
+        return None
+    columns = (first, second, third)
+    low = [int(column.min()) for column in columns]
+    bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
+    index_bits = int(first.size - 1).bit_length()
+    if sum(bits) + index_bits > 63:
+        return np.lexsort((third, second, first))
+    key = first - low[0]
+    for column, least, width in zip(columns[1:], low[1:], bits[1:], strict=True):
+        if width:
+            key <<= width
+            key |= column - least
+    key <<= index_bits
+    key |= np.arange(first.size)
+    key.sort()
+    key &= (1 << index_bits) - 1
+    return key
+
+
+def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
     """Return the index, from ``start`` on, of the first row that is not below ``key``.
 
     Args:
-        rows: shape (3, n), in the order of ``BY_DUE``.
+        rows: three columns of n, in the order of ``BY_DUE``.
         key: (due, ledger, entry).
         start: where to begin.
     """
-    stop = rows.shape[1]
-    if start < stop and rows.item(DUE, start) > key[0]:
+    stop = rows[DUE].size
+    if start < stop and rows[DUE].item(start) > key[0]:
         return start
     for column, value in zip(rows, key, strict=True):
         part = column[start:stop]
