@@ -6,12 +6,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 
 from delaylevel.positions import EARLIEST, Position
-from delaylevel.reading import ParkedMessage
+from delaylevel.reading import ParkedMessage, batch_size
 from delaylevel.window import Arrivals
 
 from .arrival import WindowMessage
@@ -27,6 +27,17 @@ class CaughtUp:
     """Said once: all that was stored when the reading began has been read."""
 
 
+class EntryEnd(NamedTuple):
+    """The last message that was read is the last one of its entry.
+
+    Attributes:
+        ledger_id, entry_id: its position.
+    """
+
+    ledger_id: int
+    entry_id: int
+
+
 class Intake(threading.Thread):
     """Reads messages, and gives them on as `Arrivals`.
 
@@ -36,7 +47,8 @@ class Intake(threading.Thread):
         start: the first position to read.
         end: the last position that was stored when the owner took over; None for nothing.
         record: makes a window's record of a message.
-        put: takes `Arrivals`, `CaughtUp` once, or the error that ended the reading.
+        put: takes `Arrivals`, `CaughtUp` once, `EntryEnd` where nothing follows for now, or the
+            error that ended the reading.
     """
 
     def __init__(
@@ -57,6 +69,7 @@ class Intake(threading.Thread):
         self._put = put
         self._stopping = threading.Event()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
+        self._last: Any = None  # the id of the last message, until its entry's end is known
 
     def taken(self) -> None:
         """Say that the window has taken one batch; another one may be read."""
@@ -107,6 +120,8 @@ class Intake(threading.Thread):
             try:
                 message = read_next(wait_ms)
             except pulsar.Timeout:
+                if not records:
+                    self._say_entry_end()
                 break
             if not records:
                 until = time.monotonic() + _GATHER_S
@@ -133,10 +148,19 @@ class Intake(threading.Thread):
             if time.monotonic() > until:
                 break
         if records:
-            # Not while holding what was read back: the stop must not wait for the window.
+            self._last = message_id
             self._ahead.acquire()
             self._put(Arrivals(ledgers, entries, dues, records))
         self._look_behind(reader, ledgers[-1] if ledgers else -1, entries[-1] if entries else -1)
+
+    def _say_entry_end(self) -> None:
+        """Nothing follows now: an entry that is wholly read can be acknowledged as a whole."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        batch = last.batch_index()
+        if batch < 0 or batch + 1 >= batch_size(last):
+            self._put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
 
     def _look_behind(self, reader: Any, ledger: int, entry_id: int) -> None:
         if self._end is None:

@@ -428,7 +428,10 @@ def certain(reason: str) -> bool:
 
 
 def java_string_hash(key: str) -> int:
-    """Return the hash by which the client chooses a partition for a key (JavaStringHash)."""
+    """Return the hash by which Java producers choose a partition for a key (JavaStringHash).
+
+    Python's own producers use another one, which differs from release to release of the client.
+    """
     value = 0
     for byte in key.encode():
         value = (31 * value + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF

@@ -1,0 +1,392 @@
+"""The dispatcher on a real broker: what is due comes out once, in order, and never early."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import JsonSchema, Record, String
+
+from delaylevel import envelope as env
+from delaylevel.admin import Admin
+from delaylevel.client import DelayLevelClient
+from delaylevel.clock import Clock, SystemClock
+from delaylevel.delivery import Delivery
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.lanes import java_string_hash
+from delaylevel.dispatcher.service import owners
+from delaylevel.errors import LevelTopicError
+from delaylevel.ports import TopicPolicies
+from delaylevel.reading import ParkedMessage
+from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = pytest.mark.broker
+
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
+)
+MakeTopic = Callable[..., LevelTopicDescription]
+Stored = Callable[[str], list[ParkedMessage]]
+Eventually = Callable[..., Any]
+
+
+class Serving:
+    """A dispatcher in a thread of its own."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._thread = threading.Thread(target=dispatcher.run)
+        self._thread.start()
+
+    @property
+    def owned(self) -> list[int]:
+        """The window partitions that it serves now, and has read again."""
+        return sorted(
+            index
+            for (_, index), figures in self.dispatcher.figures().items()
+            if figures.state == "releasing"
+        )
+
+    def total(self, name: str) -> int:
+        """Return the sum of a figure over its partitions."""
+        return sum(getattr(each, name) for each in self.dispatcher.figures().values())
+
+    def stop(self) -> None:
+        """End it in peace."""
+        self.dispatcher.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def serve(client: pulsar.Client, admin: Admin, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+    """``serve(description, clock=None, delivery=…)``: a dispatcher, stopped afterwards."""
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            description: LevelTopicDescription,
+            clock: Clock | None = None,
+            delivery: Delivery = Delivery.AT_LEAST_ONCE,
+        ) -> Serving:
+            settings = DispatchSettings(
+                directory=tmp_path / uuid.uuid4().hex, delivery=delivery, checkpoint_ms=200
+            )
+            dispatcher = Dispatcher(client, admin, [description.topic], settings, clock)
+            serving = Serving(dispatcher)
+            stack.callback(serving.stop)
+            return serving
+
+        yield make
+
+
+@pytest.fixture
+def tracked(level_topic: MakeTopic) -> MakeTopic:
+    """``tracked(targets=…)``: a level topic with the final window "tracker"."""
+
+    def make(**values: Any) -> LevelTopicDescription:
+        return level_topic(LEVELS, final_window=FinalWindow.TRACKER, **values)
+
+    return make
+
+
+def producer_of(
+    dl_client: Callable[..., DelayLevelClient], description: LevelTopicDescription, **options: Any
+) -> Any:
+    return dl_client().create_producer(
+        options.pop("topic", description.targets[0]),
+        enable_delay_level_topic=True,
+        delay_level_topic=description.topic,
+        **options,
+    )
+
+
+def backlog(admin: Admin, description: LevelTopicDescription) -> int:
+    return sum(
+        stats.subscriptions[SUBSCRIPTION].backlog_entries
+        for stats in admin.partitioned_stats(description.window_topic).values()
+    )
+
+
+@pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
+def test_by_due_time_and_then_in_their_order_never_early(
+    kind: Any,
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    dl_client: Callable[..., DelayLevelClient],
+    client: pulsar.Client,
+    admin: Admin,
+    eventually: Eventually,
+) -> None:
+    description = tracked(window_partitions=1)
+    consumer = client.subscribe(description.targets[0], "application", kind)
+    begin_ms = SystemClock().now_ms() + 4_000
+    sent = []
+    with producer_of(dl_client, description) as producer:
+        for number in range(300):
+            due_ms = begin_ms + (number * 37 % 100) * 10
+            sent.append((due_ms, number))
+            producer.send_async(b"%d" % number, None, deliver_at=due_ms)
+        producer.flush()
+    serving = serve(description)
+
+    got = []
+    for _ in sent:
+        message = consumer.receive(60_000)
+        now_ms = SystemClock().now_ms()
+        due_ms = int(message.properties()[env.DUE])
+        assert now_ms >= due_ms
+        got.append((due_ms, int(message.data())))
+        consumer.acknowledge(message)
+    assert got == sorted(sent)
+    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    assert serving.total("released") == 300
+
+
+def test_copies_are_left_out_also_by_the_next_owner(
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    client: pulsar.Client,
+    admin: Admin,
+    stored: Stored,
+    eventually: Eventually,
+) -> None:
+    description = tracked(window_partitions=1)
+    target = description.targets[0]
+    writer = client.create_producer(description.window_topic.partition(0).full)
+    due_ms = SystemClock().now_ms()
+
+    def offer(message_id: str, due_ms: int, body: bytes) -> None:
+        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
+        writer.send(body, properties=properties)
+
+    ids = ["public/default/a-partition-0:7:1:-1", "public/default/a-partition-0:7:1:0", "mine"]
+    for message_id in ids * 2:
+        offer(message_id, due_ms, message_id.encode())
+    first = serve(description)
+    eventually(lambda: first.total("released") == 3, "the release", 60)
+    assert first.total("duplicates") == 3
+    first.stop()
+
+    for message_id in ids:
+        offer(message_id, due_ms, b"a copy")
+    offer("new", due_ms, b"new")
+    second = serve(description)
+    eventually(lambda: second.total("released") == 1, "the release", 60)
+    assert Counter(m.value for m in stored(target)) == Counter(
+        [each.encode() for each in ids] + [b"new"]
+    )
+    assert {m.properties[env.ID] for m in stored(target)} == {*ids, "new"}
+    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+
+
+def test_a_target_that_is_gone_holds_its_own_messages_only(
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    dl_client: Callable[..., DelayLevelClient],
+    admin: Admin,
+    stored: Stored,
+    eventually: Eventually,
+) -> None:
+    description = tracked(targets=("orders", "invoices"))
+    orders, invoices = sorted(description.targets, reverse=True)
+    soon_ms = SystemClock().now_ms() + 3_000
+    for topic in (orders, invoices):
+        with producer_of(dl_client, description, topic=topic) as producer:
+            for number in range(50):
+                producer.send_async(
+                    b"%d" % number, None, partition_key=str(number), deliver_at=soon_ms
+                )
+            producer.flush()
+    admin.delete(TopicName.parse(orders), force=True)
+    serving = serve(description)
+    eventually(lambda: serving.total("released") == 50, "the release", 60)
+    eventually(lambda: len(stored(description.held_topic.full)) == 50, "what is held", 60)
+
+    assert len(stored(invoices)) == 50
+    assert not admin.topic_exists(TopicName.parse(orders))
+    held = stored(description.held_topic.full)
+    assert {m.key for m in held} == {str(number) for number in range(50)}
+    for message in held:
+        sealed = env.Envelope.read(message.properties)
+        assert (sealed.due_ms, sealed.target, sealed.attempt) == (soon_ms, orders, 1)
+        assert sealed.id
+        assert message.properties[env.REASON] == "the topic does not exist"
+    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+
+
+def test_what_cannot_be_understood_becomes_a_dead_letter(
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    client: pulsar.Client,
+    admin: Admin,
+    stored: Stored,
+    eventually: Eventually,
+) -> None:
+    description = tracked()
+    writer = client.create_producer(description.window_topic.partition(2).full)
+    writer.send(b"without words", properties={"a": "1"}, partition_key="k")
+    writer.send(
+        b"elsewhere",
+        properties={env.DUE: "1", env.TARGET: "persistent://public/default/elsewhere"},
+    )
+    serving = serve(description)
+    eventually(lambda: serving.total("dead") == 2, "the dead letters", 60)
+    found = {m.value: m for m in stored(description.dead_letter_topic.full)}
+    assert found[b"without words"].properties["a"] == "1"
+    assert found[b"without words"].key == "k"
+    assert "missing" in found[b"without words"].properties[env.REASON]
+    assert "not one of level topic" in found[b"elsewhere"].properties[env.REASON]
+    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+
+
+class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
+    """An order."""
+
+    name = String()
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_all_that_a_message_has_arrives(
+    delivery: Delivery,
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    dl_client: Callable[..., DelayLevelClient],
+    client: pulsar.Client,
+    admin: Admin,
+    namespace: str,
+    eventually: Eventually,
+) -> None:
+    description = tracked(targets=("orders", "typed"))
+    plain, typed = sorted(description.targets)
+    if delivery is Delivery.EFFECTIVELY_ONCE:
+        for topic in (plain, typed):
+            deduplicate(admin, topic, eventually)
+    serve(description, delivery=delivery)
+    consumer = client.subscribe(plain, "application")
+    of_orders = client.subscribe(typed, "application", schema=JsonSchema(Order))
+    soon = timedelta(milliseconds=300)
+    with producer_of(dl_client, description, topic=plain) as producer:
+        producer.send(
+            b"\x00\xff007",
+            deliver_after=soon,
+            partition_key="\u00e9",
+            ordering_key="o",
+            event_timestamp=1_577_836_800_000,
+            properties={"a": "1", "b": ""},
+        )
+    with producer_of(dl_client, description, topic=typed, schema=JsonSchema(Order)) as producer:
+        producer.send(Order(name="first"), deliver_after=soon)
+
+    message = consumer.receive(60_000)
+    assert message.data() == b"\x00\xff007"
+    assert (message.partition_key(), message.ordering_key()) == ("\u00e9", "o")
+    assert message.event_timestamp() == 1_577_836_800_000
+    properties = message.properties()
+    assert properties.pop(env.ID)
+    assert SystemClock().now_ms() >= int(properties.pop(env.DUE))
+    assert properties == {"a": "1", "b": ""}
+    assert of_orders.receive(60_000).value().name == "first"
+
+
+def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice(
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    dl_client: Callable[..., DelayLevelClient],
+    client: pulsar.Client,
+    admin: Admin,
+    namespace: str,
+    stored: Stored,
+    eventually: Eventually,
+) -> None:
+    target = f"persistent://{namespace}/spread"
+    admin.create_partitioned(TopicName.parse(target), 3)
+    description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
+    with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
+        serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
+    deduplicate(admin, target, eventually)
+    keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
+    with producer_of(dl_client, description, topic=target) as producer:
+        for turn in range(10):
+            for key in keys:
+                producer.send_async(
+                    b"%d" % turn, None, partition_key=key, deliver_after=timedelta(seconds=1)
+                )
+        for number in range(60):
+            producer.send_async(b"keyless %d" % number, None, deliver_after=timedelta(seconds=1))
+        producer.flush()
+    total = 10 * len(keys) + 60
+    for _ in range(2):
+        serving = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
+        eventually(
+            lambda: (
+                sum(len(stored(f"{target}-partition-{i}")) for i in range(3)) == total + len(keys)
+            ),
+            "all that was sent",
+            60,
+        )
+        serving.stop()
+
+    turns: dict[str, list[bytes | None]] = {}
+    for index in range(3):
+        for message in stored(f"{target}-partition-{index}"):
+            if message.key:
+                assert index == java_string_hash(message.key) % 3
+                turns.setdefault(message.key, []).append(message.value)
+    assert turns == {key: [b"%d" % turn for turn in range(10)] for key in keys}
+
+
+def test_dispatchers_share_out_and_take_over(
+    tracked: MakeTopic,
+    serve: Callable[..., Serving],
+    dl_client: Callable[..., DelayLevelClient],
+    admin: Admin,
+    stored: Stored,
+    eventually: Eventually,
+) -> None:
+    description = tracked(window_partitions=4)
+    with producer_of(dl_client, description) as producer:
+        for number in range(200):
+            producer.send_async(
+                b"%d" % number,
+                None,
+                partition_key=str(number),
+                deliver_after=timedelta(milliseconds=500 + 20 * number),
+            )
+        producer.flush()
+    first = serve(description)
+    eventually(lambda: first.owned == [0, 1, 2, 3], "all partitions", 60)
+    second = serve(description)
+    eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
+    assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
+    assert {each.partition for each in owners(admin, description.topic) if each.owner} == {
+        *range(4)
+    }
+    first.stop()
+    eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
+    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    assert Counter(m.key for m in stored(description.targets[0])) == Counter(
+        str(number) for number in range(200)
+    )
+
+
+def deduplicate(admin: Admin, topic: str, eventually: Eventually) -> None:
+    """Turn broker deduplication on for a topic, and wait until it is."""
+    name = TopicName.parse(topic)
+    admin.set_topic_policies(name, TopicPolicies(deduplication=True))
+
+    def on() -> bool:
+        count = admin.partitioned_metadata(name).partitions
+        parts = [name.partition(index) for index in range(count)] or [name]
+        return all(admin.partition_stats(part).deduplication for part in parts)
+
+    eventually(on, "deduplication", 60)
