@@ -17,6 +17,7 @@ from delaylevel.description import (
     MOST_WINDOW_PARTITIONS,
     FinalWindow,
     LevelTopicDescription,
+    MissingTarget,
     Mover,
     default_level_topic,
 )
@@ -35,7 +36,7 @@ from .levelviews import (
     partition_view,
     status_view,
 )
-from .lifecycle import delete, drain, expand, orphans
+from .lifecycle import delete, drain, expand, orphans, set_
 from .options import (
     DURATION,
     Settings,
@@ -167,6 +168,13 @@ def levels() -> None:
     show_default="30s",
     help="How long a message rests whose target cannot be written.",
 )
+@click.option(
+    "--on-missing-target",
+    type=click.Choice([policy.value for policy in MissingTarget]),
+    default=MissingTarget.HOLD.value,
+    show_default=True,
+    help="What becomes of messages whose business topic does not exist; for a new level topic.",
+)
 @output_option
 @pass_settings
 def create(
@@ -183,6 +191,7 @@ def create(
     final_window: str,
     window_partitions: int,
     hold_pause: timedelta,
+    on_missing_target: str,
     output: str,
 ) -> None:
     """Make the level topic of a business topic TOPIC.
@@ -206,6 +215,7 @@ def create(
         final_window=FinalWindow(final_window),
         window_partitions=window_partitions,
         hold_pause_ms=duration_ms(hold_pause),
+        on_missing_target=MissingTarget(on_missing_target),
     )
     with Admin.from_connection(settings.connection()) as admin:
         made = topics.create(admin, wanted)
@@ -275,7 +285,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
 
 
-for _command in (expand, drain, delete, orphans):
+for _command in (expand, set_, drain, delete, orphans):
     levels.add_command(_command)
 
 

@@ -20,6 +20,7 @@ DESCRIPTION = (
     Column("final_window"),
     Column("window_partitions", "number", wide=True),
     Column("hold_pause_ms", "duration", wide=True),
+    Column("on_missing_target", wide=True),
 )
 STANDING = (
     Column("backlog_entries", "number", head="BACKLOG"),
@@ -67,6 +68,7 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         if description.final_window is FinalWindow.TRACKER
         else None,
         "hold_pause_ms": description.hold_pause_ms,
+        "on_missing_target": description.on_missing_target.value,
     }
 
 

@@ -9,7 +9,7 @@ import click
 
 from delaylevel import lifecycle, topics
 from delaylevel.admin import Admin
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.description import LevelTopicDescription, MissingTarget, Mover
 from delaylevel.draining import DrainReport
 from delaylevel.errors import InvalidInputError, StillPendingError
 
@@ -30,6 +30,7 @@ _DRAINED = (
     Column("window", "number", head="HANDED OFF"),
     Column("due", "number", head="DELIVERED"),
     Column("dead", "number", head="DEAD LETTERS"),
+    Column("dropped", "number", wide=True),
     Column("left", "number", head="STILL HELD"),
 )
 _DELETED = (
@@ -200,6 +201,33 @@ def delete(
 
 
 @click.command(
+    "set",
+    epilog=examples(
+        "delaylevel levels set orders --on-missing-target dead-letter",
+        "delaylevel levels set orders --on-missing-target hold",
+    ),
+)
+@click.argument("topic")
+@click.option(
+    "--on-missing-target",
+    type=click.Choice([policy.value for policy in MissingTarget]),
+    required=True,
+    help="What becomes of messages whose business topic does not exist.",
+)
+@output_option
+@pass_settings
+def set_(settings: Settings, topic: str, on_missing_target: str, output: str) -> None:
+    """Change what the level topic of TOPIC does; messages stay where they are.
+
+    A running Function takes it up when it is restarted, Spark job and dispatcher within seconds.
+    """
+    with Admin.from_connection(settings.connection()) as admin:
+        policy = MissingTarget(on_missing_target)
+        after = lifecycle.set_on_missing_target(admin, topic, policy)
+    emit_one(description_view(after), DESCRIPTION, output)
+
+
+@click.command(
     epilog=examples(
         "delaylevel levels orphans",
         "delaylevel levels orphans public/demo -o json",
@@ -251,6 +279,7 @@ def _drain_view(report: DrainReport) -> dict[str, Any]:
         "window": forwarded.window,
         "due": forwarded.due,
         "dead": forwarded.dead.total(),
+        "dropped": forwarded.dropped.total(),
         "left": report.left,
     }
 

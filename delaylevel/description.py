@@ -52,6 +52,14 @@ class FinalWindow(str, enum.Enum):
     TRACKER = "tracker"
 
 
+class MissingTarget(str, enum.Enum):
+    """What becomes of a message whose business topic does not exist when it is handed off."""
+
+    HOLD = "hold"  # it waits in the held topic, and is tried again
+    DEAD_LETTER = "dead-letter"  # it goes to the dead-letter topic, with the reason
+    DROP = "drop"  # it is counted, and gone
+
+
 class Role(str, enum.Enum):
     """What a topic of the family is for."""
 
@@ -93,6 +101,7 @@ class LevelTopicDescription:
         window_partitions: partitions of the window topic and of its release log (``tracker``
             only), 1 to 64. A message keeps its partition by its key: their number never changes.
         former: the lists of levels that it had before it was expanded, oldest first.
+        on_missing_target: what becomes of messages whose target does not exist.
     """
 
     topic: str
@@ -104,6 +113,7 @@ class LevelTopicDescription:
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     version: int = field(default=FORMAT_VERSION)
     former: tuple[Levels, ...] = ()
+    on_missing_target: MissingTarget = MissingTarget.HOLD
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -201,6 +211,8 @@ class LevelTopicDescription:
             "hold_pause_ms": self.hold_pause_ms,
             "window_partitions": self.window_partitions,
         }
+        if self.on_missing_target is not MissingTarget.HOLD:
+            value["on_missing_target"] = self.on_missing_target.value
         if self.former:
             value["former"] = [levels.to_json() for levels in self.former]
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -231,6 +243,7 @@ class LevelTopicDescription:
                 final_window=FinalWindow(value["final_window"]),
                 hold_pause_ms=int(value["hold_pause_ms"]),
                 window_partitions=int(value["window_partitions"]),
+                on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:

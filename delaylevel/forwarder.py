@@ -15,10 +15,11 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema
 
+from delaylevel import envelope as env
 from delaylevel import onward
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.delivery import Delivery, Sequence, sequence_id
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
 from delaylevel.outlet import (
@@ -59,6 +60,7 @@ class ForwardReport:
         dead: how many could not be understood, by reason.
         latest_ms: the largest lateness at hand-off in ms: how long after its due time a message
             was sent on; 0 where none was late.
+        dropped: how many were thrown away because their target does not exist, by target.
     """
 
     parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -67,11 +69,13 @@ class ForwardReport:
     held: Counter[str] = field(default_factory=Counter)
     dead: Counter[str] = field(default_factory=Counter)
     latest_ms: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
         """How many messages it speaks of."""
-        return self.parked.total() + self.window + self.due + self.held.total() + self.dead.total()
+        counted = (self.parked, self.held, self.dead, self.dropped)
+        return self.window + self.due + sum(counter.total() for counter in counted)
 
     def add(self, other: ForwardReport) -> None:
         """Add another report's figures to these."""
@@ -80,6 +84,7 @@ class ForwardReport:
         self.due += other.due
         self.held += other.held
         self.dead += other.dead
+        self.dropped += other.dropped
         self.latest_ms = max(self.latest_ms, other.latest_ms)
 
 
@@ -280,6 +285,17 @@ class Forwarder:
     def _hold(self, waiting: _Waiting, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
         message = waiting.message
+        policy = onward.missing_target_policy(self._description, reason)
+        if policy is MissingTarget.DROP:
+            self._report.dropped[waiting.envelope.target] += 1
+            return
+        # With sequence ids dead letters follow their own order, which this message has left.
+        if policy is MissingTarget.DEAD_LETTER and self._sequence is None:
+            properties = onward.abandoned_properties(message, waiting.envelope)
+            topic = self._description.dead_letter_topic.partition(0).full
+            self._own(topic).send(message, properties, None)
+            self._report.dead[properties[env.REASON]] += 1
+            return
         properties = onward.held_properties(message, waiting.envelope, reason)
         held_until_ms = onward.held_until_ms(self._description, self._clock.now_ms())
         number = None

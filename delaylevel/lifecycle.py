@@ -18,6 +18,7 @@ from delaylevel.description import (
     SUBSCRIPTION,
     LevelTopicDescription,
     Member,
+    MissingTarget,
     Role,
 )
 from delaylevel.errors import (
@@ -159,6 +160,29 @@ def _changed(description: LevelTopicDescription) -> LevelTopicError:
         f"level topic {description.topic} was changed by somebody else at the same time: look at "
         "`delaylevel levels describe`, and expand it again if need be"
     )
+
+
+# -- what becomes of messages without a business topic
+
+
+def set_on_missing_target(
+    admin: TopicAdmin, topic: str, policy: MissingTarget
+) -> LevelTopicDescription:
+    """Say what becomes of messages whose business topic does not exist when they are handed off.
+
+    Spark job and dispatcher take it up within seconds, a Function when it is restarted. What is
+    held already is seen to at its next try.
+
+    Args:
+        admin: the cluster.
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        policy: what becomes of them.
+    """
+    before = topics.describe(admin, topic, search=True)
+    if before.on_missing_target is not policy:
+        after = replace(before, on_missing_target=policy)
+        admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+    return topics.describe(admin, before.topic)
 
 
 # -- what is pending

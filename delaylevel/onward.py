@@ -13,7 +13,7 @@ from pulsar.schema import BytesSchema
 from delaylevel import envelope as env
 from delaylevel import schemas
 from delaylevel.delivery import Delivery
-from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.description import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.ports import TopicAdmin
@@ -71,6 +71,20 @@ def held_properties(message: ParkedMessage, sealed: Envelope, reason: str) -> di
     application = env.application_properties(message.properties)
     properties = sealed.held_again().parked_properties(application)
     properties[env.REASON] = reason
+    return properties
+
+
+def missing_target_policy(description: LevelTopicDescription, reason: str) -> MissingTarget:
+    """Return what becomes of a message that its target has refused for this reason."""
+    if reason != NO_TOPIC:
+        return MissingTarget.HOLD
+    return description.on_missing_target
+
+
+def abandoned_properties(message: ParkedMessage, sealed: Envelope) -> dict[str, str]:
+    """Return the properties of a dead letter whose target does not exist."""
+    properties = sealed.parked_properties(env.application_properties(message.properties))
+    properties[env.REASON] = f"target {sealed.target} does not exist"
     return properties
 
 

@@ -88,6 +88,7 @@ def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
             "delaylevel_parked_again_total": report.parked.total(),
             "delaylevel_held_total": report.held.total(),
             "delaylevel_dead_lettered_total": report.dead.total(),
+            "delaylevel_dropped_total": report.dropped.total(),
             "delaylevel_given_back_total": report.given_back.total(),
             "delaylevel_repeated_total": report.repeated,
             "delaylevel_late_at_hand_off_ms_total": report.behind_total_ms,

@@ -19,15 +19,21 @@ from typing import Any, NamedTuple
 import pulsar
 from pulsar.schema import BytesSchema
 
+from delaylevel import envelope as env
 from delaylevel import onward
 from delaylevel.clock import Clock, SystemClock
-from delaylevel.description import FinalWindow, LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, EnvelopeError
 from delaylevel.forwarder import ForwardReport
 from delaylevel.outlet import PRODUCER_SETTINGS, error_name
 from delaylevel.ports import TopicAdmin
-from delaylevel.reading import ParkedMessage, SourcePartition, source_partitions
+from delaylevel.reading import (
+    ParkedMessage,
+    SourcePartition,
+    parked_message,
+    source_partitions,
+)
 from delaylevel.router import Hop, Router
 
 from .ackorder import AckOrder
@@ -82,6 +88,8 @@ class StreamReport(ForwardReport):
             self.held[what] += 1
         elif kind == "dead":
             self.dead[what] += 1
+        elif kind == "dropped":
+            self.dropped[what] += 1
         else:
             if kind == "due":
                 self.due += 1
@@ -135,6 +143,7 @@ class Stream:
         self._target_client = target_client or (lambda target: client)
         self._admin = admin
         self._consumer = consumer
+        self._raw_consumer = getattr(consumer, "_consumer", consumer)  # past the client's wrapper
         self._clock = clock or SystemClock()
         self._describe = describe
         self._most = in_flight
@@ -178,19 +187,24 @@ class Stream:
         Args:
             received: as the consumer delivered it.
         """
+        received = getattr(received, "_message", received)  # past the client's wrapper
         topic = sys.intern(received.topic_name())
-        message = parked_message(received)
-        item = Item(topic, received.message_id(), message)
+        message_id = received.message_id()
+        message = parked_message(
+            received, message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+        )
+        place = (topic, message.ledger, message.entry, message.batch)
+        item = Item(topic, message_id, message, place)
         # A broker delivers some entries twice within moments (see docs/functions.md), and after a
         # crash again what it has forgotten the acknowledgement of.
-        if item.place in self._known:
+        if place in self._known:
             self._report.repeated += 1  # on its way: one acknowledgement is enough for both
             return
-        if item.place in self._done:
+        if place in self._done:
             self._report.repeated += 1
             self._acknowledge(item)
             return
-        self._known.add(item.place)
+        self._known.add(place)
         order = self._orders.get(topic)
         if order is None:
             order = self._orders[topic] = AckOrder()
@@ -342,6 +356,17 @@ class Stream:
         message, sealed = item.message, item.envelope
         assert message is not None
         assert sealed is not None
+        policy = onward.missing_target_policy(self._description, reason)
+        if policy is MissingTarget.DROP:
+            item.counted = ("dropped", sealed.target)
+            self._arrived([item])
+            return
+        if policy is MissingTarget.DEAD_LETTER:
+            item.properties = onward.abandoned_properties(message, sealed)
+            item.counted = ("dead", item.properties[env.REASON])
+            item.deliver_at_ms = None
+            self._own_lane(self._description.dead_letter_topic.partition(0).full).send(item)
+            return
         item.counted = ("held", sealed.target)
         item.properties = onward.held_properties(message, sealed, reason)
         item.deliver_at_ms = onward.held_until_ms(self._description, self._clock.now_ms())
@@ -422,7 +447,7 @@ class Stream:
         self._known.discard(slot.place)
         self._done.add(slot.place)
         try:
-            self._consumer.acknowledge(slot.message_id)
+            self._raw_consumer.acknowledge(slot.message_id)
         except pulsar.PulsarException as error:
             log.debug("an acknowledgement failed (%s): it will come again", error_name(error))
 
@@ -434,21 +459,3 @@ class Stream:
             and now_s - oldest_s > STALL_S
             and self._confirmed_s > oldest_s + _SIGN_OF_LIFE_S
         )
-
-
-def parked_message(received: Any) -> ParkedMessage:
-    """Return what a consumer delivered as every mover sees it."""
-    # Past the client's wrapper, where there is one: this runs for every message.
-    message = getattr(received, "_message", received)
-    message_id = message.message_id()
-    return ParkedMessage(
-        message_id.ledger_id(),
-        message_id.entry_id(),
-        message_id.batch_index(),
-        message.publish_timestamp(),
-        message.partition_key(),
-        message.ordering_key(),
-        message.event_timestamp(),
-        message.properties(),
-        None if message.has_null_value() else message.data(),
-    )

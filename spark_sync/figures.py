@@ -15,7 +15,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.levelstatus import status
 from delaylevel.ports import TopicAdmin
 
-OUTCOMES = ("parked", "window", "due", "held", "dead")
+OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
 # The broker is asked at most so often, however many batches and readers there are.
 LAG_LIFETIME_S = 5.0
 
@@ -29,7 +29,7 @@ class BatchFigures:
         rows: how many rows were read.
         duration_ms: how long it took, from looking for what is ripe to the commit.
         outcomes: how many messages became what, by level topic: ``parked``, ``window``, ``due``,
-            ``held``, ``dead``.
+            ``held``, ``dead``, ``dropped``.
         latest_ms: the largest lateness at hand-off, in ms, by level topic.
     """
 

@@ -110,6 +110,7 @@ def batch_line(batch: BatchFigures, waiting: dict[str, Waiting] | None) -> str:
             ("due", "due"),
             ("held", "held"),
             ("dead", "dead letters"),
+            ("dropped", "dropped"),
         )
         if batch.count(outcome)
     ]

@@ -133,6 +133,7 @@ def summary(report: ForwardReport) -> dict[str, Any]:
         "window": report.window,
         "due": report.due,
         "held": report.held.total(),
+        "dropped": report.dropped.total(),
         "dead": report.dead.total(),
         "latest_ms": report.latest_ms,
     }

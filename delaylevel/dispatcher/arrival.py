@@ -54,9 +54,14 @@ class WindowMessage(NamedTuple):
 
     def held_properties(self, reason: str) -> dict[str, str]:
         """Return the properties with which it waits in the held topic, after one more refusal."""
-        sealed = Envelope(
-            self.due_ms, self.target, self.message_id, self.schema_ref, self.attempt + 1
-        )
+        return self._set_aside(self.attempt + 1, reason)
+
+    def abandoned_properties(self) -> dict[str, str]:
+        """Return the properties of a dead letter whose target does not exist."""
+        return self._set_aside(self.attempt, f"target {self.target} does not exist")
+
+    def _set_aside(self, attempt: int, reason: str) -> dict[str, str]:
+        sealed = Envelope(self.due_ms, self.target, self.message_id, self.schema_ref, attempt)
         application = env.application_properties(self.properties)
         return {**sealed.parked_properties(application), env.REASON: reason}
 

@@ -30,6 +30,7 @@ class PartitionFigures:
         released: messages that their targets have confirmed.
         held: messages that were set aside, by target.
         dead: messages that could not be understood.
+        dropped: messages that were thrown away because their target does not exist.
         pending: messages that wait for their due time.
         in_flight: messages that are being published.
         next_due_ms: when the next one is due; None for none.
@@ -46,6 +47,7 @@ class PartitionFigures:
     released: int = 0
     held: dict[str, int] = field(default_factory=dict)
     dead: int = 0
+    dropped: int = 0
     pending: int = 0
     in_flight: int = 0
     next_due_ms: int | None = None
@@ -99,6 +101,11 @@ class SharedFigures:
         """Count messages that were set aside."""
         with self._lock:
             self._figures.held[target] = self._figures.held.get(target, 0) + count
+
+    def dropped(self) -> None:
+        """Count a message that was thrown away."""
+        with self._lock:
+            self._figures.dropped += 1
 
     def dead(self, count: int) -> None:
         """Count messages that could not be understood."""

@@ -34,6 +34,7 @@ class DispatchCollector:
             ("released", "Messages that their targets have confirmed."),
             ("duplicates", "Copies that were left out."),
             ("dead", "Messages that could not be understood."),
+            ("dropped", "Messages that were thrown away: their target does not exist."),
         ):
             counter = CounterMetricFamily(f"delaylevel_dispatch_{name}", text, labels=_LABELS)
             for labels, figures in found.items():

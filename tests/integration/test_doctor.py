@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -318,8 +319,21 @@ def test_hand_offs_that_are_behind(ward: Ward) -> None:
 
 
 @pytest.mark.parametrize("ward", [{"final_window": FinalWindow.TRACKER}], indirect=True)
-def test_a_tracker_without_a_dispatcher(ward: Ward) -> None:
+def test_a_tracker_without_a_dispatcher_and_with_one(
+    ward: Ward, eventually: Callable[..., Any]
+) -> None:
+    from delaylevel.dispatcher import Dispatcher, DispatchSettings
+
     assert ward.failed() == {"dispatcher"}
+    settings = DispatchSettings(directory=ward.folder / "spill")
+    dispatcher = Dispatcher(ward.client, ward.admin, [ward.description.topic], settings)
+    thread = threading.Thread(target=dispatcher.run)
+    thread.start()
+    try:
+        eventually(lambda: not ward.failed(), "a dispatcher for every partition", seconds=60)
+    finally:
+        dispatcher.stop()
+        thread.join()
 
 
 @pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)

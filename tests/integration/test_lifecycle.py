@@ -424,6 +424,7 @@ def test_the_commands_for_expanding_and_draining(
         "window": 1,
         "due": 0,
         "dead": 0,
+        "dropped": 0,
         "left": 0,
     }
     assert lifecycle.pending_entries(admin, description).total == 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.description import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, TARGET
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions.ackorder import AckOrder
@@ -297,6 +297,36 @@ def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: World) -> 
     stream.poll()
     assert world.acknowledged == [0, 1]
     assert stream.take_report().dead.total() == 2
+
+
+@pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
+def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget) -> None:
+    world = World(on_missing_target=policy)
+    world.missing.add(ORDERS)
+    stream = world.stream()
+    stream.offer(parked(0))
+    stream.poll()
+    # From now on the target is known to be missing, and nobody is asked.
+    stream.offer(parked(1))
+    stream.offer(parked(2, target=BILLS))
+    world[BILLS].answer()
+    assert HELD not in world.producers
+    if policy is MissingTarget.DEAD_LETTER:
+        assert world.acknowledged == []
+        assert {given_["properties"][REASON] for _, given_ in world[DEAD].sent} == {
+            f"target {ORDERS} does not exist"
+        }
+        world[DEAD].answer()
+    stream.poll()
+    assert sorted(world.acknowledged) == [0, 1, 2]
+    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
+    report = stream.take_report()
+    assert (report.window, report.held.total()) == (1, 0)
+    lost = {"dead": report.dead.total(), "dropped": report.dropped.total()}
+    assert lost == {
+        "dead": 2 if policy is MissingTarget.DEAD_LETTER else 0,
+        "dropped": 2 if policy is MissingTarget.DROP else 0,
+    }
 
 
 def test_a_target_that_was_added_later_is_looked_up_once(world: World) -> None:
