@@ -59,9 +59,9 @@ def admin(connection: Connection) -> Iterator[Admin]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """``eventually(condition, what, seconds=20)``: the first true value that it returns."""
+    """``eventually(condition, what, seconds=60)``: the first true value that it returns."""
 
-    def wait(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+    def wait(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -165,19 +165,19 @@ class Arrival:
 
 @pytest.fixture
 def receive(client: pulsar.Client) -> Callable[..., Callable[..., list[Arrival]]]:
-    """``get = receive(topic, schema=…)`` subscribes; ``get(5)`` waits for 5 messages."""
+    """``get = receive(topic, schema=…)`` subscribes (Shared); ``get(5)`` waits for 5 messages."""
 
     def subscribe(topic: str, **options: Any) -> Callable[..., list[Arrival]]:
+        options.setdefault("consumer_type", pulsar.ConsumerType.Shared)
         consumer = client.subscribe(
             topic,
             "application",
-            consumer_type=pulsar.ConsumerType.Shared,
             initial_position=pulsar.InitialPosition.Earliest,
             **options,
         )
         clock = SystemClock()
 
-        def get(count: int, seconds: float = 30) -> list[Arrival]:
+        def get(count: int, seconds: float = 60) -> list[Arrival]:
             found: list[Arrival] = []
             deadline = time.monotonic() + seconds
             while len(found) < count:

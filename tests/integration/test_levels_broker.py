@@ -105,7 +105,7 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
     return results
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -180,7 +180,7 @@ def test_what_is_published_before_anybody_consumes_is_there(
     producer = client.create_producer(wanted.level_topic(1).partition(0).full)
     producer.send(b"parked")
     consumer = client.subscribe(wanted.level_topic(1).partition(0).full, SUBSCRIPTION)
-    assert consumer.receive(10_000).data() == b"parked"
+    assert consumer.receive(60_000).data() == b"parked"
 
 
 def test_again_changes_nothing(admin: Admin, client: pulsar.Client, namespace: str) -> None:

@@ -18,9 +18,9 @@ from delaylevel.mover import LocalMover
 from delaylevel.reading import ParkedMessage
 from delaylevel.strategy import Levels, PartitionStrategy
 
-UNIT_MS = 120_000
+UNIT_MS = 600_000
 DAY_MS = 86_400_000
-STEP_MS = 4000
+STEP_MS = 20_000
 
 
 def levels(lead_s: int) -> Levels:
@@ -58,7 +58,7 @@ def park(skewed: Any, parked: Any) -> Callable[..., dict[bytes, int]]:
 def move(
     moving: LocalMover, clock: Any, until_ms: int, topic: str, stored: Any
 ) -> dict[bytes, int]:
-    """Trigger every four seconds; return when each message was handed off, by the mover's clock."""
+    """Trigger every twenty seconds; return by the mover's clock when each was handed off."""
     handed: dict[bytes, int] = {}
     seen = 0
     while clock.now_ms() < until_ms:
@@ -77,7 +77,7 @@ def move(
 
 @pytest.mark.parametrize(
     ("lead_s", "clocks_ms"),
-    [(40, (0, 30_000)), (40, (0, -30_000)), (80, (30_000, 0, -30_000))],
+    [(200, (0, 30_000)), (200, (0, -30_000)), (400, (30_000, 0, -30_000))],
     ids=["ahead", "behind", "both"],
 )
 def test_half_a_minute_off(
@@ -112,7 +112,7 @@ def test_a_day_ahead(
     drained: Callable[[LevelTopicDescription], None],
     clock: Any,
 ) -> None:
-    description = level_topic(levels(40))
+    description = level_topic(levels(200))
     right, wrong = [0] * 15, [DAY_MS] * 3
     offsets = {
         "front": [*wrong, *right],
@@ -127,7 +127,7 @@ def test_a_day_ahead(
 
     moving = mover(description, clock)
     orders = description.targets[0]
-    handed = move(moving, clock, start_ms + 150_000, orders, stored)
+    handed = move(moving, clock, start_ms + 750_000, orders, stored)
     assert set(handed) == in_time
     assert all(handed[value] <= sent[value] for value in in_time)
 
@@ -136,11 +136,11 @@ def test_a_day_ahead(
     later = park(description, right, first=1000)
     moving.close()
     moving = mover(description, clock)
-    handed = {**handed, **move(moving, clock, clock.now_ms() + 150_000, orders, stored)}
+    handed = {**handed, **move(moving, clock, clock.now_ms() + 750_000, orders, stored)}
     assert set(handed) == in_time | set(later)
 
     # A day later the others are due by anybody's clock.
-    clock.at_ms = start_ms + DAY_MS + 90_000
+    clock.at_ms = start_ms + DAY_MS + 450_000
     moving.run_once()
     assert {m.value for m in stored(orders)} == set(sent) | set(later)
     drained(description)
@@ -155,7 +155,7 @@ def test_a_day_behind(
     clock: Any,
 ) -> None:
     """By any other clock these were due yesterday: they are delivered at once, none is lost."""
-    description = level_topic(levels(40))
+    description = level_topic(levels(200))
     sent = park(description, [-DAY_MS, 0, 0, -DAY_MS, 0, -DAY_MS])
     clock.at_ms = SystemClock().now_ms()
     report = mover(description, clock).run_once()

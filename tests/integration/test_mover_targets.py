@@ -204,7 +204,7 @@ def test_a_target_over_its_quota(
     assert all("Quota" in m.properties["delaylevel.reason"] for m in held)
 
     for _ in range(5):
-        consumer.acknowledge(consumer.receive(10_000))
+        consumer.acknowledge(consumer.receive(60_000))
     assert urllib3.request("DELETE", full).status == 204
     setting.move_until(lambda: len(stored(setting.orders)) >= 15, "what was held")
     drained(setting.description)
