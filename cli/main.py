@@ -33,6 +33,9 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "delaylevel.cli.doctor:doctor",
     "plan": "delaylevel.cli.plan:plan",
     "dlq": "delaylevel.cli.dlq:dlq",
+    "horizon": "delaylevel.cli.horizon:horizon",
+    "pending": "delaylevel.cli.pending:pending",
+    "top": "delaylevel.cli.top:top",
     "demo": "delaylevel.cli.demo:demo",
 }
 

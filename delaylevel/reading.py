@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import pulsar
@@ -108,6 +110,10 @@ class ParkedMessage(NamedTuple):
         return f"{topic}:{self.ledger}:{self.entry}:{self.batch}"
 
 
+# A message as the client's core has it, and its ledger, entry and batch index.
+RawMessage = tuple[Any, int, int, int]
+
+
 def read_range(
     client: Any,
     partition_topic: str,
@@ -130,19 +136,58 @@ def read_range(
     Raises:
         BrokerError: the broker holds further messages of the range and does not deliver them.
     """
+    with closing(messages_in_range(client, partition_topic, start, end, poll_timeout_ms)) as found:
+        yield from starmap(parked_message, found)
+
+
+def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
+    """Return a message of :func:`messages_in_range` with everything taken out of it."""
+    return ParkedMessage(
+        ledger,
+        entry,
+        batch,
+        message.publish_timestamp(),
+        message.partition_key(),
+        message.ordering_key(),
+        message.event_timestamp(),
+        message.properties(),
+        None if message.has_null_value() else message.data(),
+    )
+
+
+def messages_in_range(
+    client: Any,
+    partition_topic: str,
+    start: Position,
+    end: Position,
+    poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
+    queue: int = RECEIVER_QUEUE_SIZE,
+) -> Generator[RawMessage, None, None]:
+    """Yield (message, ledger, entry, batch) of a partition in [start, end), in their order.
+
+    For those who want a part of each message only; otherwise as :func:`read_range`.
+
+    Args:
+        client, partition_topic, start, end, poll_timeout_ms: as there.
+        queue: how many messages the client asks for ahead of time.
+
+    Raises:
+        BrokerError: as there.
+    """
     if start >= end:
         return
     reader = client.create_reader(
         partition_topic,
         _message_id(start),
         start_message_id_inclusive=True,
-        receiver_queue_size=RECEIVER_QUEUE_SIZE,
+        receiver_queue_size=queue,
         # Readers of processes that were forked would otherwise share one generated name.
         subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
     )
     # Past the client's wrappers, where there are some: this runs for every message.
     read_next = getattr(reader, "_reader", reader).read_next
     until = (end.ledger, end.entry, end.batch)
+    nearly = (end.ledger, end.entry - 1)  # what is before it is not the last either
     try:
         waited_ms = 0
         while True:
@@ -161,38 +206,31 @@ def read_range(
                 waited_ms = _FIRST_POLL_MS
                 continue
             waited_ms = 0
-            parked, last = _place(message, until)
-            if parked is not None:
-                yield parked
-            if last:
+            message_id = message.message_id()
+            ledger, entry = message_id.ledger_id(), message_id.entry_id()
+            batch = message_id.batch_index()
+            if (ledger, entry) < nearly:
+                yield message, ledger, entry, batch
+                continue
+            at = (ledger, entry, batch)
+            if at >= until:
+                return
+            yield message, ledger, entry, batch
+            if _is_last(message_id, at, until):
                 return
     finally:
         reader.close()
 
 
-def _place(message: Any, end: tuple[int, int, int]) -> tuple[ParkedMessage | None, bool]:
-    """Return the message if it is in the range, and whether nothing of the range follows."""
-    message_id = message.message_id()
-    ledger, entry, batch = message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
-    if (ledger, entry, batch) >= end:
-        return None, True
-    parked = ParkedMessage(
-        ledger,
-        entry,
-        batch,
-        message.publish_timestamp(),
-        message.partition_key(),
-        message.ordering_key(),
-        message.event_timestamp(),
-        message.properties(),
-        None if message.has_null_value() else message.data(),
-    )
+def _is_last(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> bool:
+    """Return whether nothing of the range follows a message that is in it."""
+    ledger, entry, batch = at
     if ledger != end[0] or entry < end[1] - 1:
-        return parked, False
+        return False
     if entry == end[1]:  # the range ends inside this batch
-        return parked, batch + 1 == end[2]
+        return batch + 1 == end[2]
     # The last entry of the range: done with its last message.
-    return parked, end[2] < 0 and (batch < 0 or batch + 1 >= batch_size(message_id))
+    return end[2] < 0 and (batch < 0 or batch + 1 >= batch_size(message_id))
 
 
 def batch_size(message_id: Any) -> int:

@@ -106,6 +106,12 @@ class MemoryAdmin:
             log = self._broker.existing(partition).log
             return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
 
+    def added(self, partition: TopicName) -> tuple[int, int]:
+        """Return how many messages and entries a partition has got."""
+        with self._lock:
+            entries = self._broker.existing(partition).log.entries
+            return sum(len(entry.messages) for entry in entries), len(entries)
+
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the last position up to which a subscription has acknowledged everything."""
         with self._lock:

@@ -1,0 +1,64 @@
+"""``delaylevel horizon``: how much is due when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .inspecting import inspector, reading, screen, target_option
+from .inspectviews import horizon_note, horizon_text, horizon_view, within_view
+from .options import Settings, examples, output_option, pass_settings
+from .output import emit, emit_one, note
+
+
+@click.command(
+    epilog=examples(
+        "delaylevel horizon orders",
+        "delaylevel horizon orders --exact",
+        "delaylevel horizon orders --plot orders.svg",
+        "delaylevel horizon orders -o json | jq '.within[] | {within, messages}'",
+    )
+)
+@click.argument("topic")
+@click.option("--exact", is_flag=True, help="Read every message instead of estimating.")
+@target_option
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Draw it into a file as well: .png or .svg.",
+)
+@output_option
+@pass_settings
+def horizon(
+    settings: Settings, topic: str, exact: bool, target: str | None, plot: Path | None, output: str
+) -> None:
+    """Show how much is due in the next minute, hour, day and week, and where it waits.
+
+    TOPIC is a business topic or its level topic. What is small is counted; of the rest a few
+    places are read, and figures with ~ are estimates. Nothing is acknowledged or moved.
+    """
+    if plot is not None:
+        from delaylevel.inspection.plot import check_plot
+
+        check_plot(plot)  # before the work
+    with inspector(settings, topic, target) as look, reading() as bar:
+        found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
+    if plot is not None:
+        from delaylevel.inspection.plot import save_plot
+
+        save_plot(found, plot)
+    if output == "json":
+        emit_one(horizon_view(found), (), output)
+        return
+    if output == "jsonl":
+        emit([within_view(row) for row in found.within], (), output)
+        return
+    width, watched = screen()
+    click.echo(horizon_text(found, width, bars=watched or output == "wide"))
+    said = horizon_note(found)
+    if said is not None:
+        note(said)
+    if plot is not None:
+        note(f"Drawn into {plot}.")

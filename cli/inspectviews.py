@@ -1,0 +1,218 @@
+"""What the inspecting commands show, as text and as rows with stable keys; nothing is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon
+from delaylevel.topicname import TopicName
+
+from .output import Column, format_duration, format_time, render
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SHORTEST_BAR = 6
+_LONGEST_BAR = 30
+_DAY_MS = 86_400_000
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of a share of a width, in eighths of a character; something for whatever is not 0."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[rest] if rest else "")
+
+
+def count(messages: float, exact: bool) -> str:
+    """A number of messages: whole, or ``~`` and three digits of an estimate."""
+    if exact or messages == 0:
+        return f"{messages:,.0f}"
+    digits = len(str(round(messages)))
+    return f"~{round(messages, min(0, 3 - digits)):,.0f}"
+
+
+def rate(per_second: float | None) -> str:
+    """A rate in the unit in which it is easy to read."""
+    if per_second is None:
+        return "-"
+    for factor, unit in ((1, "s"), (60, "min"), (3600, "h"), (86_400, "d")):
+        if per_second * factor >= 1 or unit == "d":
+            return f"{per_second * factor:,.1f}/{unit}" if per_second else "0"
+    raise AssertionError("there is a last unit")
+
+
+def local(topic: str) -> str:
+    """A topic's name without its namespace."""
+    return TopicName.parse(topic).local
+
+
+# -- horizon
+
+
+def horizon_view(found: Horizon) -> dict[str, Any]:
+    """A horizon as one JSON object."""
+    return {
+        "topic": found.topic,
+        "target": found.target,
+        "now_ms": found.now_ms,
+        "messages": found.messages,
+        "exact": found.exact,
+        "exact_parts": sorted(found.exact_parts),
+        "looked_at": found.looked_at,
+        "damaged": found.damaged,
+        "last_due_ms": found.last_due_ms,
+        "targets": dict(found.targets),
+        "within": [within_view(row) for row in found.within],
+        "bucket_ms": found.bucket_ms,
+        "profile": [bucket_view(row) for row in found.profile],
+    }
+
+
+def within_view(row: DueWithin) -> dict[str, Any]:
+    """How much is due within a time, as one row."""
+    return {
+        "within": row.label,
+        "within_ms": row.within_ms,
+        "messages": row.messages,
+        "parts": dict(row.parts),
+        "per_second": row.per_second,
+        "exact": row.exact,
+    }
+
+
+def bucket_view(row: Bucket) -> dict[str, Any]:
+    """A stretch of a profile as one row."""
+    return {
+        "from_ms": row.from_ms,
+        "before_ms": row.before_ms,
+        "messages": row.messages,
+        "parts": dict(row.parts),
+    }
+
+
+def horizon_text(found: Horizon, width: int, bars: bool) -> str:
+    """A horizon for a person: one sentence, a table, and the profile as bars.
+
+    Parameters:
+        found: what is shown.
+        width: of the terminal, in characters.
+        bars: draw bars; otherwise only figures.
+    """
+    sections = [_sentence(found)]
+    if found.messages or found.damaged:
+        sections.append(_within_table(found, width, bars))
+        if bars and len(found.profile) > 1:
+            sections.append(_profile_bars(found, width))
+        if len(found.targets) > 1:
+            sections.append(_targets_table(found))
+    return "\n\n".join(sections)
+
+
+def horizon_note(found: Horizon) -> str | None:
+    """What is to be said beside a horizon; None for nothing."""
+    notes = []
+    if not found.exact:
+        notes.append(
+            f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all."
+        )
+    if found.damaged:
+        notes.append(
+            f"{found.damaged:,} messages have no due time that can be read; movers set them aside "
+            "as dead letters."
+        )
+    return "\n".join(notes) or None
+
+
+def _sentence(found: Horizon) -> str:
+    name = local(found.target or found.topic)
+    if not found.messages:
+        return f"{name}: nothing is pending."
+    text = f"{name}: {count(found.messages, found.exact)} pending"
+    if found.last_due_ms is None:
+        return text
+    left = found.last_due_ms - found.now_ms
+    about = "" if found.exact else "about "
+    when = f"in {format_duration(left)}" if left > 0 else f"{format_duration(-left)} ago"
+    return f"{text}\nThe last is due {about}{when}: {format_time(found.last_due_ms)[:19]}Z"
+
+
+def _within_table(found: Horizon, width: int, bars: bool) -> str:
+    shown = [
+        part
+        for part in found.parts
+        if found.within[-1].parts[part.name] or part.role.value not in ("held",)
+    ]
+    columns = [
+        Column("due_within"),
+        Column("messages", "number"),
+        Column("rate", "number"),
+        *(Column(part.name, "number", head=part.name.upper()) for part in shown),
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "due_within": row.label,
+            "messages": count(row.messages, found.exact),
+            "rate": rate(row.per_second),
+            **{
+                part.name: count(row.parts[part.name], part.name in found.exact_parts)
+                for part in shown
+            },
+        }
+        for row in found.within
+    ]
+    lines = render(rows, columns).splitlines()
+    room = min(_LONGEST_BAR, width - max(map(len, lines)) - 3)
+    if not bars or room < _SHORTEST_BAR or not found.messages:
+        return "\n".join(lines)
+    longest = max(map(len, lines))
+    drawn = ["", *(bar(row.messages / found.messages, room) for row in found.within)]
+    return "\n".join(
+        f"{line.ljust(longest)}   {one}".rstrip() for line, one in zip(lines, drawn, strict=True)
+    )
+
+
+def _profile_bars(found: Horizon, width: int) -> str:
+    labels = [bucket_label(row.from_ms, found.bucket_ms) for row in found.profile]
+    labels[0] = "now" if found.profile[0].from_ms == found.now_ms else labels[0]
+    counts = [count(row.messages, found.exact) for row in found.profile]
+    most = max(row.messages for row in found.profile) or 1
+    return chart(
+        ["DUE FROM (UTC)", *labels],
+        ["MESSAGES", *counts],
+        [0.0, *(row.messages / most for row in found.profile)],
+        width,
+    )
+
+
+def _targets_table(found: Horizon) -> str:
+    rows = [
+        {"target": local(name), "messages": count(messages, found.exact)}
+        for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
+    ]
+    return render(rows, (Column("target", head="FOR"), Column("messages", "number")))
+
+
+def bucket_label(from_ms: int, length_ms: int) -> str:
+    """The start of a stretch of time, no more exact than its length."""
+    moment = datetime.fromtimestamp(from_ms / 1000, timezone.utc)
+    if length_ms >= _DAY_MS:
+        return moment.strftime("%a %Y-%m-%d")
+    return moment.strftime("%a %d %H:%M:%S" if length_ms < 60_000 else "%a %d %H:%M")
+
+
+def chart(labels: Sequence[str], counts: Sequence[str], shares: Sequence[float], width: int) -> str:
+    """Bars with labels to their left and figures between; the first row is the head."""
+    left, right = max(map(len, labels)), max(map(len, counts))
+    room = max(_SHORTEST_BAR, min(_LONGEST_BAR * 2, width - left - right - 6))
+    return "\n".join(
+        f"{label.ljust(left)}   {figure.rjust(right)}   {bar(share, room)}".rstrip()
+        for label, figure, share in zip(labels, counts, shares, strict=True)
+    )
+
+
+def spread_of(parts: Mapping[str, int]) -> str:
+    """Counts by part in one cell."""
+    return ", ".join(f"{name} {messages:,}" for name, messages in parts.items() if messages)

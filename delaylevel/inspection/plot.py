@@ -1,0 +1,90 @@
+"""A horizon as a picture."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from delaylevel.errors import DelayLevelError, InvalidInputError, MissingExtraError
+
+from .horizon import Horizon
+
+_SUFFIXES = (".png", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    """See that a picture can be drawn into a file.
+
+    Raises:
+        InvalidInputError: it is neither PNG nor SVG, or its folder does not exist.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise InvalidInputError(f"{path} is neither .png nor .svg: name it accordingly")
+    if not path.absolute().parent.is_dir():
+        raise InvalidInputError(f"{path.absolute().parent} is no folder: make it first")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"pictures need {error.name}: pip install 'delaylevel[inspect]'"
+        ) from error
+
+
+def save_plot(found: Horizon, path: Path) -> None:
+    """Draw what is due when, stacked by where it waits.
+
+    Args:
+        found: the horizon.
+        path: a .png or .svg file; it is replaced.
+
+    Raises:
+        InvalidInputError, MissingExtraError: see :func:`check_plot`.
+        DelayLevelError: the file cannot be written.
+    """
+    check_plot(path)
+    # Without pyplot: it would look for a display, and keep every figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.add_subplot()
+    _draw(axes, found)
+    try:
+        figure.savefig(path, format=path.suffix.lower()[1:], dpi=120)
+    except OSError as error:
+        raise DelayLevelError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _draw(axes: Any, found: Horizon) -> None:
+    starts = [_moment(row.from_ms) for row in found.profile]
+    days = [
+        ((row.before_ms or row.from_ms + found.bucket_ms) - row.from_ms) / 86_400_000
+        for row in found.profile
+    ]
+    base = [0] * len(starts)
+    for part in found.parts:
+        heights = [row.parts[part.name] for row in found.profile]
+        if any(heights):
+            axes.bar(starts, heights, days, base, align="edge", label=part.name, linewidth=0)
+            base = [low + high for low, high in zip(base, heights, strict=True)]
+    about = "" if found.exact else "about "
+    topic = (found.target or found.topic).rpartition("/")[2]
+    axes.set_title(f"{topic}: {about}{found.messages:,} messages pending", loc="left")
+    axes.set_xlabel(f"due (UTC), seen from {_moment(found.now_ms):%Y-%m-%d %H:%M:%S}")
+    axes.set_ylabel("messages")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    if starts:
+        axes.legend(frameon=False)
+        axes.figure.autofmt_xdate()
+    else:
+        axes.text(0.5, 0.5, "nothing is pending", ha="center", transform=axes.transAxes)
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+
+def _moment(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc)
