@@ -47,8 +47,11 @@ def write_conf(
     known = _names(home / "conf")
     for name in sorted(overrides.keys() - known):
         log.warning("the broker's configuration files do not know %r; it may have no effect", name)
+    data = folder.parent
     settings = {
         **_BETTER_THAN_DEFAULT,
+        # Otherwise all instances keep the packages of their functions in one folder of the server.
+        "STORAGE_PATH": f"{data}/data/packages",
         **overrides,
         "brokerServicePort": str(service_port),
         "webServicePort": str(web_port),
@@ -65,7 +68,6 @@ def write_conf(
 
     worker = folder / "functions_worker.yml"
     text = worker.read_text(encoding="utf-8")
-    data = folder.parent
     text = re.sub(r"(?m)^downloadDirectory:.*$", f"downloadDirectory: {data}/download", text)
     text = re.sub(r"(?m)^(\s+logDirectory:).*$", rf"\1 {data}/logs", text)
     worker.write_text(text, encoding="utf-8")

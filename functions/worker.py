@@ -76,8 +76,7 @@ class FunctionsWorker:
                 # then refuses a new one of that name for good.
                 if "metadata already exists" not in error.reason or attempt == _TRIES - 1:
                     raise
-            with contextlib.suppress(NotFoundError):
-                self._delete_packages(_name(config))
+            self._delete_packages(_name(config))
             time.sleep(_PAUSE_S)
 
     def update(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
@@ -106,14 +105,15 @@ class FunctionsWorker:
     def delete(self, function: str) -> None:
         """Remove a function; its subscriptions stay if it was registered so."""
         self._request("DELETE", function)
-        with contextlib.suppress(AdminError):
-            self._delete_packages(function)
+        self._delete_packages(function)
 
     def _delete_packages(self, function: str) -> None:
-        """Delete every version of the package of a function that is not registered."""
+        """Delete what can be of the packages of a function that is not registered."""
         path = f"packages/function/{_encoded(function)}"
-        for version in self._rest.request("GET", path, api=_API).json():
-            self._rest.request("DELETE", f"{path}/{quote(version, safe='')}", api=_API)
+        with contextlib.suppress(AdminError):
+            for version in self._rest.request("GET", path, api=_API).json():
+                with contextlib.suppress(AdminError):  # half of one, and it is not for this version
+                    self._rest.request("DELETE", f"{path}/{quote(version, safe='')}", api=_API)
 
     def _get(self, path: str) -> Any:
         return json.loads(self._request("GET", path).data)

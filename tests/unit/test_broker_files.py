@@ -123,6 +123,7 @@ def test_configuration_overrides_replace_and_add(
     written = (tmp_path / "instance" / "conf" / "standalone.conf").read_text().splitlines()
     settings = [line for line in written if line and not line.startswith("#")]
     assert sorted(settings) == [
+        f"STORAGE_PATH={tmp_path}/instance/data/packages",
         "bindAddress=127.0.0.1",
         "brokerServicePort=1",
         "commentedOut=5",
