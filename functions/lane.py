@@ -6,17 +6,19 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pulsar
 
 from delaylevel.envelope import Envelope
-from delaylevel.outlet import error_name
+from delaylevel.outlet import build_message, error_name
 from delaylevel.reading import ParkedMessage
 
 log = logging.getLogger(__name__)
+
+_OK = pulsar.Result.Ok
 
 # Runs what may take long: opening a producer asks the broker.
 Starter = Callable[[Callable[[], None]], None]
@@ -48,20 +50,16 @@ class Item:
     topic: str
     message_id: Any
     message: ParkedMessage | None
+    place: tuple[str, int, int, int]
     envelope: Envelope | None = None
     counted: tuple[str, Any] = ("", None)
     behind_ms: int = 0
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] | None = None
     deliver_at_ms: int | None = None
-    outcomes: dict[Any, Any] = field(default_factory=dict)
+    outcomes: dict[Any, Any] | None = None
     sent_s: float = 0.0
     done: bool = False
     given_back: bool = False
-    place: tuple[str, int, int, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        assert self.message is not None
-        self.place = (self.topic, *self.message[:3])
 
 
 class Lane:
@@ -84,6 +82,7 @@ class Lane:
         self._opened: deque[Any] = deque()
         self._gone = False
         self._producer: Any = None
+        self._core: Any = None
         self._unsent: deque[Item] = deque()
         self._pending: deque[Item] = deque()
         self.used_s = now_s()
@@ -101,7 +100,6 @@ class Lane:
 
     def send(self, item: Item) -> None:
         """Give it a message; it is sent when the producer is open."""
-        item.outcomes = {}
         item.sent_s = self.used_s = self._now_s()
         if self._opened and not isinstance(self._opened[0], str):
             self._take_opened([])
@@ -117,12 +115,12 @@ class Lane:
         if self._opened:
             self._take_opened(failed)
         pending = self._pending
-        while pending and pending[0].outcomes:
+        while pending and (outcomes := pending[0].outcomes):
             item = pending.popleft()
-            if pulsar.Result.Ok in item.outcomes:
+            if _OK in outcomes:
                 arrived.append(item)
             else:
-                reason = str(next(iter(item.outcomes))).rpartition(".")[2]
+                reason = str(next(iter(outcomes))).rpartition(".")[2]
                 self.failure = self.failure or reason
                 failed.append((item, reason))
         return arrived, failed
@@ -160,26 +158,34 @@ class Lane:
             failed += [(item, opened) for item in unsent]
             return
         self._producer = opened
+        # Below the client's checks in Python: this runs for every message.
+        self._core = opened._producer if type(opened) is pulsar.Producer else None
         for item in unsent:
             self._send(item)
 
     def _send(self, item: Item) -> None:
         message = item.message
         assert message is not None
+        outcomes: dict[Any, Any] = {}
+        item.outcomes = outcomes
         try:
             # A dict's own setdefault is the callback: it keeps the outcome and runs no Python
             # code in the client's thread.
-            self._producer.send_async(
-                message.value,
-                item.outcomes.setdefault,
-                properties=item.properties,
-                partition_key=message.key or None,
-                ordering_key=message.ordering_key or None,
-                event_timestamp=message.event_ms or None,
-                deliver_at=item.deliver_at_ms,
-            )
+            if self._core is not None:
+                built = build_message(message, item.properties or {}, item.deliver_at_ms, None)
+                self._core.send_async(built, outcomes.setdefault)
+            else:
+                self._producer.send_async(
+                    message.value,
+                    outcomes.setdefault,
+                    properties=item.properties,
+                    partition_key=message.key or None,
+                    ordering_key=message.ordering_key or None,
+                    event_timestamp=message.event_ms or None,
+                    deliver_at=item.deliver_at_ms,
+                )
         except pulsar.PulsarException as error:
-            item.outcomes[error_name(error)] = None
+            outcomes[error_name(error)] = None
         self._pending.append(item)
 
 
