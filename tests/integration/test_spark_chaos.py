@@ -34,7 +34,7 @@ from delaylevel.positions import EARLIEST
 from delaylevel.reading import read_range
 from delaylevel.topicname import TopicName
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 LEVELS = Levels(
     [
