@@ -28,13 +28,13 @@ from delaylevel.outlet import error_name
 from delaylevel.ports import TopicAdmin
 from delaylevel.positions import Position
 from delaylevel.reading import SourcePartition
-from delaylevel.releaselog import Mark, ReleaseState, encode, unpack
+from delaylevel.releaselog import Mark, ReleaseState, encode, pack, unpack
 from delaylevel.segments import IntakeStoppedError, PendingSegments
 from delaylevel.window import Arrivals, Batch, Window
 
 from .arrival import WindowMessage, recorder
 from .figures import SharedFigures
-from .intake import CaughtUp, Intake
+from .intake import CaughtUp, EntryEnd, Intake
 from .lanes import Lane, Lanes, OwnTopic, Slice, certain, lane_name
 from .log import LostOwnershipError, ReleaseLog
 
@@ -124,6 +124,8 @@ class Pump(threading.Thread):
         self._open: dict[int, _Open] = {}
         self._refused_offer: Arrivals | None = None
         self._caught_up = False
+        self._entry_end = -1
+        self._acknowledged = Position(-1, -1)
 
     # -- the thread
 
@@ -271,6 +273,8 @@ class Pump(threading.Thread):
             elif isinstance(event, Arrivals):
                 arrivals += 1
                 self._offer(intake, event)
+            elif isinstance(event, EntryEnd):
+                self._entry_end = int(pack(event.ledger_id, event.entry_id))
             elif isinstance(event, CaughtUp):
                 self._caught_up = True
             elif isinstance(event, Exception):
@@ -448,11 +452,7 @@ class Pump(threading.Thread):
         if not (self._log.connected and self._claim.connected):
             # A write fails for good if somebody else has the log; otherwise it waits and passes.
             self._log.append(encode(Mark(self._window.state.mark)))
-        mark = self._window.checkpoint()
-        if mark is not None:
-            self._log.append(encode(mark))
-            ledger, entry_id = (int(part[0]) for part in unpack(np.array([mark.position])))
-            self._claim.acknowledge(self._source, Position(ledger, entry_id >> 10))
+        self._acknowledge()
         if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
         for part in self._lanes.watch():
@@ -501,11 +501,23 @@ class Pump(threading.Thread):
             if isinstance(event, Slice):
                 self._finish(event)
         self._write_snapshot()
+        self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Write the low-water mark down, then acknowledge everything before it."""
         mark = self._window.checkpoint()
         if mark is not None:
             self._log.append(encode(mark))
-            ledger, entry_id = (int(part[0]) for part in unpack(np.array([mark.position])))
-            self._claim.acknowledge(self._source, Position(ledger, entry_id >> 10))
+        position = self._window.state.mark
+        if not position:
+            return
+        ledger, entry_id = (int(part[0]) for part in unpack(np.array([position])))
+        end = Position(ledger, entry_id >> 10)
+        if position == self._entry_end + 1:
+            end = Position(ledger, (entry_id - 1) >> 10).next_entry
+        if end > self._acknowledged:
+            self._claim.acknowledge(self._source, end)
+            self._acknowledged = end
 
 
 def window_sources(
