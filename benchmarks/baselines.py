@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import json
 import subprocess
@@ -24,6 +25,13 @@ def resident_mb() -> float:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024 / 1e6
     raise RuntimeError("no RssAnon in /proc/self/status: the benchmarks need Linux")
+
+
+def give_back() -> None:
+    """Let malloc return its free pages to the kernel, where it can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def run_cases(script: str, cases: Sequence[Case], json_path: str | None) -> list[Case]:

@@ -14,6 +14,7 @@ from ._segments_file import SCHEMA, Columns, Floats, Run
 from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Rows
 
 _ATTRIBUTE = 3
+_TABLE = 1 << 16
 
 
 class Range(NamedTuple):
@@ -70,10 +71,15 @@ class Range(NamedTuple):
     def attributes(self, found: Columns, discarded: Collection[tuple[int, int]] = ()) -> Floats:
         """Return the attributes that are in the range, without those of discarded positions."""
         rows, attribute = found
-        if discarded:
-            attribute = attribute[alive_of(rows, discarded)]
         index = self.chosen(attribute)
-        return attribute if index is None else np.take(attribute, index)
+        if index is not None:
+            attribute = np.take(attribute, index)
+        if discarded:
+            ledger, entry = rows[LEDGER], rows[ENTRY]
+            if index is not None:
+                ledger, entry = np.take(ledger, index), np.take(entry, index)
+            attribute = attribute[alive_of(ledger, entry, discarded)]
+        return attribute
 
 
 class Gathered:
@@ -105,14 +111,25 @@ class Gathered:
         return Columns(matrix[:_ATTRIBUTE], matrix[_ATTRIBUTE].view(np.float64))
 
 
-def alive_of(rows: Rows, discarded: Collection[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+def alive_of(
+    ledger: Int64s, entry: Int64s, discarded: Collection[tuple[int, int]]
+) -> npt.NDArray[np.bool_]:
     """Return which rows are not among the discarded positions."""
-    alive = np.ones(rows.shape[1], dtype=np.bool_)
-    entries = np.array([entry for _, entry in discarded], dtype=np.int64)
-    for index in np.flatnonzero(np.isin(rows[ENTRY], entries)).tolist():
-        position = rows.item(LEDGER, index), rows.item(ENTRY, index)
-        alive[index] = position not in discarded
+    alive = np.ones(entry.size, dtype=np.bool_)
+    positions = np.array(list(discarded), dtype=np.int64).reshape(-1, 2)
+    # Most rows are let through by the low bits of their entry alone.
+    table = np.zeros(_TABLE, dtype=np.bool_)
+    table[positions[:, 1] & (_TABLE - 1)] = True
+    maybe = np.flatnonzero(table[entry & (_TABLE - 1)])
+    hashes = _hash(positions[:, 0], positions[:, 1])
+    maybe = maybe[np.isin(_hash(ledger[maybe], entry[maybe]), hashes)]
+    for index in maybe.tolist():
+        alive[index] = (ledger.item(index), entry.item(index)) not in discarded
     return alive
+
+
+def _hash(ledger: Int64s, entry: Int64s) -> Int64s:
+    return ledger * 0x9E3779B97F4A7C1 ^ entry  # wraps round
 
 
 def _order(due: Int64s, index: Int64s | None) -> Int64s:
@@ -160,7 +177,7 @@ def rows_of(found: Columns, wanted: Range, discarded: Collection[tuple[int, int]
     for column, source in zip(rows, found.rows, strict=True):
         np.take(source, order, out=column, mode="clip")  # the other modes need a buffer
     if discarded:
-        alive = alive_of(rows, discarded)
+        alive = alive_of(rows[LEDGER], rows[ENTRY], discarded)
         if not alive.all():
             rows, attribute = rows[:, alive], attribute[alive]
     _settle_ties(rows, attribute)

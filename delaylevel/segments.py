@@ -16,7 +16,7 @@ from ._segments_memory import Memory
 from ._segments_query import Range, alive_of, average_of, rows_of
 from ._segments_read import Cursor, Part, cut, join
 from ._segments_spill import SpillDirectory
-from ._timebucket_codec import Int64s, Key, Rows
+from ._timebucket_codec import ENTRY, LEDGER, Int64s, Key, Rows
 from .errors import DelayLevelError, InvalidInputError
 
 __all__ = [
@@ -284,7 +284,7 @@ class PendingSegments:
         return self._spilled.columns(wanted, held, attribute_only)
 
     def _without_discarded(self, part: Part) -> Part:
-        alive = alive_of(part.rows, self._discarded)
+        alive = alive_of(part.rows[LEDGER], part.rows[ENTRY], self._discarded)
         if alive.all():
             return part
         self._discarded.difference_update(zip(*part.rows[1:, ~alive].tolist(), strict=True))
