@@ -101,7 +101,8 @@ def expand(
     """Let the level topic of TOPIC take longer delays.
 
     Producers and the mover may run: new partitions are complete before anybody uses them. Running
-    producers follow at the first delay that was too long so far, or within a minute.
+    producers follow at the first delay that was too long so far, or within a minute. Where the
+    Spark job runs effectively once, and delays recirculate or a finer level grows, stop it first.
     """
     if maximum is None and not then:
         raise InvalidInputError("say how long a delay may be: --max 60d, or --then hour:48h")

@@ -12,6 +12,8 @@ from delaylevel.draining import early_subscriptions
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
+# Pulsar's default: the end of one dispatch lets a read begin anew before the next has run.
+_IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 
 
 def partitions(patient: Patient) -> Outcome:
@@ -208,6 +210,8 @@ def delayed_delivery(patient: Patient) -> Outcome:
         if strict
         else f"early by up to {most} (isDelayedDeliveryDeliverAtTimeStrict=false)"
     )
+    if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
+        note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
     return Outcome.of(*problems, note=note)
 
 

@@ -201,6 +201,13 @@ def test_a_strict_broker_is_late_and_not_early() -> None:
     looked = patient(BROKER, runtime_configuration=strict, delayed_delivery=None)
     looked.__dict__["targets"] = {target: {}}
     assert topic_checks.delayed_delivery(looked).note == "late by up to 500ms, never early"
+    twice = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
+    default = patient(BROKER, runtime_configuration=twice, delayed_delivery=None)
+    default.__dict__["targets"] = {target: {}}
+    outcome = topic_checks.delayed_delivery(default)
+    assert outcome.problems == ()
+    assert outcome.note.startswith("early by up to 1s")
+    assert "may come twice" in outcome.note
     off = patient(
         BROKER,
         runtime_configuration={"delayedDeliveryEnabled": "false"},
