@@ -50,7 +50,7 @@ SIDES = ("tracker", "tracker, deduplicated", "native")
 def consume(
     service_url: str, topic: str, shared: bool, count: int, limit_s: float, answer: Any
 ) -> None:
-    """Receive ``count`` messages; answer with each one's lateness in ms, and how many came twice."""
+    """Receive ``count`` messages; answer with each one's lateness in ms and how many came twice."""
     client = pulsar.Client(service_url, logger=QUIET)
     kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
     consumer = client.subscribe(
