@@ -27,12 +27,25 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 TWO_LEVELS = Levels(
     [
         PartitionStrategy(
-            partition_by=timedelta(seconds=4),
-            maximum_delay=timedelta(seconds=12),
-            lead=timedelta(seconds=2),
+            partition_by=timedelta(seconds=2),
+            maximum_delay=timedelta(seconds=6),
+            lead=timedelta(seconds=1),
             overflow="recirculate",
         ),
-        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=4)),
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
+        ),
+    ]
+)
+HOUR_MS = 3_600_000
+HOURS = Levels(
+    [
+        PartitionStrategy(
+            partition_by=timedelta(hours=6),
+            maximum_delay=timedelta(hours=24),
+            overflow="recirculate",
+        ),
+        PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=6)),
     ]
 )
 BRIEF = Levels(
@@ -75,9 +88,9 @@ def test_every_delay_comes_out_at_its_time(
     ):
         job.ready()
         clock.at_ms = SystemClock().now_ms()
-        on_bounds = [0, 1, 999, 1000, 2000, 3999, 4000, 7999, 8000, 11_999, 12_000]
-        beyond = [12_001, 13_500, 14_500]
-        mixed = [choose.randint(0, 8000) for _ in range(150)]
+        on_bounds = [0, 1, 499, 500, 1000, 1999, 2000, 3999, 4000, 5999, 6000]
+        beyond = [6001, 7000]
+        mixed = [choose.randint(0, 4000) for _ in range(100)]
         for number, delay_ms in enumerate([*on_bounds, *beyond, *mixed]):
             producer.send_async(
                 b"%d" % number,
@@ -88,26 +101,44 @@ def test_every_delay_comes_out_at_its_time(
         producer.flush()
         count = len(on_bounds) + len(beyond) + len(mixed)
         undelayed = 1
-        arrivals = get(count, seconds=60)
+        arrivals = get(count)
         drained(description)
 
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(count))
     delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
     assert len(delayed) == count - undelayed
     assert min(a.late_ms for a in delayed) >= -TICK_MS
-    assert max(a.late_ms for a in delayed) < 4000
     for arrival in delayed:
         due_ms = int(arrival.message.properties()["delaylevel.due"])
         number = int(arrival.message.data())
         assert due_ms == clock.at_ms + [*on_bounds, *beyond, *mixed][number]
-    # They went by way of both levels, and those beyond the longest delay round the first again.
-    coarse = stored(description.level_topic(0).full)
-    fine = stored(description.level_topic(1).full)
-    again = [int(m.value or b"") for m in coarse if "delaylevel.id" in m.properties]
-    assert set(range(len(on_bounds), len(on_bounds) + len(beyond))) & set(again)
-    assert [m for m in fine if "delaylevel.id" in m.properties]
-    assert stored(orders)[-1].value is not None
     assert len(stored(orders)) == count
+
+
+def test_what_is_far_from_due_is_parked_again(
+    level_topic: MakeLevelTopic,
+    skewed: Callable[..., None],
+    parked: Callable[..., dict[str, str]],
+    spark_once: Callable[..., None],
+    stored: Stored,
+    backlog: Callable[[LevelTopicDescription], int],
+) -> None:
+    """Parked long ago, as their stamps say: round the first level again, into a finer one, on."""
+    description = level_topic(HOURS)
+    coarse, fine = (description.level_topic(level) for level in range(2))
+    now_ms = SystemClock().now_ms()
+    for value, hours in ((b"20", 20), (b"10", 10), (b"4", 4), (b"0.5", 0.5), (b"-1", -1)):
+        due_ms = now_ms + int(hours * HOUR_MS)
+        skewed(coarse.partition(0).full, -24 * HOUR_MS, value, parked(due_ms))
+    spark_once(description)
+
+    def again(topic: TopicName) -> list[bytes | None]:
+        return [m.value for m in stored(topic.full) if "delaylevel.id" in m.properties]
+
+    assert [again(coarse.partition(k)) for k in range(3)] == [[b"10"], [], [b"20"]]
+    assert [again(fine.partition(k)) for k in range(5)] == [[], [], [b"4"], [], []]
+    assert [m.value for m in stored(description.targets[0])] == [b"0.5", b"-1"]
+    assert backlog(description) == 3
 
 
 def test_a_trigger_that_comes_late(
@@ -140,7 +171,7 @@ def test_a_trigger_that_comes_late(
         drained(description)
         for target in description.targets:
             # At once: a plain message, for every kind of subscription.
-            arrivals = receive(target)(200, seconds=10)
+            arrivals = receive(target)(200)
             assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
             assert min(a.late_ms for a in arrivals) > 0
             assert len(stored(target)) == 200
@@ -154,13 +185,11 @@ def test_once_leaves_what_is_not_ripe(
     admin: Admin,
 ) -> None:
     description = level_topic(
-        Levels(
-            PartitionStrategy(partition_by=timedelta(minutes=1), maximum_delay=timedelta(minutes=3))
-        )
+        Levels(PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=3)))
     )
     orders = description.targets[0]
     with dl_client().create_producer(orders, enable_delay_level_topic=True) as producer:
-        producer.send(b"x", deliver_after=timedelta(minutes=1))
+        producer.send(b"x", deliver_after=timedelta(hours=1))
     spark_once(description)
     spark_once(description)
     assert stored(orders) == []
@@ -249,6 +278,7 @@ def test_a_target_that_is_deleted_holds_up_nobody(
     eventually: Callable[..., Any],
     client: pulsar.Client,
     admin: Admin,
+    parked: Callable[..., dict[str, str]],
     stored: Stored,
     drained: Drained,
 ) -> None:
@@ -268,15 +298,18 @@ def test_a_target_that_is_deleted_holds_up_nobody(
         park(orders, b"before")
         eventually(lambda: len(stored(orders)) == 20, "messages in time")
         park(others, b"0")
-        park(orders, b"after")
         admin.delete(TopicName.parse(orders), force=True)
+        # By a producer of the level topic alone: the wrapper's would make the target anew.
+        level = client.create_producer(description.level_topic(0).partition(0).full)
+        for _ in range(20):
+            level.send(b"after", properties=parked(SystemClock().now_ms()))
         held = description.held_topic.full
-        eventually(lambda: len(stored(held)) >= 40, "a second attempt", 40)
+        eventually(lambda: len(stored(held)) >= 40, "a second attempt")
         park(others, b"1")
-        eventually(lambda: len(stored(others)) == 40, "the other target's messages", 40)
+        eventually(lambda: len(stored(others)) == 40, "the other target's messages")
         assert not admin.topic_exists(TopicName.parse(orders)), "the job made it anew"
         client.create_producer(orders).close()
-        eventually(lambda: len(stored(orders)) >= 20, "what was held", 40)
+        eventually(lambda: len(stored(orders)) >= 20, "what was held")
         drained(description)
     found = stored(orders)
     assert [m.value for m in found] == [b"after"] * 20

@@ -20,18 +20,20 @@ from delaylevel.topicname import TopicName
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
+STAY = timedelta(milliseconds=300)
+HOUR = timedelta(hours=1)
+LESS = timedelta(minutes=50)
+# A lead that is nearly the unit: a stay in each level is short, and the due time is far off, so
+# that every message goes through both, however slow the machine is.
 TWO_LEVELS = Levels(
     [
-        PartitionStrategy(
-            partition_by=timedelta(seconds=3),
-            maximum_delay=timedelta(seconds=9),
-            lead=timedelta(seconds=1),
-        ),
-        PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=3)),
+        PartitionStrategy(partition_by=HOUR, maximum_delay=2 * HOUR, lead=HOUR - STAY),
+        PartitionStrategy(partition_by=LESS, maximum_delay=2 * LESS, lead=LESS - STAY),
     ]
 )
-# Long enough for a stay in each level, however slow the machine is.
-DELAY = timedelta(seconds=8.9)
+DELAY = timedelta(minutes=70)
+# Who is alone does not wait for a due time.
+ALONE = pulsar.ConsumerType.Exclusive
 LARGEST = 5 * 1024 * 1024 - 10 * 1024
 
 
@@ -116,11 +118,11 @@ def test_everything_survives_both_levels(
             producer(name, schema=schema(Price1)).send(Price1(amount=100))
             producer(name, schema=schema(Price2)).send(Price2(amount=200, currency="USD"))
 
-        raw_arrivals = receive(topics["bytes"])(len(PAYLOADS) + 1, seconds=60)
-        texts = receive(topics["texts"], schema=StringSchema())(1)
+        raw_arrivals = receive(topics["bytes"], consumer_type=ALONE)(len(PAYLOADS) + 1)
+        texts = receive(topics["texts"], consumer_type=ALONE, schema=StringSchema())(1)
         records = {
-            "json": receive(topics["json"], schema=JsonSchema(Price2))(10),
-            "avro": receive(topics["avro"], schema=AvroSchema(Price2))(10),
+            name: receive(topics[name], consumer_type=ALONE, schema=schema(Price2))(10)
+            for name, schema in (("json", JsonSchema), ("avro", AvroSchema))
         }
         drained(description)
 

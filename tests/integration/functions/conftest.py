@@ -37,7 +37,8 @@ def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBrok
 
 @pytest.fixture
 def connection(functions_broker: EmbeddedBroker) -> Connection:
-    return functions_broker.connection
+    patience = {"operation_timeout_seconds": 60}  # it shares its processors with others
+    return functions_broker.connection.model_copy(update=patience)
 
 
 def instance_pids(function: str, broker: EmbeddedBroker) -> list[int]:
