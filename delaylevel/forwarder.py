@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescript
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
 from delaylevel.outlet import (
+    BULK_SETTINGS,
     CERTAIN_REFUSALS,
     PRODUCER_SETTINGS,
     TRANSIENT_ERRORS,
@@ -41,6 +43,15 @@ log = logging.getLogger(__name__)
 # What the broker has not confirmed is kept for a second try elsewhere: at most so much.
 EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
+# Effectively once, what is sent is waited for within a part of the client's timeout, and a send
+# never waits: it would go on behind what the timeout has thrown out of the queue.
+SETTLE_WITHIN_S = 10.0
+_SEQUENCED_SETTINGS: dict[str, Any] = {
+    **UNBATCHED_SETTINGS,
+    "block_if_queue_full": False,
+    "max_pending_messages": 0,
+    "max_pending_messages_across_partitions": 1 << 30,
+}
 # A process that was stopped or killed keeps a producer's name for some seconds.
 NAME_PATIENCE_S = 30.0
 
@@ -141,6 +152,9 @@ class Forwarder:
         self._report = ForwardReport()
         self._epoch_messages = 0
         self._epoch_bytes = 0
+        self._unsettled = 0
+        self._unsettled_bytes = 0
+        self._settle_at_s = 0.0
 
     def forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         """Send one message on; it counts as arrived when :meth:`flush` has returned.
@@ -158,11 +172,13 @@ class Forwarder:
         try:
             self._forward(source, message, now_ms)
         except DelayLevelError:
-            self._forget()
+            self.forget()
             raise
 
     def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
-        number = self._number(source, message) if self._sequence is not None else None
+        number = None
+        if self._sequence is not None:
+            number = self.number(source, *message[:3], len(message.value or b""))
         try:
             sealed = onward.open_envelope(self._description, source.topic, message)
         except EnvelopeError as error:
@@ -186,6 +202,38 @@ class Forwarder:
         if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
             self._settle()
 
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The level topic whose messages these are."""
+        return self._description
+
+    @property
+    def router(self) -> Router:
+        """What decides where a message goes."""
+        return self._router
+
+    @property
+    def sequenced(self) -> bool:
+        """Whether it publishes with sequence ids."""
+        return self._sequence is not None
+
+    def level_outlet(self, level: int, partition: int) -> Outlet[Any]:
+        """Return the way into a partition of a level.
+
+        Raises:
+            BrokerError: it cannot be written.
+        """
+        outlet = self._parks.get((level, partition))
+        if outlet is None:
+            topic = self._description.level_topic(level).partition(partition).full
+            outlet = self._parks[level, partition] = self._own(topic)
+        return outlet
+
+    def count_parked(self, level: int, partition: int, count: int) -> None:
+        """Take down what was given to :meth:`level_outlet`."""
+        if count:
+            self._report.parked[self._description.topic, level, partition] += count
+
     def flush(self) -> ForwardReport:
         """Wait until the broker has confirmed all that was forwarded so far.
 
@@ -199,7 +247,7 @@ class Forwarder:
         try:
             self._settle()
         except DelayLevelError:
-            self._forget()
+            self.forget()
             raise
         report, self._report = self._report, ForwardReport()
         return report
@@ -220,10 +268,11 @@ class Forwarder:
         self._parks, self._window = {}, {}
         close_all(outlets)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Start anew after a failure: what is forwarded again must not be counted twice."""
         self._report = ForwardReport()
         self._epoch_messages = self._epoch_bytes = 0
+        self._unsettled = self._unsettled_bytes = 0
         self._to_hold = []
         self._last_sequence_id = 0
         self._already_held = None
@@ -237,15 +286,12 @@ class Forwarder:
     ) -> None:
         description = self._description
         level, partition = decision.level, decision.partition
-        outlet = self._parks.get((level, partition))
-        if outlet is None:
-            topic = description.level_topic(level).partition(partition).full
-            outlet = self._parks[level, partition] = self._own(topic)
+        outlet = self.level_outlet(level, partition)
         deliver_at = onward.parked_until_ms(
             description, self._router, level, partition, self._clock.now_ms()
         )
         outlet.send(message, sealed.parked_again_properties(message.properties), deliver_at, number)
-        self._report.parked[description.topic, level, partition] += 1
+        self.count_parked(level, partition, 1)
 
     def _into_window(self, message: ParkedMessage, sealed: Envelope) -> None:
         """Give it to the dispatcher; what its target is like is not the mover's business then."""
@@ -324,23 +370,25 @@ class Forwarder:
         outlet = self._internal.get(topic)
         if outlet is None:
             try:
-                producer = self._create(topic, schema=BytesSchema())
+                producer = self._create(topic, BULK_SETTINGS, schema=BytesSchema())
             except pulsar.PulsarException as error:
                 raise BrokerError(
                     f"cannot write to {topic} ({error_name(error)}); nothing was acknowledged"
                 ) from error
-            outlet = self._internal[topic] = Outlet(producer)
+            outlet = self._internal[topic] = Outlet(producer, bulk=self._sequence is None)
         return outlet
 
-    def _create(self, topic: str, suffix: str = "", **settings: Any) -> Any:
+    def _create(
+        self, topic: str, batched: Mapping[str, Any], suffix: str = "", **settings: Any
+    ) -> Any:
         if self._sequence is None:
-            return self._client.create_producer(topic, **PRODUCER_SETTINGS, **settings)
+            return self._client.create_producer(topic, **batched, **settings)
         name = self._sequence.producer_name + suffix
         deadline = time.monotonic() + NAME_PATIENCE_S
         while True:
             try:
                 return self._client.create_producer(
-                    topic, producer_name=name, **UNBATCHED_SETTINGS, **settings
+                    topic, producer_name=name, **_SEQUENCED_SETTINGS, **settings
                 )
             except pulsar.ProducerBusy:
                 if time.monotonic() > deadline:
@@ -388,7 +436,7 @@ class Forwarder:
         suffix = f"-{reference}" if reference is not None else ""
         suffix += "" if partition is None else "-keyless"
         try:
-            return self._create(topic, suffix, **settings)
+            return self._create(topic, PRODUCER_SETTINGS, suffix, **settings)
         except TRANSIENT_ERRORS as error:
             raise BrokerError(
                 f"no broker serves {target} now ({error_name(error)}); nothing was acknowledged"
@@ -460,19 +508,44 @@ class Forwarder:
                     "unconfirmed will be read and sent again"
                 )
         self._epoch_messages = self._epoch_bytes = 0
+        self._unsettled = self._unsettled_bytes = 0
 
     # -- sequences
 
-    def _number(self, source: SourcePartition, message: ParkedMessage) -> int:
+    def number(
+        self, source: SourcePartition, ledger: int, entry: int, batch: int, length: int
+    ) -> int:
+        """Return the sequence id of what is sent on next, where there is a sequence.
+
+        Nothing may be sent behind what the client has given up after its timeout: the broker would
+        take the higher sequence id, and drop the lower one when it is sent again. So what is sent
+        is confirmed, or has failed, long before that.
+
+        Raises:
+            InvalidInputError: it is not of the sequence's partition, or out of order.
+            BrokerError: something that was sent before it is not confirmed.
+        """
         assert self._sequence is not None
+        self._unsettled += 1
+        self._unsettled_bytes += length
+        if self._unsettled == 1:
+            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
+        elif (
+            self._unsettled > EPOCH_MESSAGES
+            or self._unsettled_bytes > EPOCH_BYTES
+            or time.monotonic() > self._settle_at_s
+        ):
+            self._settle()
+            self._unsettled, self._unsettled_bytes = 1, length
+            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
         if source.topic != self._sequence.topic:
             raise InvalidInputError(
                 f"a message of {source.topic} among those of {self._sequence.topic}"
             )
-        number = sequence_id(message.ledger, message.entry, message.batch)
+        number = sequence_id(ledger, entry, batch)
         if number <= self._last_sequence_id:
             raise InvalidInputError(
-                f"{source.topic}: {message.position} comes after a later position, or twice. "
+                f"{source.topic}: {ledger}:{entry}:{batch} comes after a later position, or twice. "
                 "Effectively-once needs the rows of a partition once each and in their order"
             )
         self._last_sequence_id = number

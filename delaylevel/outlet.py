@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import _pulsar
 import pulsar
 
+from delaylevel._outlet_proof import BatchProof, await_outcomes
 from delaylevel.reading import ParkedMessage
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,13 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "batching_max_publish_delay_ms": 100,
     "max_pending_messages": 5000,
     "send_timeout_millis": 30_000,
+}
+# For our own topics: batches end when they are full and at a flush, never by the clock, so that it
+# is known which message begins one (see _outlet_proof.py). Smaller ones stay in a core's cache.
+BULK_SETTINGS: dict[str, Any] = {
+    **PRODUCER_SETTINGS,
+    "batching_max_messages": 250,
+    "batching_max_publish_delay_ms": 3_600_000,
 }
 # Deduplication remembers only the first sequence id of a batch.
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
@@ -83,17 +91,24 @@ class Outlet(Generic[Waiting]):
 
     Args:
         producer: a ``pulsar.Producer`` of payloads that are encoded already.
+        bulk: it has ``BULK_SETTINGS``: what nobody waits for in particular goes without a callback
+            for each message.
     """
 
-    __slots__ = ("_core", "_outcomes", "_sent", "_waiting", "producer")
+    __slots__ = ("_core", "_outcomes", "_proof", "_sent", "_waiting", "producer")
 
-    def __init__(self, producer: Any) -> None:
+    def __init__(self, producer: Any, bulk: bool = False) -> None:
         self.producer = producer
         # Below the client's Python: its checks of every argument would cost as much as the rest.
         self._core = producer._producer if type(producer) is pulsar.Producer else None
+        self._proof: BatchProof | None = None
+        if self._core is not None:
+            self._proof = BatchProof(
+                BULK_SETTINGS["batching_max_messages"] if bulk else 1,
+                BULK_SETTINGS["batching_max_allowed_size_in_bytes"],
+            )
         self._sent = 0
-        # A dict's own setdefault as the callback keeps outcomes without running Python code for
-        # every message, in the client's own thread.
+        # Of a producer in memory, which has called back when its flush returns.
         self._outcomes: dict[Any, Any] = {}
         self._waiting: list[tuple[Waiting, dict[Any, Any]]] = []
 
@@ -114,15 +129,21 @@ class Outlet(Generic[Waiting]):
             sequence_id: for deduplication, or None.
             waiting: what :meth:`settle` returns with the message's own outcome, if it fails.
         """
-        self._sent += 1
         outcomes = self._outcomes
         if waiting is not None:
             outcomes = {}
             self._waiting.append((waiting, outcomes))
         if self._core is not None:
+            assert self._proof is not None
             built = build_message(message, properties, deliver_at_ms, sequence_id)
-            self._core.send_async(built, outcomes.setdefault)
+            if waiting is None and not deliver_at_ms:
+                self.send_built(built, len(message.value or b""))
+                return
+            self._sent += 1
+            callback = self._proof.alone() if waiting is None else outcomes.setdefault
+            self._core.send_async(built, callback)
             return
+        self._sent += 1
         self.producer.send_async(
             message.value,
             outcomes.setdefault,
@@ -133,6 +154,23 @@ class Outlet(Generic[Waiting]):
             deliver_at=deliver_at_ms,
             sequence_id=sequence_id,
         )
+
+    @property
+    def takes_built(self) -> bool:
+        """Whether :meth:`send_built` can be used: not with a producer in memory."""
+        return self._core is not None
+
+    def send_built(self, built: Any, length: int) -> None:
+        """Give a message to the producer that is built already, and that nothing waits for.
+
+        Args:
+            built: as ``_pulsar.MessageBuilder`` builds it, not delayed.
+            length: of its payload, in bytes.
+        """
+        assert self._core is not None
+        assert self._proof is not None
+        self._sent += 1
+        self._core.send_async(built, self._proof.callback(length))
 
     def settle(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
         """Wait for every confirmation since the last time.
@@ -148,6 +186,8 @@ class Outlet(Generic[Waiting]):
             self.producer.flush()
         except pulsar.PulsarException as error:
             failure = error_name(error)
+        if self._core is not None:
+            await_outcomes(outcomes for _, outcomes in self._waiting)
         arrived: list[Waiting] = []
         failed: list[tuple[Waiting, str]] = []
         for item, outcomes in self._waiting:
@@ -161,12 +201,21 @@ class Outlet(Generic[Waiting]):
         elif self._waiting and len(self._waiting) == self._sent:
             failure = None  # every single one is confirmed, whatever flush said
         else:
-            failure = failure or _failure(self._outcomes)
-        self.forget()
+            failure = failure or self._unconfirmed()
+        self._begin(emptied=True)
         return failure, arrived, failed
+
+    def _unconfirmed(self) -> str | None:
+        return _failure(self._outcomes) if self._proof is None else self._proof.failure()
 
     def forget(self) -> None:
         """Count nothing that was sent so far; what is confirmed later says nothing any more."""
+        clean = self._proof is None or self._proof.sparing
+        self._begin(emptied=clean and not self._sent)
+
+    def _begin(self, emptied: bool) -> None:
+        if self._proof is not None:
+            self._proof.begin(emptied)
         self._sent = 0
         self._outcomes = {}
         self._waiting = []

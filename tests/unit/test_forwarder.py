@@ -16,7 +16,7 @@ from delaylevel.delivery import Delivery, Sequence
 from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
-from delaylevel.forwarder import PRODUCER_SETTINGS, Forwarder, ForwardReport
+from delaylevel.forwarder import BULK_SETTINGS, PRODUCER_SETTINGS, Forwarder, ForwardReport
 from delaylevel.onward import check_delivery
 from delaylevel.ports import SchemaVersion
 from delaylevel.reading import ParkedMessage, SourcePartition, source_partitions
@@ -430,8 +430,8 @@ def test_one_producer_for_each_target_and_schema(bench: Bench) -> None:
 def test_settings_of_producers(bench: Bench) -> None:
     bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
     target, level = bench.client.producers
-    for producer in (target, level):
-        for name, value in PRODUCER_SETTINGS.items():
+    for producer, settings in ((target, PRODUCER_SETTINGS), (level, BULK_SETTINGS)):
+        for name, value in settings.items():
             assert producer.settings[name] == value
         # So that a position packs into a sequence id, and nothing waits without an end.
         assert producer.settings["batching_max_messages"] <= 1024

@@ -1,0 +1,121 @@
+"""What the broker is put through while messages are sent: nothing counts as stored which is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import BytesSchema
+
+from delaylevel.admin import Admin
+from delaylevel.outlet import BULK_SETTINGS, Outlet
+from delaylevel.positions import EARLIEST
+from delaylevel.reading import ParkedMessage, read_range
+from delaylevel.topicname import TopicName
+
+MESSAGES = 3000
+
+
+def messages(first: int, count: int) -> list[ParkedMessage]:
+    return [
+        ParkedMessage(1, number, -1, 0, "", "", 0, {"n": str(number)}, b"x" * 100)
+        for number in range(first, first + count)
+    ]
+
+
+def send(outlet: Outlet[Any], first: int, count: int) -> set[str]:
+    for message in messages(first, count):
+        outlet.send(message, message.properties, None)
+    return {str(number) for number in range(first, first + count)}
+
+
+def stored(client: Any, admin: Admin, topic: TopicName) -> set[str]:
+    last = admin.last_message_id(topic)
+    assert last is not None
+    return {
+        message.properties["n"]
+        for message in read_range(client, topic.full, EARLIEST, last.next_entry)
+    }
+
+
+def kept_topic(client: Any, name: str) -> TopicName:
+    client.subscribe(name, "keep").close()
+    return TopicName.parse(name)
+
+
+@pytest.fixture
+def outlet(client: pulsar.Client, namespace: str) -> Outlet[Any]:
+    name = f"persistent://{namespace}/out"
+    client.subscribe(name, "keep").close()
+    return Outlet(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
+
+
+def test_everything_is_confirmed_by_few_callbacks(
+    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+) -> None:
+    for first in (0, MESSAGES):
+        sent = send(outlet, first, MESSAGES)
+        assert outlet.settle()[0] is None
+        assert sent <= stored(client, admin, TopicName.parse(outlet.producer.topic()))
+
+
+def test_messages_too_large_for_a_whole_batch(
+    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+) -> None:
+    sizes = [10, 600_000, 300_000, 300_000, 0, 524_288, 1, 524_287] * 3
+    for number, size in enumerate(sizes):
+        message = messages(number, 1)[0]._replace(value=b"x" * size)
+        outlet.send(message, message.properties, None)
+    assert outlet.settle()[0] is None
+    assert len(stored(client, admin, TopicName.parse(outlet.producer.topic()))) == len(sizes)
+
+
+def test_a_topic_that_is_terminated_in_between(
+    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+) -> None:
+    topic = TopicName.parse(outlet.producer.topic())
+    send(outlet, 0, MESSAGES)
+    outlet.producer.flush()
+    admin.terminate(topic)
+    send(outlet, MESSAGES, MESSAGES)
+    assert outlet.settle()[0] is not None
+    assert len(stored(client, admin, topic)) == MESSAGES
+
+
+@pytest.mark.parametrize("timeout_ms", [30_000, 1000])
+def test_a_broker_that_is_killed_in_between(
+    private_broker: Callable[..., Any], timeout_ms: int
+) -> None:
+    """With the shorter timeout the client drops what it has, and sends what comes after."""
+    broker = private_broker()
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(**broker.connection.client_kwargs(), logger=quiet)
+    try:
+        topic = kept_topic(client, "persistent://public/default/out")
+        settings = {**BULK_SETTINGS, "send_timeout_millis": timeout_ms}
+        producer = client.create_producer(topic.full, schema=BytesSchema(), **settings)
+        outlet: Outlet[Any] = Outlet(producer, bulk=True)
+        sent = send(outlet, 0, MESSAGES)
+        assert broker.kill()
+        sent |= send(outlet, MESSAGES, MESSAGES)
+        if timeout_ms == 1000:
+            with pytest.raises(pulsar.PulsarException):
+                producer.flush()
+        broker.start()
+        sent |= send(outlet, 2 * MESSAGES, MESSAGES)
+        failure = outlet.settle()[0]
+        with Admin.from_connection(broker.connection) as admin:
+            missing = sent - stored(client, admin, topic)
+        assert failure is not None or not missing
+        if timeout_ms == 1000:
+            assert missing
+            assert failure is not None
+        more = send(outlet, 3 * MESSAGES, MESSAGES)
+        assert outlet.settle()[0] is None
+        with Admin.from_connection(broker.connection) as admin:
+            assert more <= stored(client, admin, topic)
+    finally:
+        client.close()
