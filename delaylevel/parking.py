@@ -82,6 +82,8 @@ class Parking:
         self._schema = schema
         self._clock = clock
         self._router = Router(description.levels)
+        self._schema_text = None if schema is None else str(schema)
+        self._spark = description.mover is Mover.SPARK
         self._window = description.final_window is FinalWindow.TRACKER
         self._anywhere = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
@@ -111,6 +113,16 @@ class Parking:
         if due_ms is None:
             return Placement(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
+        if decision.hop is Hop.PARK and not unsupported and self._spark:
+            # Nearly every delayed message; as below in fewer steps.
+            own = env.application_properties(properties) if properties else {}
+            own[env.DUE] = str(due_ms)
+            own[env.TARGET] = self._target
+            if message_id is not None:
+                own[env.ID] = env.check_id(message_id)
+            if self._schema_text is not None:
+                own[env.SCHEMA] = self._schema_text
+            return Placement(decision.level, decision.partition, own, None)
         application = env.application_properties(properties or {})
         sealed = Envelope(
             due_ms,

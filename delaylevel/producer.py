@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import _pulsar
 import pulsar
 from pulsar.schema import BytesSchema
 
@@ -164,6 +165,14 @@ class DelayLevelProducer:
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
         )
+        if producer is not self._business and type(producer) is pulsar.Producer:
+            try:
+                built = _build(body, **arguments)
+            except TypeError:
+                pass  # the client's own checks say better what is wrong
+            else:
+                producer._producer.send_async(built, callback)
+                return
         producer.send_async(body, callback, **arguments)
 
     def flush(self) -> None:
@@ -264,3 +273,35 @@ class DelayLevelProducer:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+
+def _build(
+    body: bytes | None,
+    properties: dict[str, str],
+    partition_key: str | None,
+    ordering_key: str | None,
+    event_timestamp: int | None,
+    deliver_at: int | None,
+) -> Any:
+    """Return a message as the client's core takes it, past the checks that the client makes.
+
+    Raises:
+        TypeError: something has a type that the core does not know.
+    """
+    builder = _pulsar.MessageBuilder()
+    if type(body) is bytes:
+        builder.content(body)
+    elif body is None:
+        builder.set_null_value()
+    else:
+        raise TypeError
+    builder.properties(properties)
+    if partition_key:
+        builder.partition_key(partition_key)
+    if ordering_key:
+        builder.ordering_key(ordering_key)
+    if event_timestamp:
+        builder.event_timestamp(event_timestamp)
+    if deliver_at:
+        builder.deliver_at(deliver_at)
+    return builder.build()
