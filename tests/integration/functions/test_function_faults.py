@@ -52,6 +52,7 @@ def publish(client: Any, description: LevelTopicDescription, first_ms: int, spre
             enable_delay_level_topic=True,
             partition_strategy=description.levels,
             block_if_queue_full=True,
+            send_timeout_millis=120_000,  # a busy machine is no reason to fail
         )
     ) as producer:
         for number in range(MESSAGES):
