@@ -228,9 +228,10 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Pe
     """
     counts: dict[Role, int] = dict.fromkeys(Role, 0)
     for member, figures in _all_figures(admin, description):
-        for index in range(member.partitions):
-            if not figures:
-                continue
+        if not figures:
+            continue
+        # More than are described, too: what is there would be deleted with them.
+        for index in sorted({*range(member.partitions), *figures}):
             if index not in figures:
                 raise LevelTopicError(f"{member.topic.partition(index)} cannot be asked: try again")
             subscription = figures[index].subscriptions.get(SUBSCRIPTION)
@@ -309,8 +310,9 @@ def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
     """Yield topics that say they belong to a level topic that does not exist."""
     names = admin.list_partitioned_topics(namespace)
     full = {name.full for name in names}
-    for name in names:
-        metadata = family.metadata_of(admin, name)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda name: family.metadata_of(admin, name), names))
+    for name, metadata in zip(names, found, strict=True):
         owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
         if owner is None or owner == name.full or owner in full:
             continue

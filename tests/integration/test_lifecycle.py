@@ -346,6 +346,19 @@ def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(
     assert not [name for name in admin.list_topics(namespace) if "delay-level" in name.local]
 
 
+def test_what_lies_in_partitions_that_are_not_described_is_pending_too(
+    admin: Admin, client: pulsar.Client, level_topic: LevelTopic
+) -> None:
+    description = level_topic(MINUTES)
+    admin.expand(description.name, 6)
+    producer = client.create_producer(description.name.partition(5).full)
+    producer.send(b"x")
+    producer.close()
+    with pytest.raises(StillPendingError, match="1 parked"):
+        lifecycle.delete(admin, description)
+    assert lifecycle.delete(admin, description, discard=1).parked == 1
+
+
 def test_discarding_takes_the_number_of_entries(
     admin: Admin,
     namespace: str,
