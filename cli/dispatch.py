@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -130,9 +131,9 @@ def run(
         name=name,
     )
     with contextlib.ExitStack() as stack:
-        client = pulsar.Client(
-            **connection.client_kwargs(), logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        )
+        # Asking for what others own fails most of the time; what matters is logged here.
+        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
         stack.callback(client.close)
         admin = Admin.from_connection(connection)
         dispatcher = Dispatcher(client, admin, topics, settings)

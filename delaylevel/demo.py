@@ -1,7 +1,8 @@
 """The demonstration: real messages through real levels, counted at every step.
 
 Two levels with units of seconds, three business topics with a schema each, the Spark sync job as
-the mover, and consumers that check every message against what was sent.
+the mover, a dispatcher for the final window, and consumers (Exclusive and Shared) that check every
+message against what was sent.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from delaylevel.admin import Admin
 from delaylevel.client import DelayLevelClient
 from delaylevel.clock import SystemClock
 from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.envelope import DUE, ID
 from delaylevel.errors import BrokerError
 from delaylevel.positions import EARLIEST
@@ -47,8 +49,6 @@ LEVELS = Levels(
     ]
 )
 LONGEST_DELAY_S = 48
-# The broker delivers up to one tick early unless it is set to be strict.
-BROKER_TICK_MS = 1000
 _LEVEL_TOPIC = "demo-delay-level"
 _SEQUENCE = "sequence"
 
@@ -61,6 +61,7 @@ class Order(Record):  # type: ignore[misc, unused-ignore]
 
 
 _TOPICS: tuple[tuple[str, Any, Callable[[int], Any]], ...] = (
+    # This one has an Exclusive subscription, which the broker's own timer could not serve.
     ("demo-reminders", BytesSchema(), lambda i: b"%03d" % (i % 1000)),
     ("demo-coupons", StringSchema(), lambda i: f"coupon {i} \u2713"),
     ("demo-orders", JsonSchema(Order), lambda i: Order(customer=f"c{i % 97}", note=f"order {i}")),
@@ -72,7 +73,7 @@ class PartitionCount:
     """What went through one partition of a level.
 
     Attributes:
-        level: the unit, in words; ``held`` and ``dead letters`` for those topics.
+        level: the unit, in words; ``window``, ``held`` and ``dead-letter`` for those topics.
         partition: its index.
         from_producer: how many messages the wrapper parked there.
         from_mover: how many a mover parked there.
@@ -113,10 +114,10 @@ class DemoResult:
     Attributes:
         sent: how many messages were sent.
         lost, duplicated, damaged: how many did not arrive, came again, or came changed.
-        early: how many came earlier than the broker's tick allows.
-        undelayed: how many were sent straight to a business topic, because they were near-due.
+        early: how many came before they were due.
+        undelayed: how many were sent straight to a business topic, because they were due.
         partitions: what went through each partition.
-        late_ms: every delayed message's lateness in ms, sorted; negative for early ones.
+        late_ms: every message's lateness in ms, sorted; negative for early ones.
         seconds: how long it took from the first message to the last.
     """
 
@@ -211,11 +212,16 @@ def run(
         admin = stack.enter_context(Admin.from_connection(connection))
         ledger = _Ledger()
         ended = threading.Event()
-        for topic, schema, _ in _TOPICS:
-            stack.enter_context(_consuming(client, topic, schema, ledger, ended))
+        for index, (topic, schema, _) in enumerate(_TOPICS):
+            kind = pulsar.ConsumerType.Shared if index else pulsar.ConsumerType.Exclusive
+            stack.enter_context(_consuming(client, topic, schema, kind, ledger, ended))
         description = _create(admin)
         job = stack.enter_context(_moving(connection, checkpoint, description))
         job.wait_ready(120)
+
+        dispatcher = stack.enter_context(
+            _dispatching(connection, description, checkpoint.with_name("window"))
+        )
 
         started = time.monotonic()
         snapshot.phase = "sending"
@@ -224,14 +230,14 @@ def run(
         deadline = started + timeout_s
         while len(ledger.seen) < messages and time.monotonic() < deadline:
             job.check()
-            _look(admin, description, ledger, snapshot, started)
+            _look(admin, dispatcher, ledger, snapshot, started)
             show(snapshot)
             time.sleep(0.5)
         seconds = time.monotonic() - started
         # What would come twice comes within a moment of the first: a look at the queue's end.
         time.sleep(2.0)
         ended.set()
-        _look(admin, description, ledger, snapshot, started)
+        _look(admin, dispatcher, ledger, snapshot, started)
         snapshot.phase = "counting"
         show(snapshot)
         return _result(client, admin, description, ledger, messages, seconds)
@@ -241,7 +247,10 @@ def _create(admin: Admin) -> LevelTopicDescription:
     return topics.create(
         admin,
         LevelTopicDescription(
-            topic=_LEVEL_TOPIC, levels=LEVELS, targets=tuple(name for name, _, _ in _TOPICS)
+            topic=_LEVEL_TOPIC,
+            levels=LEVELS,
+            targets=tuple(name for name, _, _ in _TOPICS),
+            final_window=FinalWindow.TRACKER,
         ),
     )
 
@@ -297,11 +306,9 @@ def _send(
 
 @contextlib.contextmanager
 def _consuming(
-    client: Any, topic: str, schema: Any, ledger: _Ledger, ended: threading.Event
+    client: Any, topic: str, schema: Any, kind: Any, ledger: _Ledger, ended: threading.Event
 ) -> Iterator[None]:
-    consumer = client.subscribe(
-        topic, "demo", consumer_type=pulsar.ConsumerType.Shared, schema=schema
-    )
+    consumer = client.subscribe(topic, "demo", consumer_type=kind, schema=schema)
     clock = SystemClock()
 
     def consume() -> None:
@@ -372,15 +379,46 @@ def _moving(
         job.stop()
 
 
+@contextlib.contextmanager
+def _dispatching(
+    connection: Connection, description: LevelTopicDescription, directory: Path
+) -> Iterator[Dispatcher]:
+    """Run a dispatcher in a thread, with a client of its own; return when it owns the window."""
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    try:
+        with Admin.from_connection(connection) as admin:
+            settings = DispatchSettings(directory=directory)
+            dispatcher = Dispatcher(client, admin, [description.topic], settings)
+            thread = threading.Thread(target=dispatcher.run, name="dispatcher")
+            thread.start()
+            try:
+                deadline = time.monotonic() + 60
+                while not _releasing(dispatcher, description):
+                    if time.monotonic() > deadline:
+                        raise BrokerError("the dispatcher did not start within 60 s")
+                    time.sleep(0.05)
+                yield dispatcher
+            finally:
+                dispatcher.stop()
+                thread.join()
+    finally:
+        client.close()
+
+
+def _releasing(dispatcher: Dispatcher, description: LevelTopicDescription) -> bool:
+    states = [figures.state for figures in dispatcher.figures().values()]
+    return states == ["releasing"] * description.window_partitions
+
+
 def _look(
     admin: Admin,
-    description: LevelTopicDescription,
+    dispatcher: Dispatcher,
     ledger: _Ledger,
     snapshot: Snapshot,
     started: float,
 ) -> None:
-    from delaylevel.description import SUBSCRIPTION
-
+    (description,) = dispatcher.descriptions
     snapshot.elapsed_s = time.monotonic() - started
     snapshot.delivered = len(ledger.seen)
     snapshot.late_ms = ledger.late_ms[-500:]
@@ -389,6 +427,8 @@ def _look(
             subscription = stats.subscriptions.get(SUBSCRIPTION)
             waiting = subscription.backlog_entries if subscription is not None else 0
             snapshot.pending[level.name, index] = waiting
+    for (_, index), figures in sorted(dispatcher.figures().items()):
+        snapshot.pending[Role.WINDOW.value, index] = figures.pending
 
 
 def _result(
@@ -407,7 +447,7 @@ def _result(
         lost=messages - len(ledger.seen),
         duplicated=sum(count - 1 for count in ledger.seen.values()),
         damaged=len(ledger.damaged),
-        early=sum(1 for late in late_ms if late < -BROKER_TICK_MS),
+        early=sum(1 for late in late_ms if late < 0),
         undelayed=messages - parked,
         partitions=partitions,
         late_ms=late_ms,
@@ -421,6 +461,8 @@ def _count_partitions(
     """Read every partition again from its beginning: what was acknowledged is still stored."""
     found = []
     for member in description.members():
+        if member.role is Role.LOG:
+            continue
         name = (
             description.levels[member.level].name
             if member.role is Role.LEVEL
