@@ -58,10 +58,10 @@ SPARK_RATE = Figure(
     "python benchmarks/bench_spark.py",
 )
 FUNCTION_RATE = Figure(
-    6_712,
+    9_660,
     "messages a second, instance and hop",
     "docs/functions.md",
-    "| **the deployed Function**, one instance | 6,712 (5,447 to 6,864) | 12.2 | 1.18 |",
+    "| **the deployed Function**, one instance | 9,660 (6,491 to 9,727) | 16.8 | 0.78 |",
     "python benchmarks/bench_function.py",
 )
 PUBLISH_RATE = Figure(
