@@ -37,7 +37,7 @@ from delaylevel._rest import Rest
 from delaylevel.admin import Admin
 from delaylevel.broker import EmbeddedBroker
 from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
 from delaylevel.functions import deployment
 from delaylevel.functions.worker import FunctionsWorker
 from delaylevel.strategy import Levels, PartitionStrategy
@@ -124,7 +124,13 @@ class Bench:
         levels = Levels([PartitionStrategy(maximum_delay=timedelta(days=2))])
         described = topics.create(
             self.admin,
-            LevelTopicDescription(f"{target}-delay-level", levels, (target,), Mover.FUNCTION),
+            LevelTopicDescription(
+                f"{target}-delay-level",
+                levels,
+                (target,),
+                Mover.FUNCTION,
+                FinalWindow.BROKER,
+            ),
         )
         outcomes: dict[Any, Any] = {}
         producer = self.client.create_producer(

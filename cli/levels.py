@@ -150,7 +150,7 @@ def levels() -> None:
 @click.option(
     "--final-window",
     type=click.Choice([window.value for window in FinalWindow]),
-    default=FinalWindow.BROKER.value,
+    default=FinalWindow.TRACKER.value,
     show_default=True,
     help="Who holds a message between its last hand-off and its due time.",
 )
@@ -220,6 +220,10 @@ def create(
     with Admin.from_connection(settings.connection()) as admin:
         made = topics.create(admin, wanted)
         emit_one(description_view(made), DESCRIPTION, output)
+        if made.final_window is FinalWindow.TRACKER:
+            note(
+                f"Run `delaylevel dispatch run {topic}` beside the mover: it releases what is due."
+            )
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")
 

@@ -243,7 +243,7 @@ class DelayLevelClient(pulsar.asyncio.Client):
         delay_level_topic: str | None = None,
         partition_strategy: StrategyArgument = None,
         mover: Mover | str = Mover.SPARK,
-        final_window: FinalWindow | str = FinalWindow.BROKER,
+        final_window: FinalWindow | str = FinalWindow.TRACKER,
         create_level_topic: bool = True,
         **kwargs: Any,
     ) -> Any:

@@ -99,7 +99,7 @@ class DelayLevelClient(pulsar.Client):
         delay_level_topic: str | None = None,
         partition_strategy: StrategyArgument = None,
         mover: Mover | str = Mover.SPARK,
-        final_window: FinalWindow | str = FinalWindow.BROKER,
+        final_window: FinalWindow | str = FinalWindow.TRACKER,
         create_level_topic: bool = True,
         **kwargs: Any,
     ) -> Any:
@@ -160,7 +160,7 @@ def wrap(
     partition_strategy: StrategyArgument = None,
     delay_level_topic: str | None = None,
     mover: Mover | str = Mover.SPARK,
-    final_window: FinalWindow | str = FinalWindow.BROKER,
+    final_window: FinalWindow | str = FinalWindow.TRACKER,
     create_level_topic: bool = True,
     admin_url: str | None = None,
     admin: TopicAdmin | None = None,

@@ -108,7 +108,7 @@ class LevelTopicDescription:
     levels: Levels
     targets: tuple[str, ...]
     mover: Mover = Mover.SPARK
-    final_window: FinalWindow = FinalWindow.BROKER
+    final_window: FinalWindow = FinalWindow.TRACKER
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
     version: int = field(default=FORMAT_VERSION)

@@ -41,7 +41,11 @@ class Standing:
 def producer_for(
     world: Any, topic: str = "orders", strategy: Any = SECONDS, clock: Any = None, **options: Any
 ) -> Any:
-    """Return the wrapper's producer, of a client of its own; on a broker it goes by ``clock``."""
+    """Return the wrapper's producer, of a client of its own; on a broker it goes by ``clock``.
+
+    Its final window is the broker's: no dispatcher is at work.
+    """
+    options.setdefault("final_window", "broker")
     return world.client(**({"clock": clock} if clock else {})).create_producer(
         world.topic(topic),
         enable_delay_level_topic=True,
@@ -348,7 +352,7 @@ def test_the_wrapper_wraps_flushes_and_closes(world: Any) -> None:
     client = world.client()
     consumer = consumer_for(world)
     plain = client.create_producer(world.topic("orders"))
-    producer = wrap(plain, client, partition_strategy=SECONDS)
+    producer = wrap(plain, client, partition_strategy=SECONDS, final_window="broker")
     outcomes: list[Any] = []
     for _ in range(50):
         producer.send_async(

@@ -40,7 +40,7 @@ from delaylevel.admin import Admin
 from delaylevel.client import DelayLevelClient
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.mover import LocalMover
 from delaylevel.positions import EARLIEST
 from delaylevel.reading import ParkedMessage, read_range, source_partitions
@@ -88,7 +88,10 @@ def dl_client(connection: Connection) -> Iterator[Callable[..., DelayLevelClient
 def level_topic(
     admin: Admin, client: pulsar.Client, namespace: str
 ) -> Callable[..., LevelTopicDescription]:
-    """``level_topic(levels, targets=("orders",), **description)``: made, with its targets."""
+    """``level_topic(levels, targets=("orders",), **description)``: made, with its targets.
+
+    Its final window is ``broker`` unless it is named: no dispatcher is at work.
+    """
 
     def make(
         levels: Levels, targets: Sequence[str] = ("orders",), **values: Any
@@ -97,6 +100,7 @@ def level_topic(
         for name in names:
             client.create_producer(name).close()
         topic = values.pop("topic", f"{names[0]}-delay-level")
+        values.setdefault("final_window", FinalWindow.BROKER)
         return topics.create(admin, LevelTopicDescription(topic, levels, names, **values))
 
     return make

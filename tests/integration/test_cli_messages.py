@@ -42,11 +42,14 @@ def run(connection: Connection) -> Run:
     return invoke
 
 
+UNITS = ("--by", "200ms", "--max", "2s", "--final-window", "broker")
+
+
 @pytest.fixture
 def orders(run: Run, namespace: str) -> str:
-    """A business topic with a level topic: 200 ms units, up to 2 s."""
+    """A business topic with a level topic: 200 ms units, up to 2 s; the broker's final window."""
     topic = f"persistent://{namespace}/orders"
-    made = run("levels", "create", topic, "--by", "200ms", "--max", "2s", "-o", "json")
+    made = run("levels", "create", topic, *UNITS, "-o", "json")
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout)["topic"] == f"{topic}-delay-level"
     return topic
@@ -213,7 +216,7 @@ def test_a_level_topic_of_another_name(
     refused = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
     assert refused.exit_code == 1
     assert "does not carry messages for" in refused.stderr
-    again = ("levels", "create", orders, "--by", "200ms", "--max", "2s", "--target", letters)
+    again = ("levels", "create", orders, *UNITS, "--target", letters)
     assert run(*again).exit_code == 0
     sent = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
     assert sent.exit_code == 0, sent.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_a_part_is_replayed_once_its_target_is_known_and_the_rest_stays(
     client.create_producer(target).close()
     wanted = topics.create(
         admin,
-        LevelTopicDescription(description.topic, MINUTES, (*description.targets, target)),
+        replace(description, targets=(*description.targets, target)),
     )
     positions = {letter.position for letter in foreign}
     report = deadletters.replay(

@@ -70,7 +70,11 @@ def admin(connection: Connection) -> Iterator[Admin]:
 
 
 def described(namespace: str, *, levels: Levels = LEVELS, **changes: Any) -> LevelTopicDescription:
-    values: dict[str, Any] = {"targets": (f"{namespace}/orders",), **changes}
+    values: dict[str, Any] = {
+        "targets": (f"{namespace}/orders",),
+        "final_window": FinalWindow.BROKER,
+        **changes,
+    }
     return LevelTopicDescription(f"{namespace}/orders-delay-level", levels, **values)
 
 
@@ -641,6 +645,8 @@ def test_create_list_and_describe_by_command(
         "500ms:2s:100ms",
         "--overflow",
         "recirculate",
+        "--window-partitions",
+        "2",
     )
     made = run("create", f"{namespace}/orders", *options, "-o", "json")
     assert made.exit_code == 0, made.output
@@ -649,6 +655,8 @@ def test_create_list_and_describe_by_command(
     assert value["partitions"] == 4 + 3
     assert value["levels"][1] == {"unit_ms": 500, "maximum_ms": 2000, "lead_ms": 100}
     assert value["overflow"] == "recirculate"
+    assert (value["final_window"], value["window_partitions"]) == ("tracker", 2)
+    assert "delaylevel dispatch run" in made.stderr
     level_topic = TopicName.parse(value["topic"])
     client.create_producer(level_topic.partition(2).full).send(b"x")
 
@@ -665,7 +673,8 @@ def test_create_list_and_describe_by_command(
 
     shown = json.loads(run("describe", f"{namespace}/orders", "-o", "json").stdout)
     assert shown["backlog_entries"] == 1
-    assert len(shown["rows"]) == 7 + 2
+    assert (shown["window_entries"], shown["log_entries"], shown["dispatchers"]) == (0, 0, [])
+    assert len(shown["rows"]) == 7 + 2 + 4
     (row,) = [row for row in shown["rows"] if row["backlog_entries"]]
     assert (row["level"], row["partition"]) == (0, 2)
     assert row["oldest_hand_off_ms"] == row["oldest_publish_ms"] + 3 * 2000 - 500
@@ -674,8 +683,9 @@ def test_create_list_and_describe_by_command(
     table = run("describe", value["topic"])
     assert table.exit_code == 0
     assert "OLDEST HAND OFF" in table.stdout
-    assert "8 empty partitions" in table.stderr
-    assert run("describe", value["topic"], "-o", "wide").stdout.count("-partition-") == 9
+    assert "RELEASE LOG" in table.stdout
+    assert "12 empty partitions" in table.stderr
+    assert run("describe", value["topic"], "-o", "wide").stdout.count("-partition-") == 13
     assert "BACKLOG" in run("list", namespace).stdout
 
 
@@ -689,6 +699,8 @@ def test_what_the_command_refuses(namespace: str, run: Callable[..., Result]) ->
         (("create", business, "--by", "minute", "--max", "30d"), 2, "these levels fit"),
         (("create", f"{business}-delay-level"), 2, "name the business topic"),
         (("create", "non-persistent://a/b/c"), 2, "only persistent"),
+        (("create", business, "--final-window", "magic"), 2, "'tracker'"),
+        (("create", business, "--window-partitions", "65"), 2, "1<=x<=64"),
         (("list", "default"), 2, "tenant/namespace"),
         (("list", "public/no-such"), 1, "does not exist"),
         (("describe", business), 1, "levels create"),

@@ -90,10 +90,14 @@ def test_what_happens_when_the_business_topic_is_deleted(
     stored: Callable[[str], list[ParkedMessage]],
     run: Callable[..., Result],
     clock: Any,
+    eventually: Callable[..., Any],
 ) -> None:
     orders = TopicName.parse(f"persistent://{namespace}/orders")
     with dl_client(clock).create_producer(
-        orders.full, enable_delay_level_topic=True, partition_strategy=FIVE_MINUTES
+        orders.full,
+        enable_delay_level_topic=True,
+        partition_strategy=FIVE_MINUTES,
+        final_window="broker",
     ) as producer:
         for minutes in (2, 4):
             producer.send(b"%d" % minutes, deliver_after=timedelta(minutes=minutes))
@@ -105,11 +109,13 @@ def test_what_happens_when_the_business_topic_is_deleted(
     clock.advance(125_000)
     assert moving.run_once().held[orders.full] >= 1
     assert not admin.topic_exists(orders)
-    (row,) = [
-        json.loads(line)
-        for line in run("orphans", namespace, "-o", "jsonl").output.split("\n")
-        if line
-    ]
+
+    def orphan() -> Any:
+        output = run("orphans", namespace, "-o", "jsonl").output
+        (row,) = [json.loads(line) for line in output.split("\n") if line]
+        return row if row["parked"] < 2 else None
+
+    row = eventually(orphan, "the acknowledgement of what is held", 60)
     assert (row["missing"], row["entirely"], row["parked"]) == ([orders.full], True, 1)
     assert row["held"] >= 1
     refused = run("delete", orders.full)

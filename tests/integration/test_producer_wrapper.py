@@ -55,7 +55,7 @@ def orders(namespace: str) -> str:
 @pytest.fixture
 def producer(dl_client: MakeClient, orders: str) -> Any:
     return dl_client().create_producer(
-        orders, enable_delay_level_topic=True, partition_strategy=HOURS
+        orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
     )
 
 
@@ -289,7 +289,7 @@ def test_without_an_admin_url(
     client = DelayLevelClient(connection.service_url)
     try:
         with client.create_producer(
-            orders, enable_delay_level_topic=True, partition_strategy=HOURS
+            orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
         ) as second:
             second.send(b"parked", deliver_after=LONG)
         assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
@@ -357,7 +357,11 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
     async def run() -> None:
         client = delaylevel.asyncio.DelayLevelClient.from_connection(connection)
         producer = await client.create_producer(
-            orders, enable_delay_level_topic=True, partition_strategy=HOURS, batching_enabled=True
+            orders,
+            enable_delay_level_topic=True,
+            partition_strategy=HOURS,
+            final_window="broker",
+            batching_enabled=True,
         )
         await asyncio.gather(
             *(

@@ -27,7 +27,7 @@ from delaylevel.admin import Admin
 from delaylevel.broker import EmbeddedBroker
 from delaylevel.client import DelayLevelClient
 from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.envelope import ID
 from delaylevel.errors import BrokerError
 from delaylevel.positions import EARLIEST
@@ -78,6 +78,7 @@ class World:
                 topic="orders-delay-level",
                 levels=LEVELS,
                 targets=tuple(name.full for name in self.targets),
+                final_window=FinalWindow.BROKER,
             ),
         )
 

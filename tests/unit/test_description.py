@@ -46,7 +46,8 @@ def describe(**changes: Any) -> LevelTopicDescription:
     [
         {},
         {"mover": Mover.FUNCTION},
-        {"final_window": FinalWindow.TRACKER, "window_partitions": 7},
+        {"final_window": FinalWindow.BROKER},
+        {"window_partitions": 7},
         {"hold_pause_ms": 1, "targets": ("b", "a/b/c", "b")},
         {"levels": Levels(PartitionStrategy(overflow="recirculate", lead=timedelta(hours=2)))},
         {"former": (Levels(PartitionStrategy(maximum_delay=timedelta(days=7))),)},
@@ -74,7 +75,7 @@ def test_the_family() -> None:
         Member(name.with_suffix("-held"), Role.HELD, 1),
         Member(name.with_suffix("-DLQ"), Role.DEAD_LETTER, 1),
     ]
-    assert list(describe().members()) == family
+    assert list(describe(final_window=FinalWindow.BROKER).members()) == family
     tracker = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
     assert list(tracker.members()) == [
         *family,
@@ -95,6 +96,10 @@ def test_a_message_keeps_its_window_partition() -> None:
     spread = Counter(many.window_partition("", f"{number}") for number in range(64_000))
     assert len(spread) == 64
     assert max(spread.values()) < 1200
+
+
+def test_the_final_window_is_a_tracker_unless_another_is_named() -> None:
+    assert describe() == describe(final_window=FinalWindow.TRACKER, window_partitions=4)
 
 
 def test_default_name() -> None:

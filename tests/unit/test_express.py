@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delaylevel import forwarder as forwarder_module
 from delaylevel.delivery import Sequence
-from delaylevel.description import LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
 from delaylevel.errors import BrokerError
 from delaylevel.express import forward_range
@@ -34,6 +34,7 @@ DESCRIPTION = LevelTopicDescription(
         ]
     ),
     targets=("orders",),
+    final_window=FinalWindow.BROKER,
 )
 SOURCE = source_partitions(DESCRIPTION)[0]
 

@@ -142,6 +142,7 @@ class Bench:
                     ]
                 ),
                 "targets": ("orders", "bills"),
+                "final_window": FinalWindow.BROKER,
                 **changes,
             }
         )

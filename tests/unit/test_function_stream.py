@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -122,7 +122,13 @@ class World:
         self.at_s = 100.0
         self.closed = False
         self.description = LevelTopicDescription(
-            FAMILY, LEVELS, (ORDERS, BILLS), Mover.FUNCTION, hold_pause_ms=30_000, **description
+            FAMILY,
+            LEVELS,
+            (ORDERS, BILLS),
+            Mover.FUNCTION,
+            description.pop("final_window", FinalWindow.BROKER),
+            hold_pause_ms=30_000,
+            **description,
         )
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
@@ -278,7 +284,7 @@ def test_what_the_broker_would_release_at_once_is_not_parked_again(world: World)
     second = Levels(
         [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
     )
-    world.description = LevelTopicDescription(FAMILY, second, (ORDERS,), Mover.FUNCTION)
+    world.description = replace(world.description, levels=second)
     stream = world.stream()
     stream.offer(parked(0, due_ms=T0 + 1500))
     assert list(world.producers) == [ORDERS]
@@ -336,7 +342,7 @@ def test_a_target_that_was_added_later_is_looked_up_once(world: World) -> None:
     def describe() -> LevelTopicDescription:
         nonlocal asked
         asked += 1
-        return LevelTopicDescription(FAMILY, LEVELS, (ORDERS, added), Mover.FUNCTION)
+        return replace(world.description, targets=(ORDERS, added))
 
     world.describe = describe
     stream = world.stream()

@@ -138,7 +138,10 @@ def test_drained_and_deleted_in_memory() -> None:
     with MemoryPulsar() as memory:
         client = memory.client()
         producer = client.create_producer(
-            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+            "orders",
+            enable_delay_level_topic=True,
+            partition_strategy=WEEK,
+            final_window="broker",
         )
         for days in (2, 3, 6):
             producer.send(b"%d" % days, deliver_after=days * DAY)

@@ -53,6 +53,7 @@ def describe(**changes: Any) -> LevelTopicDescription:
                 ]
             ),
             "targets": ("orders",),
+            "final_window": FinalWindow.BROKER,
             **changes,
         }
     )

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from delaylevel import Levels, PartitionBy, PartitionStrategy, topics
 from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription
+from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.envelope import DUE, TARGET
 from delaylevel.forwarder import Forwarder
 from delaylevel.reading import ParkedMessage, source_partitions
@@ -59,7 +59,10 @@ def test_at_least_once_a_late_batch_is_routed_by_the_clock_of_the_moment(
         description = topics.create(
             memory.admin,
             LevelTopicDescription(
-                "orders-delay-level", levels, ("persistent://public/default/orders",)
+                "orders-delay-level",
+                levels,
+                ("persistent://public/default/orders",),
+                final_window=FinalWindow.BROKER,
             ),
         )
         source = source_partitions(description)[0]

@@ -93,7 +93,7 @@ def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWind
 
 def test_what_is_pending_says_when_and_where() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
-    producer = delayed(memory)
+    producer = delayed(memory, final_window="broker")
     producer.send(b"far", deliver_after=timedelta(days=3), partition_key="k")
     producer.send(b"near", deliver_after=timedelta(hours=1), properties={"a": "b"})
     producer.send(b"now")
@@ -244,7 +244,7 @@ class Skewed:
 
 def test_a_mover_of_the_test_s_own_is_not_disturbed() -> None:
     memory = MemoryPulsar()
-    producer = delayed(memory)
+    producer = delayed(memory, final_window="broker")
     producer.send(b"x", deliver_after=timedelta(days=2))
     with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
         with pytest.raises(AlreadyRunningError):
