@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -88,6 +89,41 @@ def reading() -> Iterator[Reading]:
         yield bar
     finally:
         bar.close()
+
+
+class Counting:
+    """A line on stderr that says how much was read, for reads of unknown length."""
+
+    _EVERY_S = 0.25
+
+    def __init__(self) -> None:
+        self._watched = sys.stderr.isatty()
+        self._messages = 0
+        self._said_at = time.monotonic()
+        self._said = False
+
+    def tell(self, messages: int) -> None:
+        """Count some more, and say so now and then."""
+        self._messages += messages
+        now = time.monotonic()
+        if self._watched and now - self._said_at >= self._EVERY_S:
+            self._said_at, self._said = now, True
+            click.echo(f"\rRead {self._messages:,} messages", nl=False, err=True)
+
+    def close(self) -> None:
+        """Wipe the line."""
+        if self._said:
+            click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
+
+
+@contextmanager
+def counting() -> Iterator[Counting]:
+    """A counter on stderr for a long read; nothing where stderr is no terminal."""
+    line = Counting()
+    try:
+        yield line
+    finally:
+        line.close()
 
 
 def screen() -> tuple[int, bool]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from delaylevel.description import Role
+from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
 from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon
 from delaylevel.topicname import TopicName
 
 from .output import Column, format_duration, format_time, render
+
+if TYPE_CHECKING:
+    from delaylevel.inspection.query import HistogramBar
+    from delaylevel.inspection.rows import PendingRow
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _SHORTEST_BAR = 6
@@ -213,6 +220,153 @@ def chart(labels: Sequence[str], counts: Sequence[str], shares: Sequence[float],
     )
 
 
-def spread_of(parts: Mapping[str, int]) -> str:
-    """Counts by part in one cell."""
-    return ", ".join(f"{name} {messages:,}" for name, messages in parts.items() if messages)
+# -- pending
+
+
+def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
+    """A pending message as one row."""
+    view = row._asdict()
+    value = view.pop("value")
+    view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
+    if payload:
+        view["value_base64"] = None if value is None else base64.b64encode(value).decode()
+    return view
+
+
+def histogram_view(one: HistogramBar, by: str) -> dict[str, Any]:
+    """One bar as one row; the value's key says what it is."""
+    return {"by": by, **vars(one)}
+
+
+def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: bool) -> str:
+    """A histogram for a person."""
+    labels = [_histogram_label(one.value, by) for one in found]
+    counts = [f"{one.messages:,}" for one in found]
+    most = max(one.messages for one in found)
+    shares = [one.messages / most if bars else 0.0 for one in found]
+    head = f"{by} (UTC)" if by in ("hour", "day") else by
+    if by == "size":
+        head = "size from"
+    longest = max(10, width - 30)
+    labels = [one if len(one) <= longest else one[: longest - 1] + "…" for one in labels]
+    return chart([head.upper(), *labels], ["MESSAGES", *counts], [0.0, *shares], width)
+
+
+def _histogram_label(value: int | str | None, by: str) -> str:
+    if value is None:
+        return "(none)"
+    if by in ("hour", "day") and isinstance(value, int):
+        return bucket_label(value, _DAY_MS if by == "day" else 3_600_000)
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+# -- top
+
+
+def flow_view(before: Flow | None, now: Flow) -> dict[str, Any]:
+    """The way of messages as one JSON object."""
+    changes = rates(before, now)
+    return {
+        "topic": now.topic,
+        "now_ms": now.now_ms,
+        "producers": now.producers,
+        "movers": movers(now),
+        "dispatchers": dispatchers(now),
+        "late_p50_ms": quantile(now.late_ms, 0.5),
+        "late_max_ms": quantile(now.late_ms, 1.0),
+        "stages": [_stage_view(stage, changes[stage.name]) for stage in now.stages],
+    }
+
+
+def movers(now: Flow) -> list[str]:
+    """Names of those who hold a level."""
+    levels = (stage for stage in now.stages if stage.role is Role.LEVEL)
+    return sorted({name for stage in levels for name in stage.alive})
+
+
+def dispatchers(now: Flow) -> list[str]:
+    """Names of those who hold a partition of the window."""
+    windows = (stage for stage in now.stages if stage.role is Role.WINDOW)
+    return sorted({name for stage in windows for name in stage.alive})
+
+
+def flow_text(before: Flow | None, now: Flow, width: int) -> str:
+    """The way of messages for a person."""
+    changes = rates(before, now)
+    rows = [_stage_row(stage, changes[stage.name], now.now_ms) for stage in now.stages]
+    columns = (
+        Column("stage"),
+        Column("pending", "number"),
+        Column("change", "number", head="CHANGE/s"),
+        Column("in", "number", head="IN/s"),
+        Column("out", "number", head="OUT/s"),
+        Column("behind", "number"),
+        Column("next", "number", head="NEXT HAND-OFF"),
+    )
+    lines = [f"{local(now.topic)} at {format_time(now.now_ms)[:19]}Z", ""]
+    lines += render(rows, columns).splitlines()
+    lines += ["", *_who(now), _late(now)]
+    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines)
+
+
+def _who(now: Flow) -> list[str]:
+    levels = [stage for stage in now.stages if stage.role is Role.LEVEL]
+    alone = sum(stage.unattended for stage in levels)
+    text = ", ".join(movers(now)) or "none"
+    if alone:
+        text += f" ({alone} level partitions have none)"
+    lines = [f"movers:       {text}"]
+    (window,) = [stage for stage in now.stages if stage.role is Role.WINDOW]
+    if window.estimate:
+        lines.append("dispatchers:  not needed, the broker delivers")
+    else:
+        text = ", ".join(dispatchers(now)) or "none"
+        if window.unattended:
+            text += f" ({window.unattended} window partitions have none)"
+        lines.append(f"dispatchers:  {text}")
+    return [*lines, f"producers:    {now.producers} on the levels, movers included"]
+
+
+def _late(now: Flow) -> str:
+    middle, most = quantile(now.late_ms, 0.5), quantile(now.late_ms, 1.0)
+    if middle is None or most is None:
+        return "lateness:     no delayed message has come out yet"
+    return (
+        f"lateness:     median {format_duration(middle)}, at most {format_duration(most)}, of the "
+        f"last {len(now.late_ms)} messages"
+    )
+
+
+def _stage_view(stage: Stage, change: Rates) -> dict[str, Any]:
+    return {
+        "stage": stage.name,
+        "role": None if stage.role is None else stage.role.value,
+        "pending_entries": stage.pending_entries,
+        "estimate": stage.estimate,
+        "in_per_second": change.messages_in,
+        "out_per_second": change.messages_out,
+        "pending_per_second": change.pending,
+        "behind_ms": stage.behind_ms,
+        "next_hand_off_ms": stage.next_hand_off_ms,
+        "alive": list(stage.alive),
+        "unattended": stage.unattended,
+    }
+
+
+def _stage_row(stage: Stage, change: Rates, now_ms: int) -> dict[str, Any]:
+    pending = stage.pending_entries
+    about = "~" if stage.estimate and pending else ""
+    comes_in = change.messages_in
+    if stage.role is Role.WINDOW and stage.estimate:
+        comes_in = None  # it is the business topic's
+    return {
+        "stage": local(stage.name) if stage.role is None else stage.name,
+        "pending": None if pending is None else f"{about}{pending:,}",
+        "change": None if change.pending is None else f"{change.pending:+,.1f}",
+        "in": comes_in,
+        "out": change.messages_out,
+        "behind": None if stage.behind_ms is None else format_duration(stage.behind_ms),
+        "next": None
+        if stage.next_hand_off_ms is None
+        else f"in {format_duration(stage.next_hand_off_ms - now_ms)}",
+    }

@@ -139,12 +139,15 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
                 )
                 for consumer in item.get("consumers") or ()
             ),
+            delayed_entries=item.get("msgDelayed", 0),
+            messages_out=item.get("msgOutCounter", 0),
         )
     return PartitionStats(
         storage_bytes=value["storageSize"],
         subscriptions=subscriptions,
         producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
         deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
+        messages_in=value.get("msgInCounter", 0),
     )
 
 

@@ -87,6 +87,9 @@ class SubscriptionStats:
         type: ``Exclusive``, ``Shared``, ``Failover``, ``Key_Shared``; ``None`` without a consumer.
         durable: it survives its consumers.
         consumers: who is connected now.
+        delayed_entries: entries that the broker holds back until they are due; it knows of them
+            only while a consumer is connected.
+        messages_out: how many messages were delivered since the broker opened the partition.
     """
 
     backlog_entries: int
@@ -94,6 +97,8 @@ class SubscriptionStats:
     type: str = "None"
     durable: bool = True
     consumers: tuple[ConsumerStats, ...] = ()
+    delayed_entries: int = 0
+    messages_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,14 @@ class PartitionStats:
         producers: names of the connected producers.
         deduplication: whether the broker drops what a named producer sends a second time; None
             where it does not say.
+        messages_in: how many messages it has got since the broker opened it.
     """
 
     storage_bytes: int
     subscriptions: Mapping[str, SubscriptionStats]
     producers: tuple[str, ...] = ()
     deduplication: bool | None = None
+    messages_in: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,5 +9,7 @@ Everything here only reads: nothing is acknowledged, moved or locked, and no sub
 
 from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon, Part
 from delaylevel.inspection.inspector import Inspector
+from delaylevel.inspection.selection import Selection
+from delaylevel.pending_ranges import Window
 
-__all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Part"]
+__all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Part", "Selection", "Window"]

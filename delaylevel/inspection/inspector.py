@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delaylevel import topics
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.config import Connection
 from delaylevel.description import LevelTopicDescription, Role
-from delaylevel.envelope import TARGET
 from delaylevel.errors import InvalidInputError
 from delaylevel.pending_ranges import (
     ALWAYS,
@@ -20,16 +19,41 @@ from delaylevel.pending_ranges import (
     Window,
     pending_ranges,
 )
-from delaylevel.reading import SourcePartition, messages_in_range
+from delaylevel.positions import Position
+from delaylevel.reading import SourcePartition
 from delaylevel.topicname import TopicName
 
-from .finalwindow import Place, WindowView, window_view
-from .horizon import Horizon, Part, Pieces, Spread, Tally, build, edges
-from .sampling import CountingAdmin, due_of, sample
+from .counting import count_all
+from .finalwindow import WindowView, window_view
+from .flow import Flow, look
+from .horizon import Horizon, Part, Pieces, Tally, build, edges
+from .sampling import CountingAdmin, sample
+from .selection import Selection
 from .streams import Progress, side_by_side
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .query import Average, HistogramBar
+    from .rows import PendingRow
+
 Tell = Callable[[int], None]
-_CHUNK = 2000
+
+
+class Questions(Protocol):
+    """What can be asked of pending rows."""
+
+    def ordered(self, columns: list[str], limit: int | None) -> Iterator[pa.RecordBatch]:
+        """Yield rows in due order."""
+        ...
+
+    def histogram(self, bucket: str) -> list[HistogramBar]:
+        """Return a bar for each value of an SQL expression."""
+        ...
+
+    def average(self, attribute: str, number: str) -> Average:
+        """Return the mean of an SQL number."""
+        ...
 
 
 class Inspector:
@@ -71,6 +95,7 @@ class Inspector:
         self._slack_ms = slack_ms
         self._clock = clock or SystemClock()
         self._close: Callable[[], None] = lambda: None
+        self._connection: Connection | None = None  # where Spark's executors go
 
     @classmethod
     def connect(cls, connection: Connection, topic: str, **options: Any) -> Inspector:
@@ -103,6 +128,7 @@ class Inspector:
             admin.close()
 
         made._close = close
+        made._connection = connection
         return made
 
     def close(self) -> None:
@@ -158,6 +184,234 @@ class Inspector:
             expect(estimate.messages)
         return self._counted(now_ms, estimate.last_due_ms, tell)
 
+    # --- what ------------------------------------------------------------------------------
+
+    def rows(
+        self,
+        selection: Selection | None = None,
+        *,
+        limit: int | None = None,
+        value: bool = False,
+        engine: str = "direct",
+        tell: Tell | None = None,
+    ) -> Iterator[PendingRow]:
+        """Yield pending messages in due order; equal due times as they were published.
+
+        Args:
+            selection: which; all by default.
+            limit: the most; without one, all are sorted, on disk where they do not fit.
+            value: with their payloads.
+            engine: ``direct``, or ``spark`` for level topics that are too large for one machine.
+            tell: called with numbers of messages as they are read.
+
+        Raises:
+            InvalidInputError: the condition cannot be used.
+            MissingExtraError: an extra is not installed.
+        """
+        from .rows import SCHEMA, rows_of
+
+        columns = [name for name in SCHEMA.names if value or name != "value"]
+        yield from rows_of(self._ordered(selection, columns, limit, engine, tell))
+
+    def table(
+        self,
+        selection: Selection | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+        engine: str = "direct",
+        tell: Tell | None = None,
+    ) -> pa.Table:
+        """Return pending messages in due order as an Arrow table.
+
+        Args:
+            selection, limit, engine, tell: as for :meth:`rows`.
+            columns: of :data:`delaylevel.inspection.rows.SCHEMA`; by default all but ``value``.
+        """
+        import pyarrow as pa
+
+        from .rows import SCHEMA
+
+        names = list(columns or (name for name in SCHEMA.names if name != "value"))
+        batches = list(self._ordered(selection, names, limit, engine, tell))
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        return pa.Table.from_batches(batches, schema=schema)
+
+    def batches(
+        self,
+        selection: Selection | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        tell: Tell | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield pending messages as record batches while they are read, in no order.
+
+        Args:
+            selection: which; without ``where``.
+            columns, tell: as for :meth:`table`.
+
+        Raises:
+            InvalidInputError: the selection has a condition in SQL.
+        """
+        from .rows import SCHEMA
+
+        chosen = selection or Selection()
+        if chosen.where is not None:
+            raise InvalidInputError("batches() takes no condition in SQL: use table() or rows()")
+        names = set(columns or (name for name in SCHEMA.names if name != "value"))
+        yield from self._stream(chosen, names, tell)[1]
+
+    def histogram(
+        self,
+        by: str,
+        selection: Selection | None = None,
+        *,
+        engine: str = "direct",
+        tell: Tell | None = None,
+    ) -> list[HistogramBar]:
+        """Return how many messages there are by hour, day, size, key or anything else.
+
+        Args:
+            by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
+                ``place``, or the name of a property.
+            selection, engine, tell: as for :meth:`rows`.
+        """
+        from .query import bucket_sql
+
+        bucket, columns = bucket_sql(by)
+        return self._asked(selection, columns | {"due_ms", "size"}, engine, tell).histogram(bucket)
+
+    def average(
+        self,
+        attribute: str,
+        selection: Selection | None = None,
+        *,
+        engine: str = "direct",
+        tell: Tell | None = None,
+    ) -> Average:
+        """Return the mean of a number over messages.
+
+        Args:
+            attribute: ``size``, ``delay`` (ms from publishing until due), or a property; messages
+                without a number there are counted apart.
+            selection, engine, tell: as for :meth:`rows`.
+        """
+        from .query import attribute_sql
+
+        number, columns = attribute_sql(attribute)
+        return self._asked(selection, columns, engine, tell).average(attribute, number)
+
+    def find(
+        self,
+        message_id: str,
+        *,
+        value: bool = False,
+        tell: Tell | None = None,
+    ) -> list[PendingRow]:
+        """Return the message with an id, wherever it waits; an empty list where it does not.
+
+        While a mover sends it on it can be seen in two places. An id that is a position is looked
+        for there first, which takes one read; otherwise everything is read.
+
+        Args:
+            message_id: its stable identity, ``delaylevel.id`` on the business message.
+            value, tell: as for :meth:`rows`.
+        """
+        from .rows import SCHEMA, rows_of
+
+        columns = {name for name in SCHEMA.names if value or name != "value"}
+        selection = Selection(id=message_id)
+        for only in (message_id, None):
+            found = list(rows_of(self._stream(selection, columns, tell, only)[1]))
+            if found:
+                break
+        return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
+
+    def _ordered(
+        self,
+        selection: Selection | None,
+        columns: list[str],
+        limit: int | None,
+        engine: str,
+        tell: Tell | None,
+    ) -> Iterator[pa.RecordBatch]:
+        from .rows import ORDER
+
+        rows = self._asked(selection, {*columns, *ORDER}, engine, tell)
+        yield from rows.ordered(columns, limit)
+
+    def _asked(
+        self, selection: Selection | None, columns: set[str], engine: str, tell: Tell | None
+    ) -> Questions:
+        """Return what answers questions about a selection."""
+        from .query import Rows, check_where, needed
+
+        chosen = selection or Selection()
+        check_where(chosen.where)
+        if engine not in ("direct", "spark"):
+            raise InvalidInputError(f"engine {engine!r} is neither direct nor spark")
+        names = needed(chosen.where, columns)
+        only = frozenset({Role.WINDOW}) if engine == "spark" else None
+        direct = Rows(*self._stream(chosen, names, tell, roles=only), chosen.where)
+        return direct if engine == "direct" else self._by_spark(chosen, names, direct)
+
+    def _by_spark(self, selection: Selection, columns: set[str], window: Questions) -> Questions:
+        from .sparkengine import SparkRows, session
+
+        if self._connection is None:
+            raise InvalidInputError("the engine spark needs an inspector from Inspector.connect()")
+        return SparkRows(
+            session(self._connection),
+            self._connection,
+            self.description,
+            selection,
+            columns,
+            self.target,
+            self._slack_ms,
+            window,
+        )
+
+    def _stream(
+        self,
+        selection: Selection,
+        columns: set[str],
+        tell: Tell | None,
+        position: str | None = None,
+        roles: frozenset[Role] | None = None,
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Return a stream of what is selected, and its schema.
+
+        Args:
+            selection, columns, tell: as elsewhere; ``where`` is not looked at.
+            position: an id; look only where it says, if it is a position that is pending.
+            roles: look only there.
+        """
+        from .rows import RowReader
+
+        now_ms = self._clock.now_ms()
+        view = self._view(now_ms, by_log=True)
+        ranges = self._ranges(now_ms, view, selection.due)
+        if position is not None:
+            ranges = _at_position(ranges, position)
+        if roles is not None:
+            ranges = [item for item in ranges if item.source.role in roles]
+        reader = RowReader(
+            self._client,
+            self.description,
+            view,
+            selection,
+            columns,
+            target=self.target,
+            progress=Progress(tell),
+        )
+        return reader.schema, side_by_side(ranges, reader.batches)
+
+    # --- when, counted ------------------------------------------------------------------------
+
+    def flow(self) -> Flow:
+        """Return how every stage of the way stands now; two of them make rates."""
+        return look(self._admin, self._client, self.description, self._clock.now_ms())
+
     def parts(self) -> tuple[Part, ...]:
         """Return where messages can wait: levels coarse to fine, the window, held ones."""
         levels = (Part(level.name, Role.LEVEL, level.index) for level in self.description.levels)
@@ -171,70 +425,32 @@ class Inspector:
 
     def _counted(self, now_ms: int, last_due_ms: int | None, tell: Tell | None) -> Horizon:
         view = self._view(now_ms, by_log=True)
-        ranges = self._ranges(now_ms, view)
-        times = edges(now_ms, last_due_ms)
         progress = Progress(tell)
-
-        def read(item: PendingRange) -> Iterator[tuple[Part, Tally, Counter[str]]]:
-            tally: Tally = Tally(times)
-            targets: Counter[str] = Counter()
-            for due_ms, target in self._glances(item, view, progress):
-                if due_ms is None:
-                    tally.damaged += 1
-                else:
-                    tally.add(due_ms)
-                    targets[target] += 1
-            yield self.part_of(item.source), tally, targets
-
-        tallies: dict[Part, Tally] = {part: Tally(times) for part in self.parts()}
-        all_targets: Counter[str] = Counter()
-        with closing(side_by_side(ranges, read)) as found:  # type: ignore[type-var]
-            for part, tally, targets in found:
-                tallies[part].merge(tally)
-                all_targets.update(targets)
-        spreads: list[tuple[Part, Spread]] = list(tallies.items())
+        counted = count_all(
+            self._client,
+            self._ranges(now_ms, view),
+            view,
+            edges(now_ms, last_due_ms),
+            self.target,
+            progress,
+        )
+        spreads = []
+        for part in self.parts():
+            tally = Tally(edges(now_ms, last_due_ms))
+            for item, one in counted.tallies:
+                if self.part_of(item.source) == part:
+                    tally.merge(one)
+            spreads.append((part, tally))
         return build(
             self.description.topic,
             now_ms,
             spreads,
             target=self.target,
-            targets=all_targets,
+            targets=counted.targets,
             last_due_ms=last_due_ms,
-            damaged=sum(tally.damaged for tally in tallies.values()),
+            damaged=sum(tally.damaged for _, tally in spreads),
             looked_at=progress.messages,
         )
-
-    def _glances(
-        self, item: PendingRange, view: WindowView, progress: Progress
-    ) -> Iterator[tuple[int | None, str]]:
-        """Yield due time and target of every pending message of a range."""
-        in_window = item.source.role is Role.WINDOW
-        own = item.source.name.without_partition.full
-        chunk: list[tuple[Place, int | None, str]] = []
-
-        def judged() -> Iterator[tuple[int | None, str]]:
-            progress.add(len(chunk))
-            if in_window:
-                pending = view.waiting(
-                    item.source, [place for place, _, _ in chunk], [due for _, due, _ in chunk]
-                )
-            else:
-                pending = [True] * len(chunk)
-            for (_, due_ms, target), wanted in zip(chunk, pending, strict=True):
-                if wanted and (self.target is None or target == self.target):
-                    yield due_ms, target
-            chunk.clear()
-
-        with closing(
-            messages_in_range(self._client, item.source.topic, item.start, item.end)
-        ) as messages:
-            for message, ledger, entry, batch in messages:
-                properties = message.properties()
-                target = properties.get(TARGET) or own
-                chunk.append(((ledger, entry, batch), due_of(properties), target))
-                if len(chunk) >= _CHUNK:
-                    yield from judged()
-        yield from judged()
 
     # --- what they share ---------------------------------------------------------------------
 
@@ -253,6 +469,22 @@ class Inspector:
             self._admin, [self.description], now_ms, due=due, slack_ms=self._slack_ms
         )
         return [*found, *view.ranges(due)]
+
+
+def _at_position(ranges: list[PendingRange], id_: str) -> list[PendingRange]:
+    """Return the one message that an id names, if it is a position in one of the ranges."""
+    topic, separator, rest = id_.partition(":")
+    try:
+        at = Position.parse(rest)
+    except InvalidInputError:
+        return []
+    return [
+        replace(item, start=at, end=at.next)
+        for item in ranges
+        if separator
+        and item.source.topic == f"persistent://{topic}"
+        and item.start <= at < item.end
+    ]
 
 
 def _gather(into: Pieces, one: Pieces) -> None:

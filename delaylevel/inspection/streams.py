@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Progress:
 
 def side_by_side(
     items: Sequence[S], read: Callable[[S], Iterable[T]], threads: int = THREADS
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Yield what ``read`` makes of each item, in whatever order it comes.
 
     At most eight results wait for the caller, so that memory is bounded by their size. When the

@@ -268,6 +268,7 @@ def _stats(partition: Partition) -> PartitionStats:
             for name, item in partition.subscriptions.items()
         },
         producers=tuple(sorted(partition.producers)),
+        messages_in=sum(len(entry.messages) for entry in partition.log.entries),
     )
 
 

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import pytest
 from delaylevel._broker_process import free_ports
 from delaylevel.admin import Admin
 from delaylevel.broker import EmbeddedBroker
+from delaylevel.client import DelayLevelClient
 from delaylevel.config import Connection
 from delaylevel.doctor import State, examine
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError, PrerequisiteError
+from delaylevel.inspection import Inspector
 from delaylevel.topicname import TopicName
 
 TOPIC = "persistent://public/default/secured"
@@ -53,6 +56,7 @@ class Secured:
         secret = secrets.token_bytes(32)
         (folder / "secret.key").write_bytes(secret)
         self.token = jwt(secret, "admin")
+        self.reader_token = jwt(secret, "reader")
         self.foreign_token = jwt(secrets.token_bytes(32), "admin")
         service_port, web_port = free_ports(2)
         self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
@@ -200,3 +204,24 @@ def test_the_doctor_says_what_a_token_may_not_do(secured: Secured) -> None:
     assert finding.check == "admin rights"
     assert secured.foreign_token not in finding.says
     assert "pulsar-admin tenants update" in finding.remedies[0]
+
+
+def test_inspection_needs_no_more_than_consume(secured: Secured) -> None:
+    pytest.importorskip("duckdb")
+    owner = secured.load(token=secured.token)
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = DelayLevelClient.from_connection(owner, logger=quiet)
+    try:
+        with client.create_producer("looked-at", enable_delay_level_topic=True) as producer:
+            producer.send(b"due in days", deliver_after=timedelta(days=2))
+            producer.send(b"due in hours", deliver_after=timedelta(hours=2))
+    finally:
+        client.close()
+    reader = secured.load(token=secured.reader_token)
+    with pytest.raises(PermissionDeniedError):
+        Inspector.connect(reader, "looked-at", client_options={"logger": quiet})
+    rest = Admin.from_connection(owner)._rest
+    rest.post("namespaces/public/default/permissions/reader", ["consume"])
+    with Inspector.connect(reader, "looked-at", client_options={"logger": quiet}) as look:
+        assert look.horizon().messages == 2
+        assert [row.size for row in look.rows()] == [12, 11]

@@ -1,0 +1,28 @@
+"""Which pending messages are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from delaylevel.pending_ranges import ALWAYS, Window
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages are meant.
+
+    Attributes:
+        due: the window of due times; where it is bounded, messages without one are left out.
+        where: a condition in SQL on the columns of
+            :data:`delaylevel.inspection.rows.SCHEMA`, e.g. ``size > 1000``.
+        key: the partition key.
+        properties: properties of the application, with their values.
+        id: the stable identity.
+    """
+
+    due: Window = ALWAYS
+    where: str | None = None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    id: str | None = None

@@ -1,0 +1,148 @@
+"""What is pending, on a real broker: counts, rows and pictures of what was sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("duckdb")
+
+import pulsar
+from click.testing import CliRunner
+
+from delaylevel.admin import Admin
+from delaylevel.cli.main import cli
+from delaylevel.clock import SystemClock
+from delaylevel.config import Connection
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.strategy import Levels, PartitionStrategy
+
+HOUR, DAY = 3_600_000, 86_400_000
+LEVELS = Levels(
+    [
+        PartitionStrategy(maximum_delay=timedelta(days=6)),
+        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+    ]
+)
+COUNT = 1500
+
+
+@pytest.fixture
+def filled(
+    level_topic: Callable[..., LevelTopicDescription], dl_client: Callable[..., Any]
+) -> tuple[LevelTopicDescription, dict[str, int]]:
+    """Both levels and the window, with the due time of each message by its number."""
+    description = level_topic(LEVELS)
+    now = SystemClock().now_ms()
+    outcomes: dict[Any, Any] = {}
+    with dl_client().create_producer(
+        description.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        due = {str(n): now + 600_000 + n * (5 * DAY // COUNT) for n in range(COUNT)}
+        for number, due_ms in due.items():
+            producer.send_async(
+                b"x" * int(number),
+                outcomes.setdefault,
+                deliver_at=due_ms,
+                partition_key=f"k{int(number) % 10}",
+                properties={"number": number},
+            )
+    assert list(outcomes) == [pulsar.Result.Ok]
+    return description, due
+
+
+def test_everything_is_seen_once_and_nothing_is_left_behind(
+    client: pulsar.Client, admin: Admin, filled: tuple[LevelTopicDescription, dict[str, int]]
+) -> None:
+    description, due = filled
+    look = Inspector(client, admin, description.targets[0])
+    rows = list(look.rows())
+    assert [row.due_ms for row in rows] == sorted(due.values())
+    assert {row.properties["number"]: row.due_ms for row in rows} == due
+    assert all(row.size == int(row.properties["number"]) for row in rows)
+    for exact in (False, True):
+        found = look.horizon(exact=exact)
+        assert found.exact
+        for row in found.within:
+            limit = found.now_ms + (DAY * 400 if row.within_ms is None else row.within_ms)
+            assert row.messages == sum(at < limit for at in due.values()), row.label
+    some = Window(rows[700].due_ms, rows[720].due_ms)
+    chosen = Selection(some, where="size % 2 = 0")
+    wanted = [row for row in rows[700:720] if row.size % 2 == 0]
+    assert list(look.rows(chosen)) == wanted
+    assert look.average("size", chosen).total == sum(row.size for row in wanted)
+    assert sum(bar.messages for bar in look.histogram("day")) == COUNT
+    assert look.find(rows[-1].id) == [rows[-1]]
+    for member in description.members():
+        for stats in admin.partitioned_stats(member.topic).values():
+            assert stats.subscriptions.keys() == {SUBSCRIPTION}
+
+
+def test_a_large_topic_is_estimated(
+    client: pulsar.Client,
+    admin: Admin,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
+    monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
+    monkeypatch.setattr("delaylevel.inspection.sampling._MOST_MESSAGES", 5)
+    description, due = filled
+    found = Inspector(client, admin, description.topic).horizon()
+    assert not found.exact
+    # The broker has counted what it got.
+    now = found.now_ms
+    assert found.within[-1].parts["DAY"] == pytest.approx(
+        sum(at - now >= DAY for at in due.values()), abs=30
+    )
+    assert found.looked_at < COUNT
+
+
+def test_the_commands(
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+    tmp_path: Path,
+) -> None:
+    description, due = filled
+    environment = {
+        "DELAYLEVEL_SERVICE_URL": connection.service_url,
+        "DELAYLEVEL_ADMIN_URL": connection.admin_url,
+    }
+
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(cli, arguments, env=environment)
+
+    topic = description.targets[0]
+    one = json.loads(run("horizon", topic, "-o", "json").stdout)
+    assert (one["messages"], one["exact"]) == (COUNT, True)
+    rows = json.loads(run("pending", topic, "--limit", "2", "-o", "json").stdout)
+    assert [row["due_ms"] for row in rows] == sorted(due.values())[:2]
+    bars = json.loads(run("pending", "histogram", topic, "--by", "key", "-o", "json").stdout)
+    assert [bar["messages"] for bar in bars] == [COUNT // 10] * 10
+    missing = run("horizon", f"{topic}-not-there")
+    assert missing.exit_code == 1
+    assert "has no level topic" in missing.stderr
+    assert run("pending", topic, "--where", "nothing = 1").exit_code == 2
+
+
+@pytest.mark.spark
+def test_spark_answers_the_same(
+    spark: Any,
+    connection: Connection,
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+) -> None:
+    description, due = filled
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    with Inspector.connect(connection, description.topic, client_options={"logger": quiet}) as look:
+        times = sorted(due.values())
+        chosen = Selection(Window(times[5], times[500]), where="size > 20")
+        direct = list(look.rows(chosen, limit=100))
+        assert list(look.rows(chosen, limit=100, engine="spark")) == direct
+        assert look.histogram("hour", chosen, engine="spark") == look.histogram("hour", chosen)
+        assert look.average("number", chosen, engine="spark") == look.average("number", chosen)
