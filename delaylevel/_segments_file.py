@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,7 @@ class SegmentFile:
         self._opener = opener
         self._handle = -1
         self._users = 0
+        self._lock = Lock()  # a question is answered by several threads
 
     def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
         """Write one sorted batch.
@@ -163,18 +165,20 @@ class SegmentFile:
 
     def hold(self) -> None:
         """Open the file for reading; it may be deleted from now on, and is read all the same."""
-        if not self._users:
-            try:
-                self._handle = os.open(self.path, os.O_RDONLY)
-            except OSError as error:
-                raise self.damaged(error) from error
-        self._users += 1
+        with self._lock:
+            if not self._users:
+                try:
+                    self._handle = os.open(self.path, os.O_RDONLY)
+                except OSError as error:
+                    raise self.damaged(error) from error
+            self._users += 1
 
     def release(self) -> None:
         """Close the file when as many have let go of it as have held it."""
-        self._users -= 1
-        if not self._users:
-            os.close(self._handle)
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self._handle)
 
     def read_columns(self, run: Run) -> Columns:
         """Read a run without its payloads; the file must be held."""

@@ -289,6 +289,55 @@ def _play(
     assert list(store.directory.iterdir()) == []
 
 
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_a_wide_range_is_answered_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
+) -> None:
+    """Over many files and memory, without what was released or discarded, still in due order."""
+    monkeypatch.setattr(_segments_spill, "_PIECE_ROWS", 500)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 20_000, 1000):
+        rows += add(store, T0 + rng.integers(1, 100_000, 1000), start)
+    rows = in_order(rows, precision)
+    assert drain(store, T0 + 20_000) == [row for row in rows if row[0] & -precision <= T0 + 20_000]
+    for row in rows[-3000::7]:
+        store.discard(row[1], row[2])
+    gone = {row[2] for row in rows[-3000::7]}
+    left = sorted(
+        row[:4]
+        for row in rows
+        if row[0] & -precision > T0 + 20_000 and row[2] not in gone and row[3] <= 499
+    )
+    table = store.rows_between(T0, T0 + 200_000, 0, 499)
+    assert table["due_ms"].num_chunks > 3
+    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    average = store.average_between(T0, T0 + 200_000, 0, 499)
+    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
+    store.close()
+
+
+def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
+    """One large file is read while as much again arrives: all of it stays inside the budget."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    entry = 0
+    most = 0
+    for _ in range(30):
+        add(store, T0 + rng.integers(5000, 600_000, 300), entry, size=900)
+        entry += 300
+    for now in range(T0 + 5000, T0 + 200_000, 5000):
+        store.read_due(now, 1000)
+        add(store, now + rng.integers(5000, 400_000, 100), entry, size=900)
+        entry += 100
+        most = max(most, store.memory_bytes)
+    assert store.disk_bytes > 0
+    assert most <= store.budget_bytes
+
+
 def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 64)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
