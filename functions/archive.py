@@ -31,7 +31,12 @@ PARTS = ("delaylevel", "delaylevel.functions")
 # What the Function imports, beside pulsar; `tomli` is needed (and installed) on Python 3.10 only.
 ROOTS = ("pydantic", "urllib3", "certifi", "platformdirs")
 # Of the core, but never used by a Function: the in-memory Pulsar, the embedded broker's parts.
-_NOT_SHIPPED = ("delaylevel/testing/", "delaylevel/demo.py", "delaylevel/spark_sync/")
+_NOT_SHIPPED = (
+    "delaylevel/testing/",
+    "delaylevel/demo.py",
+    "delaylevel/spark_sync/",
+    "delaylevel/inspection/",
+)
 _NOT_IN_WHEELS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 # A fixed date makes the same archive of the same files.
 _DATE = (2020, 1, 1, 0, 0, 0)
