@@ -326,7 +326,7 @@ def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     entry = 0
     most = 0
-    for _ in range(30):
+    for _ in range(40):
         add(store, T0 + rng.integers(5000, 600_000, 300), entry, size=900)
         entry += 300
     for now in range(T0 + 5000, T0 + 200_000, 5000):
