@@ -52,7 +52,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5
 @click.command(
     epilog=examples(
         "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
-        "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window tracker",
+        "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
         "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
     )
 )
@@ -90,7 +90,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5
 @click.option(
     "--final-window",
     type=click.Choice([window.value for window in FinalWindow]),
-    default=FinalWindow.BROKER.value,
+    default=FinalWindow.TRACKER.value,
     show_default=True,
     help="Who holds a message between its last hand-off and its due time.",
 )

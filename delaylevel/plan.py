@@ -59,7 +59,7 @@ class Load:
     copies: int = 2
     subscriptions: int = 1
     mover: Mover = Mover.SPARK
-    final_window: FinalWindow = FinalWindow.BROKER
+    final_window: FinalWindow = FinalWindow.TRACKER
     partition_limit: int = DEFAULT_PARTITION_LIMIT
 
     def __post_init__(self) -> None:

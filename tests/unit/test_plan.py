@@ -21,7 +21,7 @@ from delaylevel.strategy import Levels, PartitionStrategy
 
 ROOT = Path(__file__).parents[2]
 DAY = timedelta(days=1)
-MONTH = Load(rate=2000, maximum_delay=30 * DAY, size=1024)
+MONTH = Load(rate=2000, maximum_delay=30 * DAY, size=1024, final_window=FinalWindow.BROKER)
 
 
 @pytest.mark.parametrize("name", FIGURES)
