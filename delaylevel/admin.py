@@ -370,13 +370,26 @@ class Admin:
         """Return the ledgers that a partition still has, oldest first, with what is in each."""
         return read.ledgers(self.internal_stats(partition))
 
-    def added(self, partition: TopicName) -> tuple[int, int]:
-        """Return how many messages and entries a partition has got since the broker opened it.
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and the entries it has got since the broker opened it."""
+        value = self.internal_stats(partition)
+        return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
 
-        Messages are counted first: what comes in between makes no entry look too full.
+    def messages_in(self, topic: TopicName) -> dict[int, int]:
+        """Return the messages that each partition has got since the broker opened it, by number.
+
+        Nothing for a topic that has no partitions, or does not exist.
         """
-        messages = self._rest.get(f"{partition.rest_path}/stats").get("msgInCounter", 0)
-        return int(messages), int(self.internal_stats(partition).get("entriesAddedCounter", 0))
+        try:
+            value = self._rest.get(f"{topic.rest_path}/partitioned-stats", perPartition="true")
+        except NotFoundError:
+            return {}
+        found = {}
+        for name, stats in value["partitions"].items():
+            index = TopicName.parse(name).partition_index
+            if index is not None and stats:
+                found[index] = int(stats.get("msgInCounter", 0))
+        return found
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the last position up to which a subscription has acknowledged everything.

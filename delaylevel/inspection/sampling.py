@@ -7,7 +7,7 @@ whole, and so counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from delaylevel.description import Role
 from delaylevel.duetime import LATEST_DUE_MS
 from delaylevel.parking import LARGEST_BATCH
 from delaylevel.pending_ranges import PendingRange
-from delaylevel.ports import TopicAdmin
+from delaylevel.ports import LedgerInfo, TopicAdmin
 from delaylevel.positions import Position
 from delaylevel.reading import batch_size, messages_in_range
 from delaylevel.topicname import TopicName
@@ -30,7 +30,7 @@ from .places import Entries, choose_places
 
 _THREADS = 8
 # Places in all level partitions together, and how many a partition has at the most.
-_PLACES = 160
+_PLACES = 110
 _MOST_PLACES = 24
 # So many messages are read at a place where entries have less.
 _LEAST_MESSAGES = 16
@@ -44,8 +44,15 @@ _COUNTED = 8_000
 class CountingAdmin(TopicAdmin, Protocol):
     """A cluster that counts messages and entries."""
 
-    def added(self, partition: TopicName) -> tuple[int, int]:
-        """Return how many messages and entries a partition has got since the broker opened it."""
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and the entries it has got since the broker opened it."""
+        ...
+
+    def messages_in(self, topic: TopicName) -> Mapping[int, int]:
+        """Return the messages that each partition has got since the broker opened it, by number.
+
+        Nothing for a topic that has no partitions, or does not exist.
+        """
         ...
 
 
@@ -112,16 +119,19 @@ def sample(
     if not ranges:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
-
-        def entries_of(item: PendingRange) -> Entries:
-            return Entries(admin.ledgers(item.source.name), item.start, item.end)
-
-        entries = list(pool.map(entries_of, ranges))
-        looks = [
-            _Look(client, item, counted, view)
-            for item, counted in zip(ranges, entries, strict=True)
+        # Messages before entries: what comes in between makes no entry look too full.
+        families = {item.source.name.without_partition for item in ranges}
+        counted = dict(zip(families, pool.map(admin.messages_in, families), strict=True))
+        contents = list(pool.map(lambda item: admin.contents(item.source.name), ranges))
+        entries = [
+            Entries(ledgers, item.start, item.end)
+            for item, (ledgers, _) in zip(ranges, contents, strict=True)
         ]
-        ratios = list(pool.map(lambda look: _ratio(admin, look), looks))
+        looks = [_Look(client, item, own, view) for item, own in zip(ranges, entries, strict=True)]
+        ratios = [
+            _ratio(counted[item.source.name.without_partition], item, len(own), added)
+            for item, own, (_, added) in zip(ranges, entries, contents, strict=True)
+        ]
         fronts = list(pool.map(lambda look: look.at(0), looks))
         small = _small(entries, ratios)
         share = max(1, min(_MOST_PLACES, _PLACES // len(ranges)))
@@ -146,10 +156,13 @@ def sample(
         return list(pool.map(finish, range(len(looks))))
 
 
-def _ratio(admin: CountingAdmin, look: _Look) -> float | None:
+def _ratio(
+    messages_in: Mapping[int, int], item: PendingRange, entries: int, added: int
+) -> float | None:
     """Return how many messages an entry has on the average; None where the broker forgot it."""
-    messages, entries = admin.added(look.item.source.name)
-    return messages / entries if entries >= len(look.entries) and messages else None
+    index = item.source.name.partition_index
+    messages = 0 if index is None else messages_in.get(index, 0)
+    return messages / added if added >= entries and added and messages else None
 
 
 class _Look:

@@ -106,11 +106,20 @@ class MemoryAdmin:
             log = self._broker.existing(partition).log
             return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
 
-    def added(self, partition: TopicName) -> tuple[int, int]:
-        """Return how many messages and entries a partition has got."""
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and the entries that it has got."""
         with self._lock:
-            entries = self._broker.existing(partition).log.entries
-            return sum(len(entry.messages) for entry in entries), len(entries)
+            return self.ledgers(partition), len(self._broker.existing(partition).log.entries)
+
+    def messages_in(self, topic: TopicName) -> dict[int, int]:
+        """Return the messages that each partition has got, by number."""
+        with self._lock:
+            if topic not in self._broker.partitioned:
+                return {}
+            return {
+                number: sum(len(entry.messages) for entry in item.log.entries)
+                for number, item in enumerate(self._broker.walk(topic))
+            }
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the last position up to which a subscription has acknowledged everything."""
