@@ -151,7 +151,9 @@ def world(
     private_broker: Callable[..., EmbeddedBroker],
     tmp_path: Path,
 ) -> Iterator[World]:
-    made = World(private_broker(), request.param, tmp_path)
+    # What is acknowledged must stay, to be counted.
+    keep = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
+    made = World(private_broker(keep), request.param, tmp_path)
     try:
         yield made
     finally:
