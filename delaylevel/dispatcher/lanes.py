@@ -70,6 +70,11 @@ class Slice:
         self.size = 0
         self.started_s = time.monotonic()
 
+    @property
+    def answered(self) -> bool:
+        """Whether the client has called back for every message that was sent."""
+        return all(self.outcomes)
+
     def failures(self) -> list[tuple[int, str]]:
         """Return which messages are not stored, as far as is known, and why, by index."""
         found = []
@@ -237,7 +242,7 @@ class Lanes:
         """Refuse what goes to targets that confirm nothing, or too little.
 
         Returns:
-            What the client has answered for without saying that it has.
+            What the client should have given up long ago, and has not said so.
         """
         now = time.monotonic()
         forgotten: list[Slice] = []
@@ -245,7 +250,7 @@ class Lanes:
             if not lane.waiting or lane.producer is None:
                 continue
             oldest = lane.waiting[0]
-            if now - oldest.started_s > FORGOTTEN_S and all(oldest.outcomes):
+            if now - oldest.started_s > FORGOTTEN_S:
                 forgotten.append(oldest)
             late = now - lane.waiting[0].started_s > STALL_S
             if late or lane.messages > UNCONFIRMED_MESSAGES or lane.size > UNCONFIRMED_BYTES:

@@ -50,6 +50,8 @@ _MOST_OPEN = 400
 # A takeover releases nothing until it has read all that is there, or for so long.
 _CATCH_UP_S = 60.0
 _GOODBYE_S = 15.0
+# A callback that is missing after a flush is a moment away.
+_LOOK_EVERY_S = 0.001
 _SNAPSHOT_BYTES = 8 << 20
 
 
@@ -122,6 +124,7 @@ class Pump(threading.Thread):
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._open: dict[int, _Open] = {}
+        self._unanswered: list[Slice] = []
         self._refused_offer: Arrivals | None = None
         self._caught_up = False
         self._entry_end = -1
@@ -254,6 +257,8 @@ class Pump(threading.Thread):
             if due_ms is not None:
                 due_s = now + (due_ms - self._clock.now_ms()) / 1000
                 until = min(until, max(due_s, at_s))
+        if self._unanswered:
+            until = min(until, now + _LOOK_EVERY_S)
         if until > now:
             try:
                 event = self._events.get(timeout=until - now)
@@ -261,8 +266,15 @@ class Pump(threading.Thread):
                 return
             self._events.put(event)  # at the end: what is there is taken in one go
 
+    def _look_again(self) -> None:
+        """Finish what was flushed and had callbacks to come."""
+        unanswered, self._unanswered = self._unanswered, []
+        for part in unanswered:
+            self._finish(part)
+
     def _take_events(self, intake: Intake) -> None:
         arrivals = 0
+        self._look_again()
         while arrivals < 2:
             try:
                 event = self._events.get_nowait()
@@ -377,9 +389,18 @@ class Pump(threading.Thread):
 
     def _finish(self, part: Slice) -> None:
         """The broker has answered for a slice, or the client has given up waiting."""
-        lane = part.lane
-        if part not in lane.waiting:
+        if part not in part.lane.waiting:
             return  # settled meanwhile
+        if part.answered:
+            self._judge(part)
+        else:
+            # A flush does not wait for what was just taken from the client's queue: the callback
+            # is a moment away, and nothing has failed.
+            self._unanswered.append(part)
+
+    def _judge(self, part: Slice) -> None:
+        """Settle a slice by its outcomes; one that is missing counts as a failure."""
+        lane = part.lane
         failures = part.failures()
         unsure = any(not certain(reason) for _, reason in failures)
         if unsure and lane.numbered:
@@ -456,7 +477,7 @@ class Pump(threading.Thread):
         if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
         for part in self._lanes.watch():
-            self._finish(part)
+            self._judge(part)
         for lane in self._lanes.in_doubt():
             self._resolve(lane)
         if self._refused_offer is not None:
@@ -494,8 +515,9 @@ class Pump(threading.Thread):
         """Wait a while for what is under way, and leave as little as can be to the next owner."""
         deadline = time.monotonic() + _GOODBYE_S
         while self._open and time.monotonic() < deadline:
+            self._look_again()
             try:
-                event = self._events.get(timeout=0.2)
+                event = self._events.get(timeout=_LOOK_EVERY_S if self._unanswered else 0.2)
             except queue.Empty:
                 continue
             if isinstance(event, Slice):

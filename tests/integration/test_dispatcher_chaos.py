@@ -130,6 +130,11 @@ class World:
         mine = f":{without}"
         return len(found) == 4 and not any(owner.endswith(mine) for owner in found.values())
 
+    def held(self) -> int:
+        """Return how many messages were set aside; no target fails here."""
+        partitions = self.admin.partitioned_stats(self.description.held_topic).values()
+        return sum(stats.messages_in for stats in partitions)
+
     def backlog(self) -> int:
         return sum(
             stats.subscriptions[SUBSCRIPTION].backlog_entries
@@ -184,10 +189,16 @@ class Consumer:
 
 def finish(world: World, due: dict[str, int], consumer: Consumer) -> Counter[str]:
     """Wait until all is released and acknowledged; return how often each id is stored."""
-    wait(lambda: len(world.stored()) == len(due), "everything in the business topic", 240)
+    try:
+        wait(lambda: len(world.stored()) == len(due), "everything in the business topic", 240)
+    except AssertionError:
+        missing = due.keys() - world.stored().keys()
+        print(f"\nmissing: {sorted(missing)[:20]}; held: {world.held()}")
+        raise
     wait(lambda: world.backlog() == 0, "the acknowledgement of the window")
     stored = world.stored()
     assert set(stored) == set(due)
+    assert world.held() == 0
     assert consumer.early == 0
     if world.delivery is Delivery.EFFECTIVELY_ONCE:
         assert not {message_id for message_id, times in stored.items() if times > 1}
