@@ -375,21 +375,20 @@ class Admin:
         value = self.internal_stats(partition)
         return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
 
-    def messages_in(self, topic: TopicName) -> dict[int, int]:
-        """Return the messages that each partition has got since the broker opened it, by number.
+    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
+        """Return the messages that each partition has got since the broker opened it.
 
-        Nothing for a topic that has no partitions, or does not exist.
+        A topic that has no partitions is its only one. Nothing for one that does not exist.
         """
         try:
             value = self._rest.get(f"{topic.rest_path}/partitioned-stats", perPartition="true")
+            found = {TopicName.parse(name): stats for name, stats in value["partitions"].items()}
         except NotFoundError:
-            return {}
-        found = {}
-        for name, stats in value["partitions"].items():
-            index = TopicName.parse(name).partition_index
-            if index is not None and stats:
-                found[index] = int(stats.get("msgInCounter", 0))
-        return found
+            try:
+                found = {topic: self._rest.get(f"{topic.rest_path}/stats")}
+            except NotFoundError:
+                return {}
+        return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the last position up to which a subscription has acknowledged everything.

@@ -48,10 +48,10 @@ class CountingAdmin(TopicAdmin, Protocol):
         """Return a partition's ledgers, and the entries it has got since the broker opened it."""
         ...
 
-    def messages_in(self, topic: TopicName) -> Mapping[int, int]:
-        """Return the messages that each partition has got since the broker opened it, by number.
+    def messages_in(self, topic: TopicName) -> Mapping[TopicName, int]:
+        """Return the messages that each partition has got since the broker opened it.
 
-        Nothing for a topic that has no partitions, or does not exist.
+        A topic that has no partitions is its only one. Nothing for one that does not exist.
         """
         ...
 
@@ -121,7 +121,9 @@ def sample(
     with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
         # Messages before entries: what comes in between makes no entry look too full.
         families = {item.source.name.without_partition for item in ranges}
-        counted = dict(zip(families, pool.map(admin.messages_in, families), strict=True))
+        counted: dict[TopicName, int] = {}
+        for found in pool.map(admin.messages_in, families):
+            counted.update(found)
         contents = list(pool.map(lambda item: admin.contents(item.source.name), ranges))
         entries = [
             Entries(ledgers, item.start, item.end)
@@ -129,7 +131,7 @@ def sample(
         ]
         looks = [_Look(client, item, own, view) for item, own in zip(ranges, entries, strict=True)]
         ratios = [
-            _ratio(counted[item.source.name.without_partition], item, len(own), added)
+            _ratio(counted.get(item.source.name, 0), len(own), added)
             for item, own, (_, added) in zip(ranges, entries, contents, strict=True)
         ]
         fronts = list(pool.map(lambda look: look.at(0), looks))
@@ -143,9 +145,9 @@ def sample(
         ]
         seen = [[] if front is None else [front] for front in fronts]
         others = pool.map(lambda one: (one[0], looks[one[0]].at(one[1])), work)
-        for index, found in others:
-            if found is not None:
-                seen[index].append(found)
+        for index, other in others:
+            if other is not None:
+                seen[index].append(other)
 
         def finish(index: int) -> Sampled:
             look = looks[index]
@@ -156,12 +158,8 @@ def sample(
         return list(pool.map(finish, range(len(looks))))
 
 
-def _ratio(
-    messages_in: Mapping[int, int], item: PendingRange, entries: int, added: int
-) -> float | None:
+def _ratio(messages: int, entries: int, added: int) -> float | None:
     """Return how many messages an entry has on the average; None where the broker forgot it."""
-    index = item.source.name.partition_index
-    messages = 0 if index is None else messages_in.get(index, 0)
     return messages / added if added >= entries and added and messages else None
 
 

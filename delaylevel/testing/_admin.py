@@ -111,14 +111,14 @@ class MemoryAdmin:
         with self._lock:
             return self.ledgers(partition), len(self._broker.existing(partition).log.entries)
 
-    def messages_in(self, topic: TopicName) -> dict[int, int]:
-        """Return the messages that each partition has got, by number."""
+    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
+        """Return the messages that each partition has got; nothing where there is no topic."""
         with self._lock:
-            if topic not in self._broker.partitioned:
-                return {}
+            found = list(self._broker.walk(topic)) if topic in self._broker.partitioned else []
+            if topic in self._broker.partitions:
+                found = [self._broker.partitions[topic]]
             return {
-                number: sum(len(entry.messages) for entry in item.log.entries)
-                for number, item in enumerate(self._broker.walk(topic))
+                item.name: sum(len(entry.messages) for entry in item.log.entries) for item in found
             }
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
