@@ -23,6 +23,11 @@ from delaylevel.config import Connection
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 BODY = b"x" * 1024
+# The embedded broker compiles little, for a quick start; a server in earnest compiles in full.
+JIT = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4"}
+# By default the server reads 1,000 entries ahead, 500 MB where an entry is a full batch: two topics
+# that are read at once then drive each other out of its cache, and it reads all anew.
+READ_AHEAD = {"dbStorage_readAheadCacheBatchSize": 20}
 
 
 @contextmanager
@@ -30,21 +35,36 @@ def private_broker(**conf: Any) -> Iterator[Connection]:
     """Start a broker on data of its own, and stop it and delete the data in the end.
 
     Args:
-        conf: settings of ``standalone.conf``.
+        conf: settings of ``standalone.conf`` besides ``READ_AHEAD``.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
-        EmbeddedBroker(
+    with tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory:
+        broker = EmbeddedBroker(
             "bench",
             directory=Path(directory) / "broker",
             functions=False,
-            conf=conf,
+            conf={**READ_AHEAD, **conf},
             heap_mb=600,
             follow_parent=True,
             report=note,
-        ) as broker,
-    ):
-        yield broker.connection
+        )
+        with _environment(JIT):
+            broker.start()
+        try:
+            yield broker.connection
+        finally:
+            broker.remove()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 @contextmanager

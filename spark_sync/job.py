@@ -230,11 +230,11 @@ class SparkSyncJob:
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
         """Return the streaming DataFrame of what is near-due, for steps of a user's own."""
-        return (
-            spark.readStream.format(FORMAT)
-            .schema(SCHEMA)
-            .options(**self._common_options(), **self._settings.options)
-            .load()
+        return self._source(spark).schema(SCHEMA).load()
+
+    def _source(self, spark: SparkSession) -> Any:
+        return spark.readStream.format(FORMAT).options(
+            **self._common_options(), **self._settings.options
         )
 
     def _common_options(self) -> dict[str, str]:
@@ -250,12 +250,16 @@ class SparkSyncJob:
         # Spark looks a Python data source up in the session that is active in this thread, which
         # a session that was made in another thread becomes by making a DataFrame.
         spark.createDataFrame([], SCHEMA)
-        frame = self.dataframe(spark)
-        if self._steps is not None:
-            frame = apply_steps(frame, self._steps, self._settings.delivery)
+        forwarding = {}
+        if self._steps is None:
+            # Nobody looks at the rows: they need not leave the process that reads them.
+            forwarding = {"forwardInSource": "true"}
+            frame = self._source(spark).options(**forwarding).load()
+        else:
+            frame = apply_steps(self.dataframe(spark), self._steps, self._settings.delivery)
         writer = (
             frame.writeStream.format(FORMAT)
-            .options(**self._common_options())
+            .options(**self._common_options(), **forwarding)
             .option("checkpointLocation", self._settings.checkpoint)
             .queryName(self._query_name)
         )

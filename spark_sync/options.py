@@ -37,6 +37,8 @@ _READING = (
 )
 # Where the job's program and the query's processes meet; see control.py.
 _CONTROL = "controlDir"
+# The source sends on what it reads, and the sink only collects what became of it.
+_FORWARD = "forwardInSource"
 # Spark adds these to what a user gives.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
@@ -55,6 +57,7 @@ class SyncOptions:
         fail_on_data_loss: end the query where messages are gone that it has not moved.
         poll_timeout_ms: how long a task waits for a message that the broker says is there.
         delivery: how often a message may arrive.
+        forward: the source sends on; see :mod:`delaylevel.spark_sync.forwarding`.
         control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty without one.
     """
 
@@ -65,6 +68,7 @@ class SyncOptions:
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
     delivery: Delivery = Delivery.AT_LEAST_ONCE
+    forward: bool = False
     # Another one for each run, and no reason for connections of its own.
     control_dir: str = field(default="", compare=False)
 
@@ -75,7 +79,7 @@ class SyncOptions:
         Raises:
             ConfigError: one is unknown, missing, or has a value that cannot be used.
         """
-        known = {name.lower(): name for name in (*_CONNECTION, *_READING, _CONTROL)}
+        known = {name.lower(): name for name in (*_CONNECTION, *_READING, _FORWARD, _CONTROL)}
         given: dict[str, str] = {}
         for name, value in options.items():
             if name.lower() in _SPARKS_OWN:
@@ -104,6 +108,7 @@ class SyncOptions:
             fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
             poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
             delivery=_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value)),
+            forward=_boolean(given, _FORWARD, False),
             control_dir=given.get(_CONTROL, ""),
         )
 

@@ -39,7 +39,11 @@ class Runtime:
         connection = options.load_connection()
         self.admin = Admin.from_connection(connection)
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr")
-        self.client: Any = pulsar.Client(**connection.client_kwargs(), logger=logger)
+        self.client: Any = pulsar.Client(
+            **connection.client_kwargs(),
+            logger=logger,
+            stats_interval_in_seconds=0,  # nobody reads them, and each message is timed for them
+        )
         self._clock = SystemClock()
         self._described: dict[str, tuple[int, LevelTopicDescription]] = {}
         self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}

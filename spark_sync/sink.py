@@ -16,6 +16,7 @@ from delaylevel.delivery import Delivery, Sequence
 from delaylevel.forwarder import Forwarder, ForwardReport
 
 from . import control
+from .forwarding import read_reports
 from .options import SyncOptions
 from .rows import from_batch
 from .runtime import Runtime, runtime
@@ -50,6 +51,8 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
             StepsError: a row came twice.
             InvalidInputError: effectively once, rows out of order.
         """
+        if self._options.forward:
+            return TaskReport(read_reports(iterator))
         here = runtime(self._options)
         for name in self._options.level_topics:
             here.describe(name)

@@ -27,6 +27,7 @@ from delaylevel.reading import read_range
 from . import control
 from .batch import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
 from .driver import Driver, Slice
+from .forwarding import FORWARDED_SCHEMA, forward_slice
 from .offsets import Offset
 from .options import SyncOptions
 from .rows import to_batches
@@ -60,17 +61,20 @@ class DelayLevelDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of the rows; a reader may be asked for fewer columns."""
-        return PENDING_SCHEMA
+        return FORWARDED_SCHEMA if self._parsed.forward else PENDING_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
+        if self._parsed.forward:
+            raise ConfigError("forwardInSource is an option of the job's own stream")
         return pending_reader(self._parsed, self._batch, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the streaming reader."""
         if self._batch != BatchOptions():
             raise ConfigError("dueFrom and the like are options of spark.read, not of a stream")
-        return DelayLevelStreamReader(self._parsed, schema)
+        kind = ForwardingStreamReader if self._parsed.forward else DelayLevelStreamReader
+        return kind(self._parsed, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the streaming writer."""
@@ -86,11 +90,15 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     """
 
     def __init__(self, options: SyncOptions, schema: StructType) -> None:
-        check_schema(schema)
+        self._check(schema)
         self._options = options
         self._schema = schema
         self._driver: Driver | None = None
         self._ended = False
+
+    @staticmethod
+    def _check(schema: StructType) -> None:
+        check_schema(schema)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None, "_ended": False}
@@ -170,3 +178,17 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._driver is None:
             self._driver = Driver(self._options)
         return self._driver
+
+
+class ForwardingStreamReader(DelayLevelStreamReader):
+    """Sends on what it reads: for a job without steps of the user's own."""
+
+    @staticmethod
+    def _check(schema: StructType) -> None:
+        if schema != FORWARDED_SCHEMA:
+            raise ConfigError("a source that sends on what it reads yields reports only")
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Send on the messages of one slice, and yield a row for each."""
+        assert isinstance(partition, Slice)
+        return forward_slice(self._options, partition)
