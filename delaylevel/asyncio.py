@@ -31,6 +31,7 @@ from delaylevel.parking import (
     Parking,
     Placement,
     check_producer_options,
+    counts_by_way,
     window_producer_settings,
 )
 from delaylevel.ports import TopicAdmin
@@ -63,11 +64,20 @@ class DelayLevelProducer:
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        self._sent = [0] * (len(description.levels) + 2)
 
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
         return self._follower.description
+
+    def sent(self) -> dict[str, int]:
+        """Return how many messages were given to the client so far, by where they went.
+
+        The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
+        topic.
+        """
+        return counts_by_way(self._sent, self.description)
 
     def topic(self) -> str:
         """Return the business topic."""
@@ -136,6 +146,7 @@ class DelayLevelProducer:
             producer, body = await self._own_producer(placement), self._schema.encode(content)
             for name in NOT_PARKABLE:
                 del options[name]
+        self._sent[placement.level] += 1
         return await producer.send(
             body,
             properties=placement.properties,

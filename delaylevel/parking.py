@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -265,6 +265,21 @@ def level_producer_settings(
         )
     settings["send_timeout_millis"] = timeout_ms
     return settings, warning
+
+
+def counts_by_way(sent: Sequence[int], description: LevelTopicDescription) -> dict[str, int]:
+    """Name the counts of a producer.
+
+    Args:
+        sent: messages by :attr:`Placement.level`, whose negative values count from the end; of
+            length levels + 2.
+        description: the level topic.
+
+    Returns:
+        By the level's unit (``DAY``), ``window``, and ``straight`` for the business topic.
+    """
+    named = {level.name: sent[level.index] for level in description.levels}
+    return {**named, "window": sent[WINDOW], "straight": sent[BUSINESS]}
 
 
 def window_producer_settings(level_settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from delaylevel.clock import Clock
 from delaylevel.description import LevelTopicDescription
 from delaylevel.following import Describe, Follower
 from delaylevel.parking import (
+    BUSINESS,
     NOT_PARKABLE,
     WINDOW,
     Parking,
     Placement,
+    counts_by_way,
     window_producer_settings,
 )
 from delaylevel.schemas import reference_to
@@ -63,11 +65,21 @@ class DelayLevelProducer:
         self._lock = threading.Lock()
         self._parked: dict[tuple[int, int], Any] = {}
         self._closed = False
+        # By the placement's level; BUSINESS and WINDOW, -1 and -2, are the last two.
+        self._sent = [0] * (len(description.levels) + 2)
 
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
         return self._follower.description
+
+    def sent(self) -> dict[str, int]:
+        """Return how many messages were given to the client so far, by where they went.
+
+        The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
+        topic. Several threads that send at once may be counted a few short.
+        """
+        return counts_by_way(self._sent, self.description)
 
     def topic(self) -> str:
         """Return the business topic."""
@@ -238,9 +250,12 @@ class DelayLevelProducer:
         }
         if not placement.parked:
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
+            self._sent[BUSINESS] += 1
             return self._business, content, arguments
         body = None if content is None else self._schema.encode(content)
-        return self._own_producer(placement), body, arguments
+        producer = self._own_producer(placement)
+        self._sent[placement.level] += 1
+        return producer, body, arguments
 
     def _producers(self) -> list[Any]:
         with self._lock:

@@ -18,7 +18,14 @@ from .deployment import not_deployed
 from .engine import source_topics
 from .worker import FunctionsWorker
 
-_METRIC = "user_metric_delaylevel_"
+_METRIC = "user_metric_delaylevel_function_"
+_COUNTS = {
+    "forwarded": ("window", "due"),
+    "parked_again": ("parked",),
+    "held": ("held",),
+    "dead_lettered": ("dead",),
+    "given_back": ("given_back",),
+}
 _CONSUMER = "delaylevel-function@"
 # Hand-offs are so late anyway: the broker's tick, grouped acknowledgements, an instance's start.
 _BEHIND_MS = 5000
@@ -130,10 +137,10 @@ def instances_of(
         number, at = int(item["instanceId"]), item.get("status") or {}
         mine = metrics.get(number, {})
         counts = {
-            name: round(mine.get(f"{_METRIC}{name}_total_sum", 0))
-            for name in ("forwarded", "parked_again", "held", "dead_lettered", "given_back")
+            name: round(sum(mine.get(f"{_METRIC}{metric}_total_sum", 0) for metric in summed))
+            for name, summed in _COUNTS.items()
         }
-        late = mine.get(f"{_METRIC}late_at_hand_off_ms_total_sum")
+        late = mine.get(f"{_METRIC}lag_seconds_total_sum")
         exceptions = [
             str(entry.get("exceptionString", "")).strip()
             for kind in ("latestUserExceptions", "latestSystemExceptions")
@@ -147,7 +154,9 @@ def instances_of(
             worker=str(at.get("workerId") or ""),
             exceptions=tuple(dict.fromkeys(line for line in exceptions if line)),
             counts=counts,
-            late_ms=round(late / counts["forwarded"]) if late and counts["forwarded"] else None,
+            late_ms=round(late * 1000 / counts["forwarded"])
+            if late and counts["forwarded"]
+            else None,
         )
     return tuple(
         found.get(number, InstanceStatus(number, running=False, error=trouble))

@@ -76,27 +76,27 @@ def _engine(context: Any) -> Engine:
 def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
     """Return the user metrics of about one second.
 
-    The worker keeps the sum and the number of the values of a metric: the sums of ``delaylevel_…``
-    that end in ``_total`` are counts; ``_max`` has one value for each second in which there was
-    something to report.
+    The worker keeps the sum and the number of the values of a metric: the sums of those that end in
+    ``_total`` are counts; ``_max`` has one value for each second in which there was something to
+    report.
     """
     found: dict[str, float] = {}
     if report.total or report.given_back or report.repeated:
-        forwarded = report.window + report.due
         found = {
-            "delaylevel_forwarded_total": forwarded,
-            "delaylevel_parked_again_total": report.parked.total(),
-            "delaylevel_held_total": report.held.total(),
-            "delaylevel_dead_lettered_total": report.dead.total(),
-            "delaylevel_dropped_total": report.dropped.total(),
-            "delaylevel_given_back_total": report.given_back.total(),
-            "delaylevel_repeated_total": report.repeated,
-            "delaylevel_late_at_hand_off_ms_total": report.behind_total_ms,
-            "delaylevel_late_at_hand_off_ms_max": report.behind_most_ms,
-            "delaylevel_past_due_ms_max": max(0, report.latest_ms),
-            "delaylevel_in_flight": in_flight,
+            "window_total": report.window,
+            "due_total": report.due,
+            "parked_total": report.parked.total(),
+            "held_total": report.held.total(),
+            "dead_total": report.dead.total(),
+            "dropped_total": report.dropped.total(),
+            "given_back_total": report.given_back.total(),
+            "duplicates_total": report.repeated,
+            "lag_seconds_total": report.behind_total_ms / 1000,
+            "lag_seconds_max": report.behind_most_ms / 1000,
+            "lateness_seconds_max": max(0, report.latest_ms) / 1000,
+            "in_flight": in_flight,
         }
-    return found
+    return {f"delaylevel_function_{name}": value for name, value in found.items()}
 
 
 class _TopicHandler(logging.Handler):

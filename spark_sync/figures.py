@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from delaylevel.levelstatus import status
 from delaylevel.ports import TopicAdmin
 
 OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
+#: Upper bounds of the lateness histogram, ms; what is later than the last counts behind it.
+LATENESS_BOUNDS_MS = (100, 1_000, 5_000, 15_000, 60_000, 300_000, 600_000, 3_600_000, 86_400_000)
 # The broker is asked at most so often, however many batches and readers there are.
 LAG_LIFETIME_S = 5.0
 
@@ -78,12 +81,16 @@ class Waiting:
         lag_ms: for how long the oldest message that is ripe and not moved yet has been ripe; 0
             where there is none.
         parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
+        window: entries in the window topic; None where there is none.
+        by_level: what is parked, by the level's unit.
     """
 
     lag_ms: int
     parked: int
     held: int
     dead_letters: int
+    window: int | None = None
+    by_level: Mapping[str, int] = field(default_factory=dict)
 
 
 class Standing:
@@ -128,6 +135,13 @@ class Standing:
                 here.backlog_entries,
                 here.held_entries,
                 here.dead_letter_entries,
+                here.window_entries,
+                {
+                    level.name: sum(
+                        row.backlog_entries for row in here.partitions if row.level == level.index
+                    )
+                    for level in description.levels
+                },
             )
         return found
 
@@ -142,6 +156,9 @@ class JobFigures:
         messages: what became of them, by (level topic, outcome).
         batch_ms: how long they took in all.
         latest_ms: the lateness at hand-off in the last batch, in ms, by level topic.
+        lateness: how many batches had a largest lateness within each of `LATENESS_BOUNDS_MS`, and
+            a larger one, by level topic; of batches that sent on something of it.
+        lateness_ms: the sum of these.
         failures: how often the query failed and was started again.
         last: the last batch that moved something.
     """
@@ -151,6 +168,8 @@ class JobFigures:
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     batch_ms: int = 0
     latest_ms: dict[str, int] = field(default_factory=dict)
+    lateness: dict[str, list[int]] = field(default_factory=dict)
+    lateness_ms: Counter[str] = field(default_factory=Counter)
     failures: int = 0
     last: BatchFigures | None = None
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -166,6 +185,13 @@ class JobFigures:
             for topic, figures in batch.outcomes.items():
                 for outcome, count in figures.items():
                     self.messages[topic, outcome] += count
+                if figures["window"] or figures["due"]:
+                    self._add_lateness(topic, max(0, batch.latest_ms[topic]))
+
+    def _add_lateness(self, topic: str, late_ms: int) -> None:
+        counts = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
+        counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+        self.lateness_ms[topic] += late_ms
 
     def add_failure(self) -> None:
         """Count a query that failed."""

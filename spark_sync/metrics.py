@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import Any
 
 from delaylevel.metrics import serve
 
-from .figures import OUTCOMES, JobFigures, Standing
+from .figures import LATENESS_BOUNDS_MS, OUTCOMES, JobFigures, Standing
 
 
 def serve_metrics(
@@ -44,13 +45,19 @@ class JobCollector:
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, as ``prometheus_client`` wants them."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
 
         figures = self._figures
         with figures.lock:
             batches, rows, seconds = figures.batches, figures.rows, figures.batch_ms / 1000
             messages, latest_ms = dict(figures.messages), dict(figures.latest_ms)
             failures, last = figures.failures, figures.last
+            lateness = {topic: list(counts) for topic, counts in figures.lateness.items()}
+            lateness_ms = dict(figures.lateness_ms)
         for name, text, value in (
             ("batches", "Batches that moved something.", batches),
             ("rows", "Rows that these batches read.", rows),
@@ -62,16 +69,29 @@ class JobCollector:
             "delaylevel_sync_messages", "What became of messages.", labels=("level_topic", "became")
         )
         late = GaugeMetricFamily(
-            "delaylevel_sync_lateness_seconds",
+            "delaylevel_sync_last_batch_lateness_seconds",
             "The largest lateness at hand-off in the last batch.",
             labels=("level_topic",),
         )
+        histogram = HistogramMetricFamily(
+            "delaylevel_sync_lateness_seconds",
+            "The largest lateness at hand-off of each batch that sent something on.",
+            labels=("level_topic",),
+        )
+        bounds = [*(str(bound / 1000) for bound in LATENESS_BOUNDS_MS), "+Inf"]
         for topic in self._topics:
             for outcome in OUTCOMES:
                 counter.add_metric((topic, outcome), messages.get((topic, outcome), 0))
             late.add_metric((topic,), latest_ms.get(topic, 0) / 1000)
+            batches_within = accumulate(lateness.get(topic, [0] * len(bounds)))
+            histogram.add_metric(
+                (topic,),
+                list(zip(bounds, batches_within, strict=True)),
+                lateness_ms.get(topic, 0) / 1000,
+            )
         yield counter
         yield late
+        yield histogram
         yield GaugeMetricFamily(
             "delaylevel_sync_last_batch_seconds",
             "What the last batch took.",
@@ -95,7 +115,6 @@ class JobCollector:
                 "lag_ms",
                 0.001,
             ),
-            ("parked_entries", "Entries that wait in levels.", "parked", 1),
             ("held_entries", "Entries whose target cannot be written.", "held", 1),
             ("dead_letter_entries", "Entries that were not understood.", "dead_letters", 1),
         ):
@@ -103,3 +122,20 @@ class JobCollector:
             for topic, item in (waiting or {}).items():
                 family.add_metric((topic,), getattr(item, attribute) * scale)
             yield family
+        parked = GaugeMetricFamily(
+            "delaylevel_sync_parked_entries",
+            "Entries that wait in a level.",
+            labels=("level_topic", "level"),
+        )
+        window = GaugeMetricFamily(
+            "delaylevel_sync_window_entries",
+            "Entries of the window topic that are not all released.",
+            labels=("level_topic",),
+        )
+        for topic, item in (waiting or {}).items():
+            for level, entries in item.by_level.items():
+                parked.add_metric((topic, level), entries)
+            if item.window is not None:
+                window.add_metric((topic,), item.window)
+        yield parked
+        yield window

@@ -240,10 +240,11 @@ def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
     report = StreamReport(window=3, due=2, latest_ms=-4000, behind_total_ms=50, behind_most_ms=30)
     report.dead["x"] += 1
     found = metrics_of(report, 7)
-    assert found["delaylevel_forwarded_total"] == 5
-    assert found["delaylevel_dead_lettered_total"] == 1
-    assert found["delaylevel_late_at_hand_off_ms_total"] == 50
-    assert found["delaylevel_past_due_ms_max"] == 0
+    assert found["delaylevel_function_window_total"] == 3
+    assert found["delaylevel_function_due_total"] == 2
+    assert found["delaylevel_function_dead_total"] == 1
+    assert found["delaylevel_function_lag_seconds_total"] == 0.05
+    assert found["delaylevel_function_lateness_seconds_max"] == 0
 
 
 # -- status in plain words
@@ -329,8 +330,9 @@ def test_figures_come_from_the_user_metrics() -> None:
                 "instanceId": 0,
                 "metrics": {
                     "userMetrics": {
-                        "user_metric_delaylevel_forwarded_total_sum": 4.0,
-                        "user_metric_delaylevel_late_at_hand_off_ms_total_sum": 100.0,
+                        "user_metric_delaylevel_function_window_total_sum": 3.0,
+                        "user_metric_delaylevel_function_due_total_sum": 1.0,
+                        "user_metric_delaylevel_function_lag_seconds_total_sum": 0.1,
                     }
                 },
             }

@@ -137,7 +137,7 @@ def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
 @pytest.fixture
 def scrape(job: JobFigures) -> Iterator[Any]:
     pytest.importorskip("prometheus_client")
-    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1)})
+    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
     with serve_metrics(job, standing, [TOPIC], 0) as port:
 
         def read() -> dict[str, float]:
@@ -165,9 +165,15 @@ def test_figures_are_served_for_prometheus(scrape: Any, job: JobFigures) -> None
     assert found["delaylevel_sync_last_batch_seconds"] == 0.5
     assert found["delaylevel_sync_query_failures_total"] == 1
     assert found['delaylevel_sync_messages_total{became="parked",TOPIC}'] == 3
-    assert found["delaylevel_sync_lateness_seconds{TOPIC}"] == 1.5
+    assert found["delaylevel_sync_last_batch_lateness_seconds{TOPIC}"] == 1.5
+    assert found['delaylevel_sync_lateness_seconds_bucket{le="1.0",TOPIC}'] == 0
+    assert found['delaylevel_sync_lateness_seconds_bucket{le="5.0",TOPIC}'] == 1
+    assert found["delaylevel_sync_lateness_seconds_count{TOPIC}"] == 1
+    assert found["delaylevel_sync_lateness_seconds_sum{TOPIC}"] == 1.5
     assert found["delaylevel_sync_lag_seconds{TOPIC}"] == 2
-    assert found["delaylevel_sync_parked_entries{TOPIC}"] == 10
+    assert found['delaylevel_sync_parked_entries{level="DAY",TOPIC}'] == 7
+    assert found['delaylevel_sync_parked_entries{level="HOUR",TOPIC}'] == 3
+    assert found["delaylevel_sync_window_entries{TOPIC}"] == 5
     assert found["delaylevel_sync_held_entries{TOPIC}"] == 4
     assert found["delaylevel_sync_dead_letter_entries{TOPIC}"] == 1
     assert found["delaylevel_sync_broker_answers"] == 1
