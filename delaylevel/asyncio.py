@@ -64,6 +64,7 @@ class DelayLevelProducer:
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        self._closed = False
         self._sent = [0] * (len(description.levels) + 2)
 
     @property
@@ -78,6 +79,11 @@ class DelayLevelProducer:
         topic.
         """
         return counts_by_way(self._sent, self.description)
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
 
     def topic(self) -> str:
         """Return the business topic."""
@@ -163,6 +169,7 @@ class DelayLevelProducer:
 
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours."""
+        self._closed = True
         # The client's own close fails what it has not sent yet.
         try:
             await self._for_all("flush")

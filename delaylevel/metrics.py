@@ -71,6 +71,11 @@ class CountingProducer(Protocol):
         """The level topic."""
         ...
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
     def topic(self) -> str:
         """Return the business topic."""
         ...
@@ -113,7 +118,8 @@ class ProducerCollector:
             topics = (producer.description.topic, producer.topic())
             for way, count in producer.sent().items():
                 sent[topics[0], topics[1], way] += count
-            connected[topics] = connected.get(topics, True) and producer.is_connected()
+            if not producer.closed:
+                connected[topics] = connected.get(topics, True) and producer.is_connected()
         messages = CounterMetricFamily(
             "delaylevel_producer_messages",
             "Messages given to the client, by where they went: a level, `window`, or `straight`.",
@@ -124,7 +130,7 @@ class ProducerCollector:
         yield messages
         alive = GaugeMetricFamily(
             "delaylevel_producer_connected",
-            "1 while every producer in use is connected.",
+            "1 while every producer that is not closed is connected.",
             labels=("level_topic", "target"),
         )
         for topics, well in sorted(connected.items()):

@@ -81,6 +81,11 @@ class DelayLevelProducer:
         """
         return counts_by_way(self._sent, self.description)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
     def topic(self) -> str:
         """Return the business topic."""
         return str(self._business.topic())

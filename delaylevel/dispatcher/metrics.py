@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from delaylevel.clock import Clock, SystemClock
+
 from .figures import LATENESS_BOUNDS_MS
 from .service import Dispatcher
 
@@ -12,10 +14,16 @@ _LABELS = ("level_topic", "partition")
 
 
 class DispatchCollector:
-    """Reads a dispatcher's figures when it is asked for them."""
+    """Reads a dispatcher's figures when it is asked for them.
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    Args:
+        dispatcher: whose.
+        clock: says what is overdue.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
+        self._clock = clock or SystemClock()
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, as ``prometheus_client`` wants them."""
@@ -59,6 +67,16 @@ class DispatchCollector:
             for labels, figures in found.items():
                 gauge.add_metric(labels, getattr(figures, name))
             yield gauge
+        overdue = GaugeMetricFamily(
+            "delaylevel_dispatch_overdue_seconds",
+            "For how long the earliest message that waits has been due; 0 while none is.",
+            labels=_LABELS,
+        )
+        now_ms = self._clock.now_ms()
+        for labels, figures in found.items():
+            due_ms = now_ms if figures.next_due_ms is None else figures.next_due_ms
+            overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
+        yield overdue
         state = GaugeMetricFamily(
             "delaylevel_dispatch_state",
             "1 for the state that a window partition is in.",

@@ -388,6 +388,7 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
         await asyncio.sleep(0)
         await producer.close()
         await unawaited
+        assert producer.sent() == {"HOUR": 31, "window": 0, "straight": 31}
         with pytest.raises(StrategyMismatchError):
             await client.create_producer(
                 orders, enable_delay_level_topic=True, partition_strategy=DAYS

@@ -25,7 +25,7 @@ from delaylevel.metrics import ProducerCollector, serve
 from delaylevel.spark_sync.figures import BatchFigures, JobFigures, Standing, Waiting
 from delaylevel.spark_sync.metrics import JobCollector
 from delaylevel.strategy import PartitionStrategy
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
@@ -80,7 +80,10 @@ class Dispatching:
     """A dispatcher that owns one partition."""
 
     def figures(self) -> dict[tuple[str, int], PartitionFigures]:
-        return {(TOPIC, 0): PartitionFigures(held={TARGET: 1})}
+        return {
+            (TOPIC, index): PartitionFigures(held={TARGET: 1}, next_due_ms=due_ms)
+            for index, due_ms in enumerate((1_000, 9_000, None))
+        }
 
 
 def families() -> Iterator[Any]:
@@ -94,6 +97,13 @@ def families() -> Iterator[Any]:
     yield from JobCollector(job, FixedStanding(), (TOPIC,)).collect()
     dispatcher: Any = Dispatching()
     yield from DispatchCollector(dispatcher).collect()
+
+
+def test_what_waits_is_overdue_only_when_its_time_has_passed() -> None:
+    dispatcher: Any = Dispatching()
+    collector = DispatchCollector(dispatcher, ManualClock(8_500))
+    (found,) = [family for family in collector.collect() if family.name.endswith("overdue_seconds")]
+    assert [sample.value for sample in found.samples] == [7.5, 0, 0]
 
 
 def in_code() -> dict[str, Series]:
@@ -141,7 +151,7 @@ def scraped(registry: CollectorRegistry, way: str) -> float | None:
     return registry.get_sample_value("delaylevel_producer_messages_total", labels)
 
 
-def test_a_producer_counts_by_where_messages_go() -> None:
+def test_a_producer_counts_by_where_messages_go(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryPulsar() as memory:
         producer, other = producing(memory), producing(memory)
         registry = CollectorRegistry()
@@ -162,7 +172,12 @@ def test_a_producer_counts_by_where_messages_go() -> None:
         labels = {"level_topic": TOPIC, "target": TARGET}
         assert registry.get_sample_value("delaylevel_producer_connected", labels) == 1
         other.close()
+        assert registry.get_sample_value("delaylevel_producer_connected", labels) == 1
+        monkeypatch.setattr(producer._business, "is_connected", lambda: False)
         assert registry.get_sample_value("delaylevel_producer_connected", labels) == 0
+        monkeypatch.undo()
+        producer.close()
+        assert registry.get_sample_value("delaylevel_producer_connected", labels) is None
         assert scraped(registry, "DAY") == 3, "what is closed stays counted"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import pulsar
 import pytest
+import urllib3
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import topics
@@ -103,6 +105,22 @@ def test_everything_arrives_as_it_was_sent(
     )
     assert stands.running == 1
     assert stands.problems == ()
+    served = eventually(
+        lambda: {
+            name: float(value)
+            for name, value in re.findall(
+                r'^pulsar_function_user_metric_sum\{.*metric="(\w+)".*\} (\S+)$',
+                urllib3.request("GET", f"{connection.admin_url}/metrics").data.decode(),
+                re.MULTILINE,
+            )
+            if name.startswith("delaylevel_function_")
+        },
+        "the worker's own metrics",
+    )
+    handed_off = (
+        served["delaylevel_function_window_total"] + served["delaylevel_function_due_total"]
+    )
+    assert handed_off == len(bodies), "as docs/alerts.yml asks for them"
     lines = list(deployment.log_lines(client, admin, deployment.log_topic(description)))
     assert any("moving" in line for line in lines)
     names = {name for row in stands.level.partitions for name in row.consumers}

@@ -1,0 +1,193 @@
+"""Dashboard and alert rules name only series, labels and values that are really served."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from delaylevel.cli.main import cli
+from delaylevel.description import (
+    DEAD_LETTER_SUFFIX,
+    HELD_SUFFIX,
+    LOG_SUFFIX,
+    SUBSCRIPTION,
+    WINDOW_SUFFIX,
+)
+from delaylevel.dispatcher.figures import LATENESS_BOUNDS_MS
+
+yaml = pytest.importorskip("yaml")
+
+DOCS = Path(__file__).parents[2] / "docs"
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana-dashboard.json").read_text("utf-8"))
+ALERTS: dict[str, Any] = yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+STRING = r'"(?:[^"\\]|\\.)*"'
+SELECTOR = re.compile(
+    rf"\b((?:delaylevel|pulsar)_\w+)(?:\{{((?:[^{{}}\"]|{STRING})*)\}})?"  # with its matchers
+)
+MATCHER = re.compile(rf"(\w+)\s*(=~|!~|!=|=)\s*({STRING})")
+
+
+def _documented() -> dict[str, set[str] | None]:
+    """Series of docs/metrics.md with their labels; None for a metric of the Function's."""
+    found: dict[str, set[str] | None] = {}
+    for line in (DOCS / "metrics.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.match(r"\| `(delaylevel|pulsar)_", line) and len(cells) in (3, 4):
+            labels = set(re.findall(r"`(\w+)`", cells[2])) if len(cells) == 4 else None
+            name = cells[0].strip("`")
+            found[name] = labels
+            if cells[1] == "histogram" and labels is not None:
+                found |= {f"{name}_bucket": labels | {"le"}}
+                found |= {f"{name}_sum": labels, f"{name}_count": labels}
+    for name in [name for name in found if name.endswith("metric_sum")]:
+        found[name.replace("_sum", "_count")] = found[name]
+    return found
+
+
+SERIES = _documented()
+# What Prometheus and the broker put beside a series' own labels.
+EVERYWHERE = {"job", "instance", "namespace", "cluster"}
+
+
+def expressions() -> list[Any]:
+    found = [pytest.param(rule["expr"], id=rule["alert"]) for rule in RULES]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            name = f"{panel['title']}-{target['refId']}"
+            found.append(pytest.param(target["expr"], id=name))
+    return found
+
+
+def matchers(text: str) -> Iterator[tuple[str, str, str]]:
+    for label, operator, value in MATCHER.findall(text):
+        yield label, operator, value[1:-1]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_an_expression_asks_for_what_is_served(expression: str) -> None:
+    selectors = SELECTOR.findall(re.sub(rf"(?<!=)(?<!=~)(?<!!~){STRING}", '""', expression))
+    assert selectors, "it asks for nothing of ours"
+    labels: set[str] = set(EVERYWHERE)
+    for name, inside in selectors:
+        assert name in SERIES, f"{name} is not in docs/metrics.md"
+        own = SERIES[name]
+        assert own is not None, f"{name} is a value of the label `metric`"
+        labels |= own
+        for label, operator, value in matchers(inside):
+            assert label in own | EVERYWHERE, f"{name} has no label {label}"
+            _check_value(label, operator, value)
+    made = set(re.findall(rf'label_replace\(.*?, "(\w+)", {STRING}, "\w+"', expression, re.DOTALL))
+    for group in re.findall(r"\bby \(([^)]*)\)", expression):
+        assert {label.strip() for label in group.split(",")} <= labels | made, group
+    bare = re.sub(STRING, "", expression)
+    assert all(bare.count(a) == bare.count(b) for a, b in ("()", "[]", "{}"))
+
+
+def _check_value(label: str, operator: str, value: str) -> None:
+    if label == "metric":
+        names = [name for name, labels in SERIES.items() if labels is None]
+        pattern = value if operator == "=~" else re.escape(value)
+        wanted = len(re.findall(r"\|", value)) + 1 if operator == "=~" else 1
+        assert sum(bool(re.fullmatch(pattern, name)) for name in names) == wanted, value
+    elif label == "le":
+        assert value in {str(bound / 1000) for bound in LATENESS_BOUNDS_MS}
+    elif label == "subscription":
+        assert value == SUBSCRIPTION
+    elif label == "state":
+        assert f"`{value}`" in (DOCS / "metrics.md").read_text("utf-8")
+    elif label == "became":
+        from delaylevel.spark_sync.figures import OUTCOMES
+
+        assert value in OUTCOMES
+    elif label == "topic":
+        family = {
+            f"persistent://a/b/orders-delay-level{suffix}-partition-{index}"
+            for suffix in ("", "-hour", HELD_SUFFIX, DEAD_LETTER_SUFFIX, WINDOW_SUFFIX, LOG_SUFFIX)
+            for index in (0, 12)
+        }
+        hit = {name for name in family if re.fullmatch(value, name)}
+        assert hit, f"{value} names no topic of a family"
+        assert hit != family
+    else:
+        assert value == "$level_topic", f"a value of {label} that nobody checks: {value}"
+
+
+def test_the_rule_for_movers_looks_at_levels_only() -> None:
+    (rule,) = [rule for rule in RULES if rule["alert"] == "DelayLevelNoMover"]
+    (value,) = re.findall(r'topic!~"([^"]+)"', rule["expr"])
+    name = "persistent://a/b/orders-delay-level"
+    for suffix, watched in (("", True), ("-hour", True), ("-held", False), ("-DLQ", False)):
+        assert (re.fullmatch(value, f"{name}{suffix}-partition-3") is None) == watched
+    for suffix in (WINDOW_SUFFIX, LOG_SUFFIX):
+        assert re.fullmatch(value, f"{name}{suffix}-partition-3")
+
+
+def test_what_an_operator_wants_to_be_woken_for_has_a_rule() -> None:
+    names = {rule["alert"].removeprefix("DelayLevel") for rule in RULES}
+    assert names >= {
+        "NoMover", "MoverBehind", "LagGrows", "FunctionBehind", "HandsOffLate", "ReleasesLate",
+        "NoDispatcher", "DispatcherStandsStill", "DeadLetters", "HeldGrows",
+    }  # fmt: skip
+    assert len(names) == len(RULES), "a name is used twice"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_a_rule_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["labels"]["severity"] in ("warning", "critical")
+    assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
+    assert rule["annotations"]["summary"]
+    for command in re.findall(r"`delaylevel ([^`]+)`", rule["annotations"]["description"]):
+        found: click.Command = cli
+        for word in command.split():
+            if isinstance(found, click.Group):
+                child = found.get_command(click.Context(found), word)
+                assert child is not None, command
+                found = child
+            elif word.startswith("--"):
+                options = {name for parameter in found.params for name in parameter.opts}
+                assert word in options, command
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    identities = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(identities)) == len(identities)
+    variables = {item["name"] for item in DASHBOARD["templating"]["list"]}
+    text = json.dumps(DASHBOARD)
+    used = set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval", "1"}
+    assert used == variables
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, f"{panel['title']} lies on another panel"
+        taken |= cells
+
+
+def test_every_series_of_ours_is_on_the_dashboard() -> None:
+    text = json.dumps(DASHBOARD)
+    shown = {name for name, _ in SELECTOR.findall(text.replace('\\"', '"'))}
+    shown |= set(re.findall(r"delaylevel_function_\w+", text))
+    base = {re.sub(r"_(bucket|sum|count)$", "", name) for name in SERIES}
+    missing = {
+        name
+        for name in base
+        if name.startswith("delaylevel_")
+        and not shown & {name, f"{name}_bucket"}
+        # Held and dead letters are the broker's count there.
+        and name not in ("delaylevel_sync_held_entries", "delaylevel_sync_dead_letter_entries")
+    }
+    assert missing == set()
