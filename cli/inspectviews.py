@@ -70,6 +70,7 @@ def horizon_view(found: Horizon) -> dict[str, Any]:
         "exact_parts": sorted(found.exact_parts),
         "looked_at": found.looked_at,
         "damaged": found.damaged,
+        "window_by_clock": found.window_by_clock,
         "last_due_ms": found.last_due_ms,
         "targets": dict(found.targets),
         "within": [within_view(row) for row in found.within],
@@ -124,6 +125,11 @@ def horizon_note(found: Horizon) -> str | None:
     if not found.exact:
         notes.append(
             f"~ is an estimate: {found.looked_at:,} messages were looked at; --exact reads all."
+        )
+    if found.window_by_clock:
+        notes.append(
+            "The window's release log was not read: what is due there is taken for released. "
+            "--exact reads it."
         )
     if found.damaged:
         notes.append(

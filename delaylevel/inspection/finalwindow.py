@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
@@ -14,9 +15,10 @@ from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.pending_ranges import PendingRange, Window
 from delaylevel.ports import TopicAdmin
 from delaylevel.positions import EARLIEST, Position
-from delaylevel.reading import SourcePartition, read_range
+from delaylevel.reading import SourcePartition
 from delaylevel.topicname import TopicName
 
+_THREADS = 4
 Place = tuple[int, int, int]  # ledger, entry, batch index
 
 
@@ -40,6 +42,10 @@ class WindowView(Protocol):
             places: where they stand there.
             due_ms: when they are due; None where that is not known.
         """
+        ...
+
+    def known(self, source: SourcePartition) -> bool:
+        """Return whether that is known of a partition of :meth:`ranges`, and not supposed."""
         ...
 
 
@@ -90,17 +96,24 @@ class BrokerWindow:
         """Return which messages are due later than now."""
         return [due is not None and due > self._now_ms for due in due_ms]
 
+    def known(self, source: SourcePartition) -> bool:
+        """Return True: the broker delivers by the clock."""
+        return True
+
 
 class TrackerWindow:
     """With ``tracker``: the window topic behind its mark, without what the release log has.
+
+    Where the log is longer than ``most_log_bytes``, or cannot be read without an extra that is
+    not installed, what is due is taken for released, which is so while a dispatcher is at work.
 
     Args:
         client: a ``pulsar.Client``.
         admin: the cluster.
         description: the level topic.
         now_ms: the present.
-        by_log: read the release log; otherwise what is due is taken for released, which is so
-            while a dispatcher is at work.
+        most_log_bytes: how much of a partition's release log is read at the most; None for all
+            of it, whatever it takes.
     """
 
     def __init__(
@@ -109,13 +122,13 @@ class TrackerWindow:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         now_ms: int,
-        by_log: bool,
+        most_log_bytes: int | None,
     ) -> None:
         self._client = client
         self._admin = admin
         self._description = description
         self._now_ms = now_ms
-        self._by_log = by_log
+        self._most_log_bytes = most_log_bytes
         self._released: dict[int, Callable[[Sequence[Place]], list[bool]]] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
@@ -125,62 +138,54 @@ class TrackerWindow:
             since_ms = due.from_ms - _longest_stay_ms(self._description)
             if since_ms > self._now_ms:
                 return []
-        found = []
-        topic = self._description.window_topic
-        for index in range(self._description.window_partitions):
-            source = SourcePartition(
-                self._description.topic, topic.partition(index).full, Role.WINDOW, -1, index, 0
-            )
-            if self._by_log:
-                # Before the range is settled: what is released from now on is still shown, what
-                # was released is not.
-                self._released[index] = self._read_log(index)
-            try:
-                mark = self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
-            except NotFoundError:
-                mark = EARLIEST
-            item = _since(self._admin, source, mark, since_ms)
-            if item is not None:
-                found.append(item)
-        return found
+        count = self._description.window_partitions
+        with ThreadPoolExecutor(min(_THREADS, count), "delaylevel-window") as pool:
+            # Logs before ranges: what is released from now on is still shown, what was released
+            # is not.
+            for index, released in enumerate(pool.map(self._read_log, range(count))):
+                if released is not None:
+                    self._released[index] = released
+            found = list(pool.map(lambda index: self._range(index, since_ms), range(count)))
+        return [item for item in found if item is not None]
 
     def waiting(
         self, source: SourcePartition, places: Sequence[Place], due_ms: Sequence[int | None]
     ) -> list[bool]:
         """Return which messages are not released."""
-        if not self._by_log:
+        released = self._released.get(source.partition)
+        if released is None:
             return [due is not None and due > self._now_ms for due in due_ms]
-        return [not one for one in self._released[source.partition](places)]
+        return [not one for one in released(places)]
 
-    def _read_log(self, index: int) -> Callable[[Sequence[Place]], list[bool]]:
-        """Return what says which positions of a window partition are released."""
+    def known(self, source: SourcePartition) -> bool:
+        """Return whether the release log says what is pending, and not the clock."""
+        return source.partition in self._released
+
+    def _range(self, index: int, since_ms: int | None) -> PendingRange | None:
+        name = self._description.window_topic.partition(index)
+        source = SourcePartition(self._description.topic, name.full, Role.WINDOW, -1, index, 0)
         try:
-            import numpy as np
+            mark = self._admin.mark_delete_position(name, SUBSCRIPTION).next_entry
+        except NotFoundError:
+            mark = EARLIEST
+        return _since(self._admin, source, mark, since_ms)
 
-            from delaylevel.releaselog import ReleaseState, pack
+    def _read_log(self, index: int) -> Callable[[Sequence[Place]], list[bool]] | None:
+        """Return what says which positions of a window partition are released; None: the clock."""
+        try:
+            from .released import LongLogError, released_by_log
         except ModuleNotFoundError as error:
+            if self._most_log_bytes is not None:
+                return None
             raise MissingExtraError(
                 f"the release log cannot be read without {error.name}: "
                 "pip install 'delaylevel[window]'"
             ) from error
         log = self._description.log_topic.partition(index)
         try:
-            last = self._admin.last_message_id(log)
-            start = self._admin.mark_delete_position(log, SUBSCRIPTION).next_entry
-        except NotFoundError:
-            last, start = None, EARLIEST
-        state = ReleaseState()
-        if last is not None:
-            records = read_range(self._client, log.full, start, last.next_entry)
-            state = ReleaseState.read(record.value or b"" for record in records)
-
-        def released(places: Sequence[Place]) -> list[bool]:
-            columns = np.array(places, dtype=np.int64).reshape(-1, 3)
-            entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
-            found: list[bool] = state.is_released(pack(columns[:, 0], entry_ids)).tolist()
-            return found
-
-        return released
+            return released_by_log(self._client, self._admin, log, self._most_log_bytes)
+        except LongLogError:
+            return None
 
 
 def window_view(
@@ -190,7 +195,7 @@ def window_view(
     now_ms: int,
     *,
     targets: Sequence[str] | None = None,
-    by_log: bool = True,
+    most_log_bytes: int | None = None,
 ) -> WindowView:
     """Return the view of a level topic's final window.
 
@@ -200,10 +205,10 @@ def window_view(
         description: the level topic.
         now_ms: the present.
         targets: the business topics that are asked for; all of them by default.
-        by_log: as for :class:`TrackerWindow`.
+        most_log_bytes: as for :class:`TrackerWindow`.
     """
     if description.final_window is FinalWindow.TRACKER:
-        return TrackerWindow(client, admin, description, now_ms, by_log)
+        return TrackerWindow(client, admin, description, now_ms, most_log_bytes)
     return BrokerWindow(
         admin, description, description.targets if targets is None else targets, now_ms
     )

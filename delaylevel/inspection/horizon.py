@@ -234,6 +234,8 @@ class Horizon:
         looked_at: how many messages were read for it.
         exact: whether everything was counted.
         exact_parts: names of the parts that were counted.
+        window_by_clock: what is due in the final window was taken for released, because its
+            release log is too long for an estimate, or the extra that reads it is missing.
     """
 
     topic: str
@@ -249,6 +251,7 @@ class Horizon:
     looked_at: int
     exact: bool
     exact_parts: frozenset[str]
+    window_by_clock: bool = False
 
     @property
     def messages(self) -> int:
@@ -291,6 +294,7 @@ def build(
     last_due_ms: int | None = None,
     damaged: float = 0,
     looked_at: int = 0,
+    window_by_clock: bool = False,
 ) -> Horizon:
     """Put a horizon together.
 
@@ -302,7 +306,7 @@ def build(
         targets: messages for each business topic.
         last_due_ms: what the profile is made for; by default the last due time of all parts. A
             :class:`Tally` needs the one that its edges were made with.
-        damaged, looked_at: as in :class:`Horizon`.
+        damaged, looked_at, window_by_clock: as in :class:`Horizon`.
     """
     times = [spread.last_due_ms for _, spread in spreads if spread.last_due_ms is not None]
     last = max(times, default=None)
@@ -351,4 +355,5 @@ def build(
         looked_at=looked_at,
         exact=all_exact,
         exact_parts=frozenset(part.name for part, spread in spreads if spread.exact),
+        window_by_clock=window_by_clock,
     )

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .rows import PendingRow
 
 Tell = Callable[[int], None]
+# An estimate reads no more of each partition's release log. Dispatchers keep it shorter, unless
+# they have very many ids to remember.
+_LOG_BYTES = 24 << 20
 
 
 class Questions(Protocol):
@@ -161,7 +164,7 @@ class Inspector:
             expect: called once, before, with an estimate of how many that will be.
         """
         now_ms = self._clock.now_ms()
-        view = self._view(now_ms, by_log=False)
+        view = self._view(now_ms, _LOG_BYTES)
         ranges = self._ranges(now_ms, view)
         sampled = sample(self._client, self._admin, ranges, view, self.target)
         parts: dict[Part, Pieces] = {part: Pieces() for part in self.parts()}
@@ -177,6 +180,9 @@ class Inspector:
             targets=targets,
             damaged=sum(pieces.damaged for pieces in parts.values()),
             looked_at=sum(pieces.looked_at for pieces in parts.values()),
+            window_by_clock=any(
+                not view.known(item.source) for item in ranges if item.source.role is Role.WINDOW
+            ),
         )
         if not exact:
             return estimate
@@ -389,7 +395,7 @@ class Inspector:
         from .rows import RowReader
 
         now_ms = self._clock.now_ms()
-        view = self._view(now_ms, by_log=True)
+        view = self._view(now_ms)
         ranges = self._ranges(now_ms, view, selection.due)
         if position is not None:
             ranges = _at_position(ranges, position)
@@ -424,7 +430,7 @@ class Inspector:
         return Part(source.role.value, source.role)
 
     def _counted(self, now_ms: int, last_due_ms: int | None, tell: Tell | None) -> Horizon:
-        view = self._view(now_ms, by_log=True)
+        view = self._view(now_ms)
         progress = Progress(tell)
         counted = count_all(
             self._client,
@@ -454,10 +460,14 @@ class Inspector:
 
     # --- what they share ---------------------------------------------------------------------
 
-    def _view(self, now_ms: int, *, by_log: bool) -> WindowView:
-        targets = None if self.target is None else (self.target,)
+    def _view(self, now_ms: int, most_log_bytes: int | None = None) -> WindowView:
         return window_view(
-            self._client, self._admin, self.description, now_ms, targets=targets, by_log=by_log
+            self._client,
+            self._admin,
+            self.description,
+            now_ms,
+            targets=None if self.target is None else (self.target,),
+            most_log_bytes=most_log_bytes,
         )
 
     def _ranges(self, now_ms: int, view: WindowView, due: Window = ALWAYS) -> list[PendingRange]:

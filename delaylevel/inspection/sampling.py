@@ -176,6 +176,11 @@ class _Look:
         # Not known before the first look. More than is needed costs more than asking again.
         self._queue = _WINDOW_MESSAGES // 4 if window else 1
 
+    @property
+    def known(self) -> bool:
+        """Whether what is pending of it is known, and not supposed."""
+        return self.item.source.role is not Role.WINDOW or self._view.known(self.item.source)
+
     def places(self, share: int) -> list[int]:
         """Return the numbers of further entries that are worth a look; looks do not overlap."""
         apart = max(1, len(self.entries) // max(1, 2 * self._queue))
@@ -255,6 +260,7 @@ def _counted(look: _Look, seen: Seen, target: str | None) -> Sampled:
     result = Sampled(look.item)
     _add(result, seen.messages, 1.0, 0, target)
     result.pieces.looked_at = len(seen.messages)
+    result.pieces.exact = look.known
     return result
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from delaylevel.admin import Admin
 from delaylevel.cli.main import cli
 from delaylevel.clock import SystemClock
 from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.strategy import Levels, PartitionStrategy
 
@@ -129,6 +132,110 @@ def test_the_commands(
     assert missing.exit_code == 1
     assert "has no level topic" in missing.stderr
     assert run("pending", topic, "--where", "nothing = 1").exit_code == 2
+
+
+class Releasing:
+    """A dispatcher in a thread of its own."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._thread = threading.Thread(target=dispatcher.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._dispatcher.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def releasing(
+    client: pulsar.Client, admin: Admin, tmp_path: Path
+) -> Iterator[Callable[[LevelTopicDescription], Releasing]]:
+    """``releasing(description)``: a dispatcher at work, stopped afterwards."""
+    with contextlib.ExitStack() as stack:
+
+        def start(description: LevelTopicDescription) -> Releasing:
+            settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=100)
+            found = Releasing(Dispatcher(client, admin, [description.topic], settings))
+            stack.callback(found.stop)
+            return found
+
+        yield start
+
+
+def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
+    """Where every subscription of the family stands, and who holds it."""
+    return {
+        (member.topic, index, name): (
+            admin.mark_delete_position(member.topic.partition(index), name)
+            if one.durable
+            else None,
+            [consumer.name for consumer in one.consumers],
+        )
+        for member in description.members()
+        for index, stats in admin.partitioned_stats(member.topic).items()
+        for name, one in stats.subscriptions.items()
+    }
+
+
+def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
+    client: pulsar.Client,
+    admin: Admin,
+    level_topic: Callable[..., LevelTopicDescription],
+    dl_client: Callable[..., Any],
+    releasing: Callable[[LevelTopicDescription], Releasing],
+    stored: Callable[[str], list[Any]],
+    eventually: Callable[..., Any],
+) -> None:
+    levels = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5))])
+    description = level_topic(levels, final_window=FinalWindow.TRACKER, window_partitions=2)
+    topic = description.targets[0]
+    dispatcher = releasing(description)
+    producer = dl_client().create_producer(topic, enable_delay_level_topic=True)
+    now = SystemClock().now_ms()
+    # What comes out soon stands between what does not: the front cannot follow.
+    due = {
+        str(n): now + (800, HOUR // 2, 3 * HOUR, 4 * HOUR)[n % 4] + (n % 4 and n)
+        for n in range(120)
+    }
+    for number, due_ms in due.items():
+        producer.send_async(
+            b"", lambda *_: None, deliver_at=due_ms, partition_key=number, properties={"n": number}
+        )
+    producer.flush()
+    pending = {number: at for number, at in due.items() if int(number) % 4}
+    eventually(lambda: len(stored(topic)) == 30, "what is due to come out")
+    look = Inspector(client, admin, topic)
+    eventually(lambda: len(list(look.rows())) == len(pending), "the log to say so")
+
+    before = fronts(admin, description)
+    rows = list(look.rows())
+    assert {row.properties["n"]: row.due_ms for row in rows} == pending
+    in_window = [row for row in rows if row.role == "window"]
+    assert len(in_window) == 30
+    for exact in (False, True):
+        found = look.horizon(exact=exact)
+        assert found.exact
+        assert not found.window_by_clock
+        assert found.within[0].messages == 0
+        assert found.within[2].parts["window"] == 30
+        assert found.messages == len(pending)
+    assert look.find(in_window[3].id) == [in_window[3]]
+    assert look.find(f"{in_window[3].topic.removeprefix('persistent://')}:1:2:3") == []
+    assert look.average("size", Selection(where="role = 'window'")).messages == 30
+    assert {row.properties["n"] for row in look.rows(Selection(key="4"))} == set()
+    assert fronts(admin, description) == before, "moved, locked or left behind"
+
+    # The dispatcher was not held up, and what it releases now is gone at once.
+    producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
+    eventually(lambda: len(stored(topic)) == 31, "one more")
+    dispatcher.stop()
+    assert {row.properties["n"] for row in look.rows()} == set(pending)
+    # Nobody releases any more: what is overdue is said to be so.
+    producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
+    eventually(lambda: look.horizon().within[0].messages == 1, "the overdue message")
+    assert look.horizon().messages == len(pending) + 1
 
 
 @pytest.mark.spark

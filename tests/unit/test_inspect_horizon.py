@@ -298,6 +298,7 @@ def test_stable_keys() -> None:
         "exact_parts",
         "looked_at",
         "damaged",
+        "window_by_clock",
         "last_due_ms",
         "targets",
         "within",

@@ -408,17 +408,17 @@ def test_the_columns_are_pinned() -> None:
     ]
 
 
-def test_what_the_release_log_has_is_not_pending() -> None:
+def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
     from delaylevel.releaselog import Done, Intent, encode, pack
 
-    with filled(60, final_window="tracker") as (memory, sent):
+    with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
         waiting = [row for row in look.rows() if row.role == "window"]
         gone = [row for row in waiting if row.partition == waiting[0].partition][::2]
         positions = np.array([pack(row.ledger, row.entry << 10 | row.batch) for row in gone])
         size = len(gone)
-        nothing = np.zeros(0, dtype=np.int64)
+        assert size > 5
         intent = Intent(
             0, positions, ("a",), np.zeros(size, dtype=np.uint16), np.arange(size, dtype=np.int64)
         )
@@ -426,10 +426,84 @@ def test_what_the_release_log_has_is_not_pending() -> None:
         producer = memory.client().create_producer(log)
         producer.send(encode(intent))
         assert len(list(look.rows())) == len(sent), "an intent releases nothing"
-        producer.send(encode(Done(0, nothing)))
+        producer.send(encode(Done(0, np.zeros(0, dtype=np.int64))))
         left = [row.id for row in look.rows()]
         assert len(left) == len(sent) - size
         assert not {row.id for row in gone} & set(left)
+        for exact in (False, True):
+            found = look.horizon(exact=exact)
+            assert (found.messages, found.exact) == (len(left), True)
+        # A log that is too long for an estimate: the clock decides, and that is said.
+        monkeypatch.setattr("delaylevel.inspection.inspector._LOG_BYTES", 10)
+        supposed = look.horizon()
+        assert supposed.window_by_clock
+        assert "window" not in supposed.exact_parts
+        assert supposed.messages == len(sent)
         assert look.horizon(exact=True).messages == len(left)
-        # The estimate does not read the log.
-        assert look.horizon().messages == len(sent)
+
+
+def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() -> None:
+    pytest.importorskip("pyroaring")
+    with filled(30, final_window="tracker") as (memory, sent):
+        memory.clock.advance(timedelta(hours=3))  # nobody moves or releases anything
+        late = [one for one in sent if one.due_ms <= memory.clock.now_ms()]
+        assert late
+        for exact in (False, True):
+            found = inspector(memory).horizon(exact=exact)
+            assert found.within[0].messages == len(late)
+            assert found.messages == len(sent)
+
+
+def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> None:
+    np = pytest.importorskip("numpy")
+    from delaylevel.inspection.released import released_by_log
+    from delaylevel.releaselog import Done, Intent, ReleaseState, encode, pack
+
+    with MemoryPulsar() as memory:
+        client, log = memory.client(), TopicName.parse("log")
+        client.subscribe("log", SUBSCRIPTION)
+        producer = client.create_producer("log")
+        assert released_by_log(client, memory.admin, log)([(1, 0, -1)]) == [False]
+
+        def release(state: ReleaseState, number: int, entries: range) -> None:
+            positions = np.array([pack(1, entry << 10) for entry in entries])
+            kinds, ids = np.zeros(len(entries), dtype=np.uint16), np.array(entries)
+            for record in (
+                Intent(number, positions, ("a",), kinds, ids),
+                Done(number, np.zeros(0, dtype=np.int64)),
+            ):
+                state.apply(record)
+                producer.send(encode(record))
+
+        state = ReleaseState()
+        release(state, 0, range(0, 1000, 2))
+        for chunk in state.snapshot():
+            producer.send(chunk)
+        release(state, 1, range(1, 10, 2))
+        asked = [(1, entry, -1) for entry in range(1002)]
+        found = released_by_log(client, memory.admin, log)(asked)
+        assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
+
+
+def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyroaring")
+    from delaylevel.inspection import released
+
+    with MemoryPulsar() as memory:
+        client, log = memory.client(), TopicName.parse("log")
+        consumer = client.subscribe("log", SUBSCRIPTION)
+        client.create_producer("log").send(b"any")
+        starts: list[Any] = []
+
+        def read(client: Any, topic: str, start: Any, end: Any) -> Iterator[Any]:
+            starts.append(start)
+            if len(starts) == 1:
+                consumer.acknowledge(consumer.receive(1000))
+            yield from ()
+
+        monkeypatch.setattr(released, "messages_in_range", read)
+        released.released_by_log(client, memory.admin, log)
+        assert len(starts) == 2
+        assert starts[0] < starts[1]

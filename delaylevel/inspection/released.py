@@ -1,0 +1,107 @@
+"""What the release log of a window partition says is released, without the ids it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from delaylevel.dedup import Deduplicator
+from delaylevel.description import SUBSCRIPTION
+from delaylevel.errors import NotFoundError
+from delaylevel.ports import TopicAdmin
+from delaylevel.positions import EARLIEST, Position
+from delaylevel.reading import messages_in_range
+from delaylevel.releaselog import ReleaseState, pack
+from delaylevel.topicname import TopicName
+
+Released = Callable[[Sequence[tuple[int, int, int]]], list[bool]]
+_TRIES = 4
+
+
+class LongLogError(Exception):
+    """The log is longer than the caller wants to read."""
+
+
+class _Forgetful(Deduplicator):
+    """Remembers no id: there may be a hundred million of them, and inspection asks for none."""
+
+    def save(self, id: int, key: str) -> None:  # noqa: A002 - the name that callers know
+        pass
+
+    def save_all(self, ids: Any, key: str) -> None:
+        pass
+
+    def restore(self, data: bytes, key: str) -> None:
+        pass
+
+
+class _Positions(ReleaseState):
+    """The same state, positions only."""
+
+    def __init__(self, capacity: int = 2) -> None:
+        super().__init__(2)
+        self.memory = _Forgetful(2)
+
+
+def released_by_log(
+    client: Any, admin: TopicAdmin, log: TopicName, most_bytes: int | None = None
+) -> Released:
+    """Read a release log, and return what says which positions are released by it.
+
+    Args:
+        client: a ``pulsar.Client``.
+        admin: the cluster.
+        log: the partition of the log topic.
+        most_bytes: give up where there is more to read; None for no limit.
+
+    Returns:
+        For places (ledger, entry, batch index; -1 where it was not batched) whether each is
+        released. Nothing is, where there is no log.
+
+    Raises:
+        LongLogError: there are more bytes.
+        DamagedLogError: a record is not as it was written.
+    """
+    state: ReleaseState = _Positions()
+    for _ in range(_TRIES):
+        # The front before the end: a dispatcher that lets go of old records writes a snapshot
+        # first, and what is between a newer front and an older end would be no whole state.
+        start = _front(admin, log)
+        try:
+            last = admin.last_message_id(log)
+        except NotFoundError:
+            last = None
+        if last is None:
+            break
+        with closing(messages_in_range(client, log.full, start, last.next_entry)) as found:
+            state = _Positions.read(_limited((message.data() for message, *_ in found), most_bytes))
+        if _front(admin, log) == start:
+            break
+        # What was read may have been deleted meanwhile: again, from the newer snapshot.
+
+    def released(places: Sequence[tuple[int, int, int]]) -> list[bool]:
+        columns = np.array(places, dtype=np.int64).reshape(-1, 3)
+        entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
+        found: list[bool] = state.is_released(pack(columns[:, 0], entry_ids)).tolist()
+        return found
+
+    return released
+
+
+def _front(admin: TopicAdmin, log: TopicName) -> Position:
+    try:
+        return admin.mark_delete_position(log, SUBSCRIPTION).next_entry
+    except NotFoundError:
+        return EARLIEST
+
+
+def _limited(records: Iterable[bytes], most_bytes: int | None) -> Iterator[bytes]:
+    size = 0
+    for record in records:
+        size += len(record)
+        if most_bytes is not None and size > most_bytes:
+            raise LongLogError
+        yield record
