@@ -31,6 +31,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[Patient], Outcome]], ...] = (
     ("targets", topic_checks.targets),
     ("target subscriptions", topic_checks.target_subscriptions),
     ("delayed delivery", topic_checks.delayed_delivery),
+    ("dispatch thread", topic_checks.dispatch_thread),
     ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
     ("mover", running_checks.mover),

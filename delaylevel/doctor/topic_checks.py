@@ -5,7 +5,7 @@ from __future__ import annotations
 from delaylevel import _topics_safety as safety
 from delaylevel.clock import format_duration
 from delaylevel.delivery import Delivery
-from delaylevel.description import FinalWindow, Role
+from delaylevel.description import FinalWindow, Mover, Role
 from delaylevel.doctor.finding import Outcome, Problem
 from delaylevel.doctor.patient import Patient
 from delaylevel.draining import early_subscriptions
@@ -213,6 +213,29 @@ def delayed_delivery(patient: Patient) -> Outcome:
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
     return Outcome.of(*problems, note=note)
+
+
+def dispatch_thread(patient: Patient) -> Outcome:
+    """Where a Function reads, the broker delivers no delayed message twice of its own accord.
+
+    Its levels are full of delayed messages on a Shared subscription. An instance leaves out what
+    it has had itself; what two instances get once each is written twice.
+    """
+    if patient.description.mover is not Mover.FUNCTION:
+        return Outcome.of(note="the Spark job has no Shared subscription")
+    configuration = patient.cluster.configuration
+    if configuration is None:
+        return Outcome.skip("only superusers may read the broker's settings")
+    if configuration.get(_IN_SUBSCRIPTION_THREAD) != "true":
+        return Outcome.of(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
+    return Outcome.of(
+        Problem(
+            "the broker delivers some delayed messages twice, each with the same message id "
+            f"({_IN_SUBSCRIPTION_THREAD}=true)",
+            f"`pulsar-admin brokers update-dynamic-config --config {_IN_SUBSCRIPTION_THREAD} "
+            "--value false`, and the same in broker.conf; it is dynamic",
+        )
+    )
 
 
 def deduplication(patient: Patient) -> Outcome:

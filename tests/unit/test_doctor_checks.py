@@ -12,7 +12,7 @@ import pytest
 
 from delaylevel.config import Connection
 from delaylevel.delivery import Delivery
-from delaylevel.description import FinalWindow, LevelTopicDescription, Role
+from delaylevel.description import FinalWindow, LevelTopicDescription, Mover, Role
 from delaylevel.doctor import cluster_checks, running_checks, topic_checks
 from delaylevel.doctor.examination import _guarded
 from delaylevel.doctor.finding import Finding, Outcome, Problem, State
@@ -222,6 +222,23 @@ def test_a_strict_broker_is_late_and_not_early() -> None:
     )
     on.__dict__["targets"] = {target: {}}
     assert topic_checks.delayed_delivery(on).problems == ()
+
+
+def test_a_broker_that_delivers_twice_matters_to_a_function() -> None:
+    name = "dispatcherDispatchMessagesInSubscriptionThread"
+    function = replace(TRACKER, mover=Mover.FUNCTION)
+
+    def look(description: LevelTopicDescription, value: str) -> Outcome:
+        looked = patient(description, runtime_configuration={name: value})
+        return topic_checks.dispatch_thread(looked)
+
+    assert look(function, "false").problems == ()
+    assert look(TRACKER, "true").problems == ()
+    (problem,) = look(function, "true").problems
+    assert f"{name}=true" in problem.says
+    assert f"--config {name} --value false" in problem.remedy
+    denied = PermissionDeniedError("no", status=403, reason="superusers only")
+    assert topic_checks.dispatch_thread(patient(function, runtime_configuration=denied)).skipped
 
 
 def test_without_superuser_rights_checks_are_left_out_and_do_not_fail() -> None:
