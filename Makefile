@@ -12,7 +12,7 @@ export PYSPARK_PYTHON = $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel-check pytest broker broker-stop fetch bench install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel-check pytest reference broker broker-stop fetch bench install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -48,6 +48,9 @@ pytest: fetch ## All tests; PYTEST_ARGS="-k name" for some
 
 test-all: lint typecheck wheel-check fetch ## The same with the tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
+
+reference: $(STAMP) ## Write docs/cli.md and docs/api.md anew
+	$(BIN)/python tools/make_reference.py
 
 broker: fetch ## Start a broker of your own (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start

@@ -1,0 +1,64 @@
+"""The reference is what commands and docstrings say now, and all that is public has words."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def _tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "make_reference", ROOT / "tools/make_reference.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = _tool()
+PUBLIC = [(module, item) for module in TOOL.MODULES for item in TOOL.public(module)]
+
+
+@pytest.mark.parametrize("name", list(TOOL.PAGES))
+def test_a_page_is_current(name: str) -> None:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == TOOL.PAGES[name](), f"docs/{name} is not current: run `make reference`"
+
+
+def test_every_module_has_names() -> None:
+    assert {module for module, _ in PUBLIC} == set(TOOL.MODULES)
+    front = {item.name for module, item in PUBLIC if module == "delaylevel"}
+    assert {"DelayLevelClient", "wrap", "PartitionStrategy", "TimeBucketTracker"} <= front
+
+
+@pytest.mark.parametrize(
+    ("module", "item"), PUBLIC, ids=[f"{module}.{item.name}" for module, item in PUBLIC]
+)
+def test_what_is_public_has_a_docstring(module: str, item: Any) -> None:
+    node = item.node
+    assert ast.get_docstring(node), f"{item.module}.{item.name}"
+    for each in ast.iter_child_nodes(node) if isinstance(node, ast.ClassDef) else ():
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and TOOL._shown(each):
+            assert ast.get_docstring(each), f"{item.module}.{item.name}.{each.name}"
+
+
+def test_a_page_that_is_not_current_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TOOL, "DOCS", tmp_path)
+    assert TOOL.main(["--check"]) == 1
+    assert TOOL.main([]) == 0
+    assert TOOL.main(["--check"]) == 0
+    (tmp_path / "cli.md").write_text("something else", encoding="utf-8")
+    assert TOOL.main(["--check"]) == 1
