@@ -22,6 +22,10 @@ BATCHES_AHEAD = 4
 _GATHER_S = 0.02
 _IDLE_MS = 200
 
+#: Held by whoever works on a batch of what was stored before its owner came. Every call of the
+#: client gives up the interpreter's lock: threads that work at once hand it over for each message.
+TURN = threading.Lock()
+
 
 class CaughtUp:
     """Said once: all that was stored when the reading began has been read."""
@@ -108,24 +112,30 @@ class Intake(threading.Thread):
 
     def _gather(self, reader: Any) -> None:
         """Read what is there now, up to one batch, and give it on."""
-        read_next = reader._reader.read_next
+        try:
+            message = reader._reader.read_next(_IDLE_MS)
+        except pulsar.Timeout:
+            self._say_entry_end()
+            self._look_behind(reader, -1, -1)
+            return
+        if self._end is None:
+            arrivals = self._fill(reader._reader.read_next, message)
+        else:
+            with TURN:
+                arrivals = self._fill(reader._reader.read_next, message)
+        self._ahead.acquire()
+        self._put(arrivals)
+        self._look_behind(reader, arrivals.ledger_ids[-1], arrivals.entry_ids[-1])
+
+    def _fill(self, read_next: Callable[[int], Any], message: Any) -> Arrivals:
+        """Return a message and those that follow it at once."""
         record = self._record
         ledgers: list[int] = []
         entries: list[int] = []
         dues: list[int] = []
         records: list[tuple[Any, ...]] = []
-        wait_ms = _IDLE_MS
-        until = 0.0
-        while len(records) < BATCH_MESSAGES:
-            try:
-                message = read_next(wait_ms)
-            except pulsar.Timeout:
-                if not records:
-                    self._say_entry_end()
-                break
-            if not records:
-                until = time.monotonic() + _GATHER_S
-                wait_ms = 1
+        until = time.monotonic() + _GATHER_S
+        while True:
             message_id = message.message_id()
             ledger, entry = message_id.ledger_id(), message_id.entry_id()
             batch = message_id.batch_index()
@@ -145,13 +155,14 @@ class Intake(threading.Thread):
             entries.append(entry << 10 | (batch if batch > 0 else 0))
             dues.append(found.due_ms)
             records.append(tuple(found))
-            if time.monotonic() > until:
+            if len(records) == BATCH_MESSAGES or time.monotonic() > until:
                 break
-        if records:
-            self._last = message_id
-            self._ahead.acquire()
-            self._put(Arrivals(ledgers, entries, dues, records))
-        self._look_behind(reader, ledgers[-1] if ledgers else -1, entries[-1] if entries else -1)
+            try:
+                message = read_next(1)
+            except pulsar.Timeout:
+                break
+        self._last = message_id
+        return Arrivals(ledgers, entries, dues, records)
 
     def _say_entry_end(self) -> None:
         """Nothing follows now: an entry that is wholly read can be acknowledged as a whole."""

@@ -34,7 +34,7 @@ from delaylevel.window import Arrivals, Batch, Window
 
 from .arrival import WindowMessage, recorder
 from .figures import SharedFigures
-from .intake import CaughtUp, EntryEnd, Intake
+from .intake import TURN, CaughtUp, EntryEnd, Intake
 from .lanes import Lane, Lanes, OwnTopic, Slice, certain, lane_name
 from .log import LostOwnershipError, ReleaseLog
 
@@ -296,7 +296,11 @@ class Pump(threading.Thread):
 
     def _offer(self, intake: Intake, arrivals: Arrivals) -> None:
         try:
-            offered = self._window.offer(arrivals)
+            if self._caught_up:
+                offered = self._window.offer(arrivals)
+            else:
+                with TURN:
+                    offered = self._window.offer(arrivals)
         except IntakeStoppedError as error:
             if self._refused_offer is None:
                 log.error("%s", error)
