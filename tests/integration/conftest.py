@@ -341,11 +341,10 @@ def cli_process(
         with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
             process: Any = subprocess.Popen(
                 [sys.executable, "-m", "delaylevel", *arguments],
-                env=environment,
                 stdout=output,
                 stderr=errors,
                 text=True,
-                **options,
+                **{"env": environment, **options},
             )
         process.log = log
         started.append(process)

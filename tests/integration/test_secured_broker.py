@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -10,7 +12,9 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +22,19 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel import levelstatus, topics
 from delaylevel._broker_process import free_ports
 from delaylevel.admin import Admin
 from delaylevel.broker import EmbeddedBroker
 from delaylevel.client import DelayLevelClient
 from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError, PrerequisiteError
 from delaylevel.inspection import Inspector
+from delaylevel.mover import LocalMover
+from delaylevel.strategy import Levels, PartitionStrategy
 from delaylevel.topicname import TopicName
 
 TOPIC = "persistent://public/default/secured"
@@ -57,6 +66,7 @@ class Secured:
         (folder / "secret.key").write_bytes(secret)
         self.token = jwt(secret, "admin")
         self.reader_token = jwt(secret, "reader")
+        self.token_of = functools.partial(jwt, secret)
         self.foreign_token = jwt(secrets.token_bytes(32), "admin")
         service_port, web_port = free_ports(2)
         self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
@@ -225,3 +235,183 @@ def test_inspection_needs_no_more_than_consume(secured: Secured) -> None:
     with Inspector.connect(reader, "looked-at", client_options={"logger": quiet}) as look:
         assert look.horizon().messages == 2
         assert [row.size for row in look.rows()] == [12, 11]
+
+
+# -- least privileges
+
+UNIT = timedelta(milliseconds=500)
+BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
+
+
+@dataclass(frozen=True)
+class Roles:
+    """One level topic, and a token for each of those who work on it."""
+
+    secured: Secured
+    description: LevelTopicDescription
+
+    def load(self, role: str) -> Connection:
+        return self.secured.load(token=self.secured.token_of(role), operation_timeout_seconds=5)
+
+    def client(self, role: str) -> DelayLevelClient:
+        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        return DelayLevelClient.from_connection(self.load(role), logger=quiet)
+
+    def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
+        """Grant actions on topics of the family, by what they are for; None for the target."""
+        owner = Admin.from_connection(self.secured.load(token=self.secured.token))
+        with owner:
+            for member in self.description.members():
+                if member.role in roles:
+                    self._grant(owner, member.topic, role, roles[member.role])
+            if None in roles:
+                self._grant(owner, TopicName.parse(self.description.targets[0]), role, roles[None])
+
+    @staticmethod
+    def _grant(owner: Admin, topic: TopicName, role: str, actions: str) -> None:
+        owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(","))
+
+
+@pytest.fixture
+def roles(secured: Secured) -> Roles:
+    """A level topic whose roles may do what docs/security.md says, and nothing else."""
+    target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
+    description = LevelTopicDescription(f"{target}-delay-level", BRIEF, (target,))
+    owner = secured.load(token=secured.token)
+    with Admin.from_connection(owner) as admin:
+        admin.create_partitioned(TopicName.parse(target), 1)
+        made = Roles(secured, topics.create(admin, description))
+    made.grant("sender", PRIVILEGES["sender"])
+    made.grant("mover", PRIVILEGES["mover"])
+    made.grant("dispatcher", PRIVILEGES["dispatcher"])
+    made.grant("application", PRIVILEGES["application"])
+    return made
+
+
+PRIVILEGES: dict[str, dict[Role | None, str]] = {
+    "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
+    "mover": {
+        Role.LEVEL: "consume,produce",
+        Role.HELD: "consume,produce",
+        Role.DEAD_LETTER: "produce",
+        Role.WINDOW: "produce",
+    },
+    "dispatcher": {
+        Role.WINDOW: "consume",
+        Role.LOG: "consume,produce",
+        Role.HELD: "produce",
+        Role.DEAD_LETTER: "produce",
+        Role.LEVEL: "produce",
+        None: "produce",
+    },
+    "application": {None: "consume"},
+}
+
+
+def test_each_role_needs_its_own_topics_only(
+    roles: Roles, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    description, target = roles.description, roles.description.targets[0]
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in PRIVILEGES}
+        for client in clients.values():
+            stack.callback(client.close)
+        admins = {
+            role: stack.enter_context(Admin.from_connection(roles.load(role)))
+            for role in ("mover", "dispatcher")
+        }
+        consumer = clients["application"].subscribe(target, "app")
+        settings = DispatchSettings(directory=tmp_path / "spill")
+        dispatcher = Dispatcher(
+            clients["dispatcher"], admins["dispatcher"], [description.topic], settings
+        )
+        thread = threading.Thread(target=dispatcher.run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(dispatcher.stop)
+        mover = LocalMover(clients["mover"], admins["mover"], description)
+        stack.callback(mover.close)
+        producer = clients["sender"].create_producer(target, enable_delay_level_topic=True)
+        # Nobody can say where this one is to go: it becomes a dead letter.
+        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        producer.send(b"now")
+        producer.send(b"window", deliver_after=UNIT / 2)
+        producer.send(b"levels", deliver_after=3 * UNIT)
+        got = set()
+
+        def arrived() -> bool:
+            mover.run_once()
+            with contextlib.suppress(pulsar.Timeout):
+                message = consumer.receive(timeout_millis=100)
+                consumer.acknowledge(message)
+                got.add(message.data())
+            return got == {b"now", b"window", b"levels"}
+
+        eventually(arrived, "all three messages", seconds=60)
+        with Admin.from_connection(roles.secured.load(token=roles.secured.token)) as owner:
+            look = functools.partial(levelstatus.status, owner, description, 0)
+            eventually(lambda: look().dead_letter_entries == 1, "the dead letter", seconds=60)
+            assert look().held_entries == 0
+        assert producer.sent() == {"500ms": 1, "window": 1, "straight": 1}
+
+
+def test_nobody_may_do_what_is_not_theirs(roles: Roles) -> None:
+    """The grants above are really looked at: what they leave out is refused."""
+    description, target = roles.description, roles.description.targets[0]
+    level = description.name.partition(0).full
+    window = description.window_topic.partition(0).full
+    for role, topic in (("mover", target), ("application", level), ("application", window)):
+        with (
+            contextlib.closing(roles.client(role)) as client,
+            pytest.raises(pulsar.PulsarException),
+        ):
+            client.create_producer(topic)
+    for role, topic in (("sender", level), ("application", level), ("dispatcher", level)):
+        with (
+            contextlib.closing(roles.client(role)) as client,
+            pytest.raises(pulsar.PulsarException),
+        ):
+            client.subscribe(topic, "spy")
+    for role in PRIVILEGES:
+        with Admin.from_connection(roles.load(role)) as admin:
+            with pytest.raises(PermissionDeniedError) as refused:
+                admin.delete(description.name)
+            assert roles.secured.token_of(role) not in str(refused.value)
+    application = Admin.from_connection(roles.load("application"))
+    with application, pytest.raises(PermissionDeniedError):
+        topics.find(application, description.topic)
+
+
+def test_a_programs_token_is_in_none_of_its_words(
+    roles: Roles, cli_process: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    """Neither in process lists, nor in logs at their most talkative, nor in errors."""
+    secured, topic = roles.secured, roles.description.topic
+    where = ["-vv", "--service-url", secured.service_url, "--admin-url", secured.admin_url]
+    where += ["--tls-trust-certs-file", str(secured.certificate)]
+    for token, well in ((secured.token, True), (secured.foreign_token, False)):
+        environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
+        started = [
+            cli_process(*where, *words, env=environment)
+            for words in (
+                ("levels", "describe", topic),
+                ("doctor", topic),
+                ("dispatch", "run", topic),
+                ("send", roles.description.targets[0], "x", "--after", "1s"),
+            )
+        ]
+        last = started[2]
+        commands = [Path(f"/proc/{each.pid}/cmdline").read_text() for each in started]
+        if well:
+            with Admin.from_connection(secured.load(token=token)) as owner:
+                look = functools.partial(levelstatus.status, owner, roles.description, 0)
+                eventually(lambda look=look: look().dispatchers, "the dispatcher", seconds=60)
+            last.terminate()
+        # What the doctor says is not the matter here: nobody moves.
+        codes = [each.wait(60) for each in started]
+        assert [codes[0], codes[2], codes[3]] == ([0, 0, 0] if well else [1, 1, 1])
+        said = [each.log.read_text() + each.log.with_suffix(".out").read_text() for each in started]
+        assert all(said)
+        for text in (*commands, *said):
+            assert token not in text
+            assert token.rpartition(".")[2] not in text
