@@ -1,7 +1,8 @@
 """Every Python example in README.md and docs/ runs, unless it says that it cannot.
 
 A block that starts with ```` ```python no-run ```` needs something that a test does not have; it
-is compiled only.
+is compiled only. So is one that starts with ```` ```python with-broker ````: the page has a test of
+its own, which runs it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def _examples() -> list[object]:
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             name = f"{page.relative_to(ROOT)}:{line}"
-            found.append(pytest.param(match["code"], "no-run" in match["options"], name, id=name))
+            only_compile = match["options"].strip() in ("no-run", "with-broker")
+            found.append(pytest.param(match["code"], only_compile, name, id=name))
     return found
 
 
