@@ -41,6 +41,11 @@ Tell = Callable[[int], None]
 # An estimate reads no more of each partition's release log. Dispatchers keep it shorter, unless
 # they have very many ids to remember.
 _LOG_BYTES = 24 << 20
+# The first rows of so many messages are looked for where the estimate has them, and of all else
+# only where that was wrong.
+_MANY = 50_000
+_MARGIN = 500
+_NEARLY_MS = 1000
 
 
 class Questions(Protocol):
@@ -164,14 +169,7 @@ class Inspector:
             expect: called once, before, with an estimate of how many that will be.
         """
         now_ms = self._clock.now_ms()
-        view = self._view(now_ms, _LOG_BYTES)
-        ranges = self._ranges(now_ms, view)
-        sampled = sample(self._client, self._admin, ranges, view, self.target)
-        parts: dict[Part, Pieces] = {part: Pieces() for part in self.parts()}
-        targets: Counter[str] = Counter()
-        for one in sampled:
-            _gather(parts[self.part_of(one.item.source)], one.pieces)
-            targets.update(one.targets)
+        parts, targets, by_clock = self._sampled(now_ms)
         estimate = build(
             self.description.topic,
             now_ms,
@@ -180,15 +178,25 @@ class Inspector:
             targets=targets,
             damaged=sum(pieces.damaged for pieces in parts.values()),
             looked_at=sum(pieces.looked_at for pieces in parts.values()),
-            window_by_clock=any(
-                not view.known(item.source) for item in ranges if item.source.role is Role.WINDOW
-            ),
+            window_by_clock=by_clock,
         )
         if not exact:
             return estimate
         if expect is not None:
             expect(estimate.messages)
         return self._counted(now_ms, estimate.last_due_ms, tell)
+
+    def _sampled(self, now_ms: int) -> tuple[dict[Part, Pieces], Counter[str], bool]:
+        """Return the spread of each part, messages by target, and whether the clock was asked."""
+        view = self._view(now_ms, _LOG_BYTES)
+        ranges = self._ranges(now_ms, view)
+        parts: dict[Part, Pieces] = {part: Pieces() for part in self.parts()}
+        targets: Counter[str] = Counter()
+        for one in sample(self._client, self._admin, ranges, view, self.target):
+            _gather(parts[self.part_of(one.item.source)], one.pieces)
+            targets.update(one.targets)
+        windows = (item.source for item in ranges if item.source.role is Role.WINDOW)
+        return parts, targets, any(not view.known(source) for source in windows)
 
     # --- what ------------------------------------------------------------------------------
 
@@ -343,8 +351,39 @@ class Inspector:
     ) -> Iterator[pa.RecordBatch]:
         from .rows import ORDER
 
-        rows = self._asked(selection, {*columns, *ORDER}, engine, tell)
-        yield from rows.ordered(columns, limit)
+        chosen, names = selection or Selection(), {*columns, *ORDER}
+        if limit and engine == "direct" and chosen == Selection(chosen.due):
+            soon = self._soon(chosen.due, limit)
+            if soon is not None:
+                asked = self._asked(Selection(soon), names, engine, tell)
+                first = list(asked.ordered(columns, limit))
+                if sum(map(len, first)) == limit:
+                    yield from first
+                    return
+        yield from self._asked(chosen, names, engine, tell).ordered(columns, limit)
+
+    def _soon(self, due: Window, limit: int) -> Window | None:
+        """Return a shorter window that has at least so many messages by the estimate.
+
+        None where little is pending, so that all of it is read as well.
+        """
+        now_ms = self._clock.now_ms()
+        parts = list(self._sampled(now_ms)[0].values())
+        last = max((p.last_due_ms for p in parts if p.last_due_ms is not None), default=None)
+        if last is None or sum(part.total for part in parts) < _MANY:
+            return None
+        first = due.from_ms if due.from_ms is not None else 0
+        wanted = sum(part.before(first) for part in parts) + limit * 1.5 + _MARGIN
+        low, high = first, last if due.before_ms is None else min(last, due.before_ms)
+        if sum(part.before(high) for part in parts) < wanted:
+            return None
+        while high - low > _NEARLY_MS:
+            middle = (low + high) // 2
+            if sum(part.before(middle) for part in parts) < wanted:
+                low = middle
+            else:
+                high = middle
+        return Window(due.from_ms, high)
 
     def _asked(
         self, selection: Selection | None, columns: set[str], engine: str, tell: Tell | None

@@ -507,3 +507,24 @@ def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
         released.released_by_log(client, memory.admin, log)
         assert len(starts) == 2
         assert starts[0] < starts[1]
+
+
+def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.inspection.inspector._MANY", 100)
+    monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", 5)
+    with filled(400) as (memory, sent):
+        look = Inspector(
+            memory.client(), memory.admin, "orders", clock=memory.clock, slack_ms=60_000
+        )
+        every = [row.id for row in look.rows()]
+        assert len(every) == len(sent)
+        read: list[int] = []
+        first = [row.id for row in look.rows(limit=10, tell=read.append)]
+        assert first == every[:10]
+        assert 10 <= sum(read) < len(sent)
+        later = Selection(Window(sorted(one.due_ms for one in sent)[200], None))
+        assert [row.id for row in look.rows(later, limit=10)] == every[200:210]
+        assert [row.id for row in look.rows(limit=1000)] == every
+        # An estimate that promises too much costs another read, and no row.
+        monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", -20)
+        assert [row.id for row in look.rows(limit=10)] == every[:10]
