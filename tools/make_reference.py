@@ -86,7 +86,9 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     options = [
         record
         for parameter in command.params
-        if (record := parameter.get_help_record(context)) and "--help" not in record[0]
+        if isinstance(parameter, click.Option)  # newer versions of click list arguments, too
+        and (record := parameter.get_help_record(context))
+        and "--help" not in record[0]
     ]
     if options:
         yield from ("| option | what |", "|---|---|")
