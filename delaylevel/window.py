@@ -3,98 +3,25 @@
 from __future__ import annotations
 
 import heapq
-import marshal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap64
 
-from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
-from ._timebucket_front import Front
-from ._window_ids import contained, distinct, save_ids, to_array, unseen_ids
-from ._window_records import ENTRY_BITS
+from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Rows
+from ._window_ids import contained, save_ids, to_array, unseen_ids
+from ._window_messages import Arrivals, Batch, MessageRecord, Offered, id_columns
+from ._window_waiting import Waiting
 from .clock import Clock
 from .dedup import Deduplicator
-from .errors import DelayLevelError, InvalidInputError
+from .errors import InvalidInputError
 from .releaselog import Done, Intent, Mark, ReleaseState, Settled, pack, unpack
 from .segments import PendingSegments
 from .timebucket import TimeBucketTracker
 
 __all__ = ["Arrivals", "Batch", "MessageRecord", "Offered", "Window"]
-
-#: Values that ``marshal`` takes; the first two are (id_key, id).
-MessageRecord: TypeAlias = "tuple[Any, ...]"
-
-#: The format without references between values: faster for records that share none.
-_MARSHAL = 2
-#: What a row costs beside the segments, about: the tracker, the set of open positions, the ids.
-_ROW_BYTES = 20
-
-
-@dataclass(slots=True)
-class Arrivals:
-    """Messages of a window topic as columns of one length.
-
-    Attributes:
-        ledger_ids: of their positions.
-        entry_ids: entry << 10 | batch index, 0 where it was not batched.
-        due_ms: exact due times.
-        records: tuples, named ones too, of values that ``marshal`` takes; the first two are
-            (id_key, id), the key ``""`` for what has no copies. They come out as plain tuples.
-        attribute: a number for each, for the questions about what is pending; the size of the
-            stored record where None.
-    """
-
-    ledger_ids: list[int] = field(default_factory=list)
-    entry_ids: list[int] = field(default_factory=list)
-    due_ms: list[int] = field(default_factory=list)
-    records: list[MessageRecord] = field(default_factory=list)
-    attribute: Sequence[float] | None = None
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.records)
-
-
-class Offered(NamedTuple):
-    """What became of arrivals; the rest of them were pending already.
-
-    Attributes:
-        tracked: will come out.
-        duplicates: copies of what was released, or is pending under another position.
-        released: were released already.
-    """
-
-    tracked: int
-    duplicates: int
-    released: int
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What is due, in the order (due, position).
-
-    Attributes:
-        number: of the batch, for ``confirm`` and ``give_back``.
-        due_ms, ledger_ids, entry_ids: shape (n,).
-        positions: packed, shape (n,).
-        records: n of them.
-    """
-
-    number: int
-    due_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    positions: Int64s
-    records: list[MessageRecord]
-
-    def __len__(self) -> int:
-        """Return how many messages it holds."""
-        return len(self.records)
 
 
 class Window:
@@ -135,17 +62,7 @@ class Window:
             InvalidInputError: tracker or segments are not exact, or not empty.
         """
         self.state = state
-        self._segments = segments
-        self._clock = clock
-        self._lowest_due: int | None = None
-        if tracker is None:
-            tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
-        self._tracker = tracker
-        if self._tracker.precision_ms != 1 or segments._mask != -1:
-            raise InvalidInputError("tracker and segments must have precision_ms=1")
-        if len(self._tracker) or len(segments):
-            raise InvalidInputError("tracker and segments must be empty")
-        self._late = Front()  # what a tracker with a clock of its own has refused
+        self._waiting = Waiting(segments, tracker, clock)
         self._met = Deduplicator(memory_capacity or state.memory.capacity)
         self._open = BitMap64()  # pending or in flight
         self._floor = state.mark
@@ -159,7 +76,7 @@ class Window:
 
     def __len__(self) -> int:
         """Return how many messages are pending: offered, and not in flight."""
-        return len(self._segments) + len(self._returned)
+        return len(self._waiting) + len(self._returned)
 
     @property
     def in_flight(self) -> int:
@@ -169,9 +86,8 @@ class Window:
     @property
     def memory_bytes(self) -> int:
         """About what is held in memory; what is in flight is left out."""
-        rows = len(self._tracker) + self._late.rows
         ids = len(self._met) + len(self.state.memory)
-        return self._segments.memory_bytes + _ROW_BYTES * rows + 8 * ids
+        return self._waiting.memory_bytes + 8 * ids
 
     def offer(self, arrivals: Arrivals) -> Offered:
         """Take in messages that were read from the window topic.
@@ -201,7 +117,7 @@ class Window:
         positions = pack(rows[LEDGER], rows[ENTRY])
         released = self.state.is_released(positions) | (positions < self._floor)
         fresh = self._without_known(positions, ~released)
-        keys, key_index, ids = _id_columns(arrivals.records, fresh)
+        keys, key_index, ids = id_columns(arrivals.records, fresh)
         unseen = unseen_ids((self.state.memory, self._met), keys, key_index, ids)
         taken = fresh[unseen]
         self._take(arrivals, rows, positions, taken)
@@ -227,8 +143,7 @@ class Window:
         back: list[tuple[int, int, MessageRecord]] = []
         while self._returned and self._returned[0][0] <= now_ms and len(back) < max_messages:
             back.append(heapq.heappop(self._returned))
-        dues, positions, payloads = self._read(now_ms, max_messages - len(back))
-        records = [marshal.loads(payload) for payload in payloads]
+        dues, positions, records = self._waiting.take(now_ms, max_messages - len(back))
         if back:
             dues = np.concatenate([np.array([row[0] for row in back], dtype=np.int64), dues])
             positions = np.concatenate(
@@ -282,7 +197,7 @@ class Window:
                 raise InvalidInputError(
                     f"outlet {name} has an intent from before the takeover; settle it first"
                 )
-        keys, key_index, ids = _id_columns(batch.records, None)
+        keys, key_index, ids = id_columns(batch.records, None)
         intent = Intent(
             batch.number,
             batch.positions,
@@ -391,9 +306,11 @@ class Window:
 
     def next_due_ms(self) -> int | None:
         """Return the due time of what comes out next, None where nothing is pending."""
-        dues = [self._tracker.next_deliver_at_ms(), self._late.min_due()]
-        dues.append(self._returned[0][0] if self._returned else None)
-        return min((due for due in dues if due is not None), default=None)
+        due = self._waiting.next_due_ms()
+        if not self._returned:
+            return due
+        returned = self._returned[0][0]
+        return returned if due is None else min(due, returned)
 
     def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
         """Count what is pending between given times.
@@ -404,13 +321,8 @@ class Window:
         Returns:
             Shape (k,): how many are due in [edges_ms[i], edges_ms[i + 1]).
         """
-        counts = self._tracker.counts(edges_ms)
-        edges = np.asarray(edges_ms, dtype=np.int64)
-        dues = [rows[DUE] for rows in self._late.parts()]
-        dues.append(np.array([row[0] for row in self._returned], dtype=np.int64))
-        index = edges.searchsorted(np.concatenate(dues), side="right")
-        found: Int64s = counts + np.bincount(index, minlength=edges.size + 1)[1:-1]
-        return found
+        returned = np.array([row[0] for row in self._returned], dtype=np.int64)
+        return self._waiting.counts(edges_ms, returned)
 
     def rows_between(
         self,
@@ -420,7 +332,8 @@ class Window:
         attribute_max: float = np.inf,
     ) -> pa.Table:
         """Return what is pending in a range, as ``PendingSegments.rows_between``."""
-        return self._segments.rows_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
+        segments = self._waiting.segments
+        return segments.rows_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
 
     def average_between(
         self,
@@ -430,16 +343,12 @@ class Window:
         attribute_max: float = np.inf,
     ) -> float | None:
         """Return the average attribute of a range, as ``PendingSegments.average_between``."""
-        return self._segments.average_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
+        segments = self._waiting.segments
+        return segments.average_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
 
     def close(self) -> None:
         """Delete the spill files; what is pending is read again from the topic."""
-        self._segments.close()
-
-    def _tracker_now(self) -> int:
-        """Return the time, but no later than just before what is being added: all is tracked."""
-        now = self._clock.now_ms()
-        return now if self._lowest_due is None else min(now, self._lowest_due - 1)
+        self._waiting.segments.close()
 
     def _without_known(self, positions: Int64s, candidates: npt.NDArray[np.bool_]) -> Int64s:
         """Return the indices of candidates that are not pending yet, each position once."""
@@ -461,54 +370,13 @@ class Window:
             parked = np.zeros(taken.size, dtype=np.bool_)
         stored = taken[~parked]
         if stored.size:
-            try:
-                payloads = [
-                    marshal.dumps(tuple(records[index]), _MARSHAL) for index in stored.tolist()
-                ]
-            except ValueError as error:
-                raise InvalidInputError(
-                    f"a record of an arrival cannot be stored: {error}"
-                ) from None
             some = rows[:, stored] if stored.size < rows.shape[1] else rows
             values: npt.NDArray[np.float64] | None = None
             if arrivals.attribute is not None:
                 values = np.asarray(arrivals.attribute, dtype=np.float64)[stored]
-            self._segments.append(some[DUE], some[LEDGER], some[ENTRY], payloads, values)
-            self._track(some)
+            self._waiting.put(some, [tuple(records[index]) for index in stored.tolist()], values)
         for index in taken[parked].tolist():
             self._parked[int(positions[index])] = int(rows[DUE, index]), tuple(records[index])
-
-    def _track(self, rows: Rows) -> None:
-        dues = rows[DUE]
-        self._lowest_due = int(dues.min())
-        refused = dues.size - self._tracker.add_messages(rows[LEDGER], rows[ENTRY], dues)
-        self._lowest_due = None
-        if refused:  # the earliest of them
-            edge = np.partition(dues, refused - 1)[refused - 1]
-            self._late.add(sort_rows(rows[:, dues <= edge]))
-
-    def _read(self, now_ms: int, rows: int) -> tuple[Int64s, Int64s, list[bytes]]:
-        """Take what is due from the segments, and the same from what says that it is pending."""
-        found = self._segments.read_due(now_ms, rows)
-        size = len(found.payloads)
-        positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
-        late = np.empty(0, dtype=np.int64)
-        if size and self._late.rows:
-            last = int(found.due_ms[-1]), int(found.ledger_ids[-1]), int(found.entry_ids[-1]) + 1
-            part = self._late.take(size, last)
-            late = part[LEDGER] << ENTRY_BITS | part[ENTRY]
-        ledgers, entries = self._tracker.get_scheduled_messages(size - late.size, now_ms)
-        tracked = ledgers << ENTRY_BITS | entries
-        if late.size:
-            agree = np.array_equal(np.sort(np.concatenate((late, tracked))), np.sort(positions))
-        else:
-            agree = np.array_equal(tracked, positions)
-        if not agree:
-            raise DelayLevelError(
-                f"tracker and segments disagree on what is due at {now_ms}; nothing of it was "
-                "released: start again from the log, and report this as a defect"
-            )
-        return found.due_ms, positions, found.payloads
 
     def _batch(self, number: int) -> Batch:
         batch = self._batches.get(number)
@@ -528,18 +396,3 @@ class Window:
         pinned -= self.state.released
         pinned.remove_range(0, self.state.mark)
         return pinned
-
-
-def _id_columns(
-    records: list[MessageRecord], index: Int64s | None
-) -> tuple[list[str], npt.NDArray[np.integer], Int64s]:
-    """Return distinct keys, the index of each record's key, and the ids."""
-    if index is not None and index.size < len(records):
-        records = [records[each] for each in index.tolist()]
-    try:
-        keys, key_index = distinct([record[0] for record in records])
-        return keys, key_index, np.array([record[1] for record in records], dtype=np.int64)
-    except (IndexError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(
-            f"a record must begin with (id_key: str, id: int below 2**63): {error}"
-        ) from None

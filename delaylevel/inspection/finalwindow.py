@@ -19,6 +19,8 @@ from delaylevel.reading import SourcePartition
 from delaylevel.topicname import TopicName
 
 _THREADS = 4
+# Snapshots with very many ids are not read for an estimate.
+_LOG_BYTES = 8 << 20
 Place = tuple[int, int, int]  # ledger, entry, batch index
 
 
@@ -104,16 +106,17 @@ class BrokerWindow:
 class TrackerWindow:
     """With ``tracker``: the window topic behind its mark, without what the release log has.
 
-    Where the log is longer than ``most_log_bytes``, or cannot be read without an extra that is
-    not installed, what is due is taken for released, which is so while a dispatcher is at work.
+    Where a log has more than ``most_log_records``, what was due when its last one was written is
+    taken for released: dispatchers release in due order. Where logs cannot be read without an
+    extra that is not installed, what is due now is.
 
     Args:
         client: a ``pulsar.Client``.
         admin: the cluster.
         description: the level topic.
         now_ms: the present.
-        most_log_bytes: how much of a partition's release log is read at the most; None for all
-            of it, whatever it takes.
+        most_log_records: how many records of a partition's release log are read at the most;
+            None for all of them, whatever it takes.
     """
 
     def __init__(
@@ -122,14 +125,15 @@ class TrackerWindow:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         now_ms: int,
-        most_log_bytes: int | None,
+        most_log_records: int | None,
     ) -> None:
         self._client = client
         self._admin = admin
         self._description = description
         self._now_ms = now_ms
-        self._most_log_bytes = most_log_bytes
+        self._most_log_records = most_log_records
         self._released: dict[int, Callable[[Sequence[Place]], list[bool]]] = {}
+        self._until_ms: dict[int, int] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
         """Return what stands behind the mark of each partition, and can be due in a window."""
@@ -142,9 +146,7 @@ class TrackerWindow:
         with ThreadPoolExecutor(min(_THREADS, count), "delaylevel-window") as pool:
             # Logs before ranges: what is released from now on is still shown, what was released
             # is not.
-            for index, released in enumerate(pool.map(self._read_log, range(count))):
-                if released is not None:
-                    self._released[index] = released
+            list(pool.map(self._read_log, range(count)))
             found = list(pool.map(lambda index: self._range(index, since_ms), range(count)))
         return [item for item in found if item is not None]
 
@@ -154,7 +156,8 @@ class TrackerWindow:
         """Return which messages are not released."""
         released = self._released.get(source.partition)
         if released is None:
-            return [due is not None and due > self._now_ms for due in due_ms]
+            until_ms = self._until_ms[source.partition]
+            return [due is not None and due > until_ms for due in due_ms]
         return [not one for one in released(places)]
 
     def known(self, source: SourcePartition) -> bool:
@@ -170,22 +173,26 @@ class TrackerWindow:
             mark = EARLIEST
         return _since(self._admin, source, mark, since_ms)
 
-    def _read_log(self, index: int) -> Callable[[Sequence[Place]], list[bool]] | None:
-        """Return what says which positions of a window partition are released; None: the clock."""
+    def _read_log(self, index: int) -> None:
+        """Find out which positions of a window partition are released, or until when."""
+        most = self._most_log_records
         try:
-            from .released import LongLogError, released_by_log
+            from .released import LogLimit, LongLogError, last_written_ms, released_by_log
         except ModuleNotFoundError as error:
-            if self._most_log_bytes is not None:
-                return None
+            if most is not None:
+                self._until_ms[index] = self._now_ms
+                return
             raise MissingExtraError(
                 f"the release log cannot be read without {error.name}: "
                 "pip install 'delaylevel[window]'"
             ) from error
         log = self._description.log_topic.partition(index)
+        limit = None if most is None else LogLimit(most, _LOG_BYTES)
         try:
-            return released_by_log(self._client, self._admin, log, self._most_log_bytes)
+            self._released[index] = released_by_log(self._client, self._admin, log, limit)
         except LongLogError:
-            return None
+            written_ms = last_written_ms(self._client, self._admin, log)
+            self._until_ms[index] = min(written_ms, self._now_ms)
 
 
 def window_view(
@@ -195,7 +202,7 @@ def window_view(
     now_ms: int,
     *,
     targets: Sequence[str] | None = None,
-    most_log_bytes: int | None = None,
+    most_log_records: int | None = None,
 ) -> WindowView:
     """Return the view of a level topic's final window.
 
@@ -205,10 +212,10 @@ def window_view(
         description: the level topic.
         now_ms: the present.
         targets: the business topics that are asked for; all of them by default.
-        most_log_bytes: as for :class:`TrackerWindow`.
+        most_log_records: as for :class:`TrackerWindow`.
     """
     if description.final_window is FinalWindow.TRACKER:
-        return TrackerWindow(client, admin, description, now_ms, most_log_bytes)
+        return TrackerWindow(client, admin, description, now_ms, most_log_records)
     return BrokerWindow(
         admin, description, description.targets if targets is None else targets, now_ms
     )

@@ -234,7 +234,7 @@ class Horizon:
         looked_at: how many messages were read for it.
         exact: whether everything was counted.
         exact_parts: names of the parts that were counted.
-        window_by_clock: what is due in the final window was taken for released, because its
+        window_by_clock: what is pending in the final window was told by the clock, because its
             release log is too long for an estimate, or the extra that reads it is missing.
     """
 

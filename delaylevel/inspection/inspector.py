@@ -27,7 +27,7 @@ from .counting import count_all
 from .finalwindow import WindowView, window_view
 from .flow import Flow, look
 from .horizon import Horizon, Part, Pieces, Tally, build, edges
-from .sampling import CountingAdmin, sample
+from .sampling import CountingAdmin, expected, sample
 from .selection import Selection
 from .streams import Progress, side_by_side
 
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from .rows import PendingRow
 
 Tell = Callable[[int], None]
-# An estimate reads no more of each partition's release log. Dispatchers keep it shorter, unless
-# they have very many ids to remember.
-_LOG_BYTES = 24 << 20
+# An estimate reads no more records of each partition's release log, which takes 0.1 s.
+_LOG_RECORDS = 4000
 # The first rows of so many messages are looked for where the estimate has them, and of all else
 # only where that was wrong.
 _MANY = 50_000
@@ -188,7 +187,7 @@ class Inspector:
 
     def _sampled(self, now_ms: int) -> tuple[dict[Part, Pieces], Counter[str], bool]:
         """Return the spread of each part, messages by target, and whether the clock was asked."""
-        view = self._view(now_ms, _LOG_BYTES)
+        view = self._view(now_ms, _LOG_RECORDS)
         ranges = self._ranges(now_ms, view)
         parts: dict[Part, Pieces] = {part: Pieces() for part in self.parts()}
         targets: Counter[str] = Counter()
@@ -208,6 +207,7 @@ class Inspector:
         value: bool = False,
         engine: str = "direct",
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> Iterator[PendingRow]:
         """Yield pending messages in due order; equal due times as they were published.
 
@@ -217,6 +217,8 @@ class Inspector:
             value: with their payloads.
             engine: ``direct``, or ``spark`` for level topics that are too large for one machine.
             tell: called with numbers of messages as they are read.
+            expect: called before, with an estimate of how many that will be; 0 where the broker
+                does not know. Once more where more has to be read after all.
 
         Raises:
             InvalidInputError: the condition cannot be used.
@@ -225,7 +227,7 @@ class Inspector:
         from .rows import SCHEMA, rows_of
 
         columns = [name for name in SCHEMA.names if value or name != "value"]
-        yield from rows_of(self._ordered(selection, columns, limit, engine, tell))
+        yield from rows_of(self._ordered(selection, columns, limit, engine, Progress(tell, expect)))
 
     def table(
         self,
@@ -235,11 +237,12 @@ class Inspector:
         limit: int | None = None,
         engine: str = "direct",
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> pa.Table:
         """Return pending messages in due order as an Arrow table.
 
         Args:
-            selection, limit, engine, tell: as for :meth:`rows`.
+            selection, limit, engine, tell, expect: as for :meth:`rows`.
             columns: of :data:`delaylevel.inspection.rows.SCHEMA`; by default all but ``value``.
         """
         import pyarrow as pa
@@ -247,7 +250,7 @@ class Inspector:
         from .rows import SCHEMA
 
         names = list(columns or (name for name in SCHEMA.names if name != "value"))
-        batches = list(self._ordered(selection, names, limit, engine, tell))
+        batches = list(self._ordered(selection, names, limit, engine, Progress(tell, expect)))
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
 
@@ -257,12 +260,13 @@ class Inspector:
         *,
         columns: Sequence[str] | None = None,
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield pending messages as record batches while they are read, in no order.
 
         Args:
             selection: which; without ``where``.
-            columns, tell: as for :meth:`table`.
+            columns, tell, expect: as for :meth:`table`.
 
         Raises:
             InvalidInputError: the selection has a condition in SQL.
@@ -273,7 +277,7 @@ class Inspector:
         if chosen.where is not None:
             raise InvalidInputError("batches() takes no condition in SQL: use table() or rows()")
         names = set(columns or (name for name in SCHEMA.names if name != "value"))
-        yield from self._stream(chosen, names, tell)[1]
+        yield from self._stream(chosen, names, Progress(tell, expect))[1]
 
     def histogram(
         self,
@@ -282,18 +286,21 @@ class Inspector:
         *,
         engine: str = "direct",
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> list[HistogramBar]:
         """Return how many messages there are by hour, day, size, key or anything else.
 
         Args:
             by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
                 ``place``, or the name of a property.
-            selection, engine, tell: as for :meth:`rows`.
+            selection, engine, tell, expect: as for :meth:`rows`.
         """
         from .query import bucket_sql
 
         bucket, columns = bucket_sql(by)
-        return self._asked(selection, columns | {"due_ms", "size"}, engine, tell).histogram(bucket)
+        progress = Progress(tell, expect)
+        asked = self._asked(selection, columns | {"due_ms", "size"}, engine, progress)
+        return asked.histogram(bucket)
 
     def average(
         self,
@@ -302,18 +309,20 @@ class Inspector:
         *,
         engine: str = "direct",
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> Average:
         """Return the mean of a number over messages.
 
         Args:
             attribute: ``size``, ``delay`` (ms from publishing until due), or a property; messages
                 without a number there are counted apart.
-            selection, engine, tell: as for :meth:`rows`.
+            selection, engine, tell, expect: as for :meth:`rows`.
         """
         from .query import attribute_sql
 
         number, columns = attribute_sql(attribute)
-        return self._asked(selection, columns, engine, tell).average(attribute, number)
+        asked = self._asked(selection, columns, engine, Progress(tell, expect))
+        return asked.average(attribute, number)
 
     def find(
         self,
@@ -321,6 +330,7 @@ class Inspector:
         *,
         value: bool = False,
         tell: Tell | None = None,
+        expect: Tell | None = None,
     ) -> list[PendingRow]:
         """Return the message with an id, wherever it waits; an empty list where it does not.
 
@@ -329,14 +339,15 @@ class Inspector:
 
         Args:
             message_id: its stable identity, ``delaylevel.id`` on the business message.
-            value, tell: as for :meth:`rows`.
+            value, tell, expect: as for :meth:`rows`.
         """
         from .rows import SCHEMA, rows_of
 
         columns = {name for name in SCHEMA.names if value or name != "value"}
         selection = Selection(id=message_id)
         for only in (message_id, None):
-            found = list(rows_of(self._stream(selection, columns, tell, only)[1]))
+            progress = Progress(tell, expect if only is None else None)
+            found = list(rows_of(self._stream(selection, columns, progress, only)[1]))
             if found:
                 break
         return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
@@ -347,7 +358,7 @@ class Inspector:
         columns: list[str],
         limit: int | None,
         engine: str,
-        tell: Tell | None,
+        progress: Progress,
     ) -> Iterator[pa.RecordBatch]:
         from .rows import ORDER
 
@@ -355,12 +366,12 @@ class Inspector:
         if limit and engine == "direct" and chosen == Selection(chosen.due):
             soon = self._soon(chosen.due, limit)
             if soon is not None:
-                asked = self._asked(Selection(soon), names, engine, tell)
+                asked = self._asked(Selection(soon), names, engine, progress)
                 first = list(asked.ordered(columns, limit))
                 if sum(map(len, first)) == limit:
                     yield from first
                     return
-        yield from self._asked(chosen, names, engine, tell).ordered(columns, limit)
+        yield from self._asked(chosen, names, engine, progress).ordered(columns, limit)
 
     def _soon(self, due: Window, limit: int) -> Window | None:
         """Return a shorter window that has at least so many messages by the estimate.
@@ -386,7 +397,7 @@ class Inspector:
         return Window(due.from_ms, high)
 
     def _asked(
-        self, selection: Selection | None, columns: set[str], engine: str, tell: Tell | None
+        self, selection: Selection | None, columns: set[str], engine: str, progress: Progress
     ) -> Questions:
         """Return what answers questions about a selection."""
         from .query import Rows, check_where, needed
@@ -397,7 +408,7 @@ class Inspector:
             raise InvalidInputError(f"engine {engine!r} is neither direct nor spark")
         names = needed(chosen.where, columns)
         only = frozenset({Role.WINDOW}) if engine == "spark" else None
-        direct = Rows(*self._stream(chosen, names, tell, roles=only), chosen.where)
+        direct = Rows(*self._stream(chosen, names, progress, roles=only), chosen.where)
         return direct if engine == "direct" else self._by_spark(chosen, names, direct)
 
     def _by_spark(self, selection: Selection, columns: set[str], window: Questions) -> Questions:
@@ -420,14 +431,15 @@ class Inspector:
         self,
         selection: Selection,
         columns: set[str],
-        tell: Tell | None,
+        progress: Progress,
         position: str | None = None,
         roles: frozenset[Role] | None = None,
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return a stream of what is selected, and its schema.
 
         Args:
-            selection, columns, tell: as elsewhere; ``where`` is not looked at.
+            selection, columns: as elsewhere; ``where`` is not looked at.
+            progress: told what is read.
             position: an id; look only where it says, if it is a position that is pending.
             roles: look only there.
         """
@@ -440,6 +452,8 @@ class Inspector:
             ranges = _at_position(ranges, position)
         if roles is not None:
             ranges = [item for item in ranges if item.source.role in roles]
+        if progress.expect is not None and roles is None:
+            progress.expect(expected(self._admin, ranges))
         reader = RowReader(
             self._client,
             self.description,
@@ -447,7 +461,7 @@ class Inspector:
             selection,
             columns,
             target=self.target,
-            progress=Progress(tell),
+            progress=progress,
         )
         return reader.schema, side_by_side(ranges, reader.batches)
 
@@ -499,14 +513,14 @@ class Inspector:
 
     # --- what they share ---------------------------------------------------------------------
 
-    def _view(self, now_ms: int, most_log_bytes: int | None = None) -> WindowView:
+    def _view(self, now_ms: int, most_log_records: int | None = None) -> WindowView:
         return window_view(
             self._client,
             self._admin,
             self.description,
             now_ms,
             targets=None if self.target is None else (self.target,),
-            most_log_bytes=most_log_bytes,
+            most_log_records=most_log_records,
         )
 
     def _ranges(self, now_ms: int, view: WindowView, due: Window = ALWAYS) -> list[PendingRange]:

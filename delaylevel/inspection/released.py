@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,19 @@ from delaylevel.topicname import TopicName
 
 Released = Callable[[Sequence[tuple[int, int, int]]], list[bool]]
 _TRIES = 4
+
+
+@dataclass(frozen=True)
+class LogLimit:
+    """How much of a log is worth reading.
+
+    Attributes:
+        records: a snapshot is a few, a release is two.
+        bytes: of all of them.
+    """
+
+    records: int
+    bytes: int
 
 
 class LongLogError(Exception):
@@ -47,7 +61,7 @@ class _Positions(ReleaseState):
 
 
 def released_by_log(
-    client: Any, admin: TopicAdmin, log: TopicName, most_bytes: int | None = None
+    client: Any, admin: TopicAdmin, log: TopicName, limit: LogLimit | None = None
 ) -> Released:
     """Read a release log, and return what says which positions are released by it.
 
@@ -55,14 +69,14 @@ def released_by_log(
         client: a ``pulsar.Client``.
         admin: the cluster.
         log: the partition of the log topic.
-        most_bytes: give up where there is more to read; None for no limit.
+        limit: give up where there is more to read; None for no limit.
 
     Returns:
         For places (ledger, entry, batch index; -1 where it was not batched) whether each is
         released. Nothing is, where there is no log.
 
     Raises:
-        LongLogError: there are more bytes.
+        LongLogError: there is more.
         DamagedLogError: a record is not as it was written.
     """
     state: ReleaseState = _Positions()
@@ -77,7 +91,7 @@ def released_by_log(
         if last is None:
             break
         with closing(messages_in_range(client, log.full, start, last.next_entry)) as found:
-            state = _Positions.read(_limited((message.data() for message, *_ in found), most_bytes))
+            state = _Positions.read(_limited((message.data() for message, *_ in found), limit))
         if _front(admin, log) == start:
             break
         # What was read may have been deleted meanwhile: again, from the newer snapshot.
@@ -98,10 +112,28 @@ def _front(admin: TopicAdmin, log: TopicName) -> Position:
         return EARLIEST
 
 
-def _limited(records: Iterable[bytes], most_bytes: int | None) -> Iterator[bytes]:
+def last_written_ms(client: Any, admin: TopicAdmin, log: TopicName) -> int:
+    """Return when the last record of a log was written; 0 where there is none.
+
+    A dispatcher releases in due order and writes it down: by then it has released what was due,
+    and since then nothing.
+    """
+    try:
+        last = admin.last_message_id(log)
+    except NotFoundError:
+        last = None
+    if last is None:
+        return 0
+    with closing(
+        messages_in_range(client, log.full, last.entry_start, last.next_entry, queue=1)
+    ) as found:
+        return max((message.publish_timestamp() for message, *_ in found), default=0)
+
+
+def _limited(records: Iterable[bytes], limit: LogLimit | None) -> Iterator[bytes]:
     size = 0
-    for record in records:
+    for number, record in enumerate(records):
         size += len(record)
-        if most_bytes is not None and size > most_bytes:
+        if limit is not None and (number >= limit.records or size > limit.bytes):
             raise LongLogError
         yield record

@@ -119,21 +119,10 @@ def sample(
     if not ranges:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
-        # Messages before entries: what comes in between makes no entry look too full.
-        families = {item.source.name.without_partition for item in ranges}
-        counted: dict[TopicName, int] = {}
-        for found in pool.map(admin.messages_in, families):
-            counted.update(found)
-        contents = list(pool.map(lambda item: admin.contents(item.source.name), ranges))
-        entries = [
-            Entries(ledgers, item.start, item.end)
-            for item, (ledgers, _) in zip(ranges, contents, strict=True)
-        ]
+        measured = _measured(pool, admin, ranges)
+        entries = [own for own, _ in measured]
+        ratios = [ratio for _, ratio in measured]
         looks = [_Look(client, item, own, view) for item, own in zip(ranges, entries, strict=True)]
-        ratios = [
-            _ratio(counted.get(item.source.name, 0), len(own), added)
-            for item, own, (_, added) in zip(ranges, entries, contents, strict=True)
-        ]
         fronts = list(pool.map(lambda look: look.at(0), looks))
         small = _small(entries, ratios)
         share = max(1, min(_MOST_PLACES, _PLACES // len(ranges)))
@@ -156,6 +145,36 @@ def sample(
             return _estimated(look, seen[index], target, ratios[index])
 
         return list(pool.map(finish, range(len(looks))))
+
+
+def expected(admin: CountingAdmin, ranges: Sequence[PendingRange]) -> int:
+    """Return about how many messages ranges hold; 0 where the broker does not know."""
+    if not ranges:
+        return 0
+    with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-expected") as pool:
+        measured = _measured(pool, admin, ranges)
+    if any(ratio is None and len(entries) for entries, ratio in measured):
+        return 0
+    return round(sum(len(entries) * (ratio or 0.0) for entries, ratio in measured))
+
+
+def _measured(
+    pool: ThreadPoolExecutor, admin: CountingAdmin, ranges: Sequence[PendingRange]
+) -> list[tuple[Entries, float | None]]:
+    """Return the entries of each range, and how many messages one has where that is known."""
+    # Messages before entries: what comes in between makes no entry look too full.
+    counted: dict[TopicName, int] = {}
+    for found in pool.map(
+        admin.messages_in, {item.source.name.without_partition for item in ranges}
+    ):
+        counted.update(found)
+    measured = []
+    contents = pool.map(lambda item: admin.contents(item.source.name), ranges)
+    for item, (ledgers, added) in zip(ranges, contents, strict=True):
+        entries = Entries(ledgers, item.start, item.end)
+        ratio = _ratio(counted.get(item.source.name, 0), len(entries), added)
+        measured.append((entries, ratio))
+    return measured
 
 
 def _ratio(messages: int, entries: int, added: int) -> float | None:

@@ -6,6 +6,7 @@ it. Rows without a limit come to this machine as one table.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -71,7 +72,8 @@ def session(connection: Connection) -> SparkSession:
     from delaylevel.spark_sync import SyncSettings
     from delaylevel.spark_sync.session import spark_session
 
-    return spark_session(connection, SyncSettings(("none",), checkpoint="none"))
+    conf = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    return spark_session(connection, SyncSettings(("none",), checkpoint="none", spark_conf=conf))
 
 
 class SparkRows:

@@ -21,10 +21,16 @@ class Progress:
 
     Args:
         tell: called with the number of messages since the last call, by one thread at a time.
+        expect: called with an estimate of how many will be read, before they are.
     """
 
-    def __init__(self, tell: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        tell: Callable[[int], None] | None = None,
+        expect: Callable[[int], None] | None = None,
+    ) -> None:
         self._tell = tell
+        self.expect = expect
         self._lock = threading.Lock()
         self.messages = 0
 
