@@ -56,7 +56,8 @@ def horizon(
         emit([within_view(row) for row in found.within], (), output)
         return
     width, watched = screen()
-    click.echo(horizon_text(found, width, bars=watched or output == "wide"))
+    wide = output == "wide"
+    click.echo(horizon_text(found, max(width, 200) if wide else width, bars=watched or wide))
     said = horizon_note(found)
     if said is not None:
         note(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from delaylevel.clock import duration_ms
 from delaylevel.pending_ranges import DEFAULT_SLACK_MS
 
 from .options import DURATION, Settings, require_reachable
-from .output import progress
+from .output import Progress, progress
 
 if TYPE_CHECKING:
     from delaylevel.inspection import Inspector
@@ -60,70 +61,57 @@ def inspector(
 
 
 class Reading:
-    """A progress bar that begins when it is known how much there is to read."""
+    """A progress bar on stderr, once it is known how much there is to read; a count until then.
 
-    def __init__(self) -> None:
-        self._context = progress("Reading", None)
-        self._bar = self._context.__enter__()
-
-    def expect(self, messages: int) -> None:
-        """Begin: about so many messages will be read."""
-        if messages > 0:
-            self._context = progress("Reading", messages)
-            self._bar = self._context.__enter__()
-
-    def tell(self, messages: int) -> None:
-        """Go on by so many."""
-        self._bar.update(messages)
-
-    def close(self) -> None:
-        """End the bar's line."""
-        self._context.__exit__(None, None, None)
-
-
-@contextmanager
-def reading() -> Iterator[Reading]:
-    """A progress bar on stderr for a long read; nothing where stderr is no terminal."""
-    bar = Reading()
-    try:
-        yield bar
-    finally:
-        bar.close()
-
-
-class Counting:
-    """A line on stderr that says how much was read, for reads of unknown length."""
+    Nothing is drawn where stderr is no terminal, and for what is read in a moment.
+    """
 
     _EVERY_S = 0.25
+    _LEAST = 20_000
 
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
         self._messages = 0
         self._said_at = time.monotonic()
         self._said = False
+        self._bar: Progress | None = None
+        self._drawing = contextlib.ExitStack()
+
+    def expect(self, messages: int) -> None:
+        """About so many messages will be read from now on."""
+        self.close()
+        self._messages = 0
+        if messages >= self._LEAST:
+            self._bar = self._drawing.enter_context(progress("Reading", messages))
 
     def tell(self, messages: int) -> None:
-        """Count some more, and say so now and then."""
+        """So many more were read."""
         self._messages += messages
+        if self._bar is not None:
+            self._bar.update(messages)
+            return
         now = time.monotonic()
         if self._watched and now - self._said_at >= self._EVERY_S:
             self._said_at, self._said = now, True
             click.echo(f"\rRead {self._messages:,} messages", nl=False, err=True)
 
     def close(self) -> None:
-        """Wipe the line."""
+        """End the bar's line, or wipe the count."""
+        self._drawing.close()
+        self._bar = None
         if self._said:
+            self._said = False
             click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
 
 
 @contextmanager
-def counting() -> Iterator[Counting]:
-    """A counter on stderr for a long read; nothing where stderr is no terminal."""
-    line = Counting()
+def reading() -> Iterator[Reading]:
+    """Progress of a long read; see :class:`Reading`."""
+    shown = Reading()
     try:
-        yield line
+        yield shown
     finally:
-        line.close()
+        shown.close()
 
 
 def screen() -> tuple[int, bool]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from delaylevel.description import Role
 from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
-from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon
+from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon, Part
 from delaylevel.topicname import TopicName
 
 from .output import Column, format_duration, format_time, render
@@ -39,6 +39,23 @@ def count(messages: float, exact: bool) -> str:
         return f"{messages:,.0f}"
     digits = len(str(round(messages)))
     return f"~{round(messages, min(0, 3 - digits)):,.0f}"
+
+
+def short(messages: float, exact: bool) -> str:
+    """The same in little room: from 10,000 on three digits, and ``k``, ``M`` or ``G``."""
+    if messages < 9_999.5:
+        return count(messages, exact)
+    for factor, unit in ((1e3, "k"), (1e6, "M"), (1e9, "G")):
+        value = messages / factor
+        if value < 999.5 or unit == "G":
+            break
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{'' if exact else '~'}{value:.{digits}f}{unit}"
+
+
+def shortened(text: str, width: int) -> str:
+    """A text that fits into a width; it ends in ``…`` where something is missing."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def rate(per_second: float | None) -> str:
@@ -115,7 +132,7 @@ def horizon_text(found: Horizon, width: int, bars: bool) -> str:
         if bars and len(found.profile) > 1:
             sections.append(_profile_bars(found, width))
         if len(found.targets) > 1:
-            sections.append(_targets_table(found))
+            sections.append(_targets_table(found, width))
     return "\n\n".join(sections)
 
 
@@ -128,8 +145,8 @@ def horizon_note(found: Horizon) -> str | None:
         )
     if found.window_by_clock:
         notes.append(
-            "The window's release log was not read: what is due there is taken for released. "
-            "--exact reads it."
+            "The window's release log was not read: what was due when its last record was written "
+            "is taken for released. --exact reads it."
         )
     if found.damaged:
         notes.append(
@@ -148,16 +165,34 @@ def _sentence(found: Horizon) -> str:
         return text
     left = found.last_due_ms - found.now_ms
     about = "" if found.exact else "about "
-    when = f"in {format_duration(left)}" if left > 0 else f"{format_duration(-left)} ago"
-    return f"{text}\nThe last is due {about}{when}: {format_time(found.last_due_ms)[:19]}Z"
+    length = format_duration(abs(left))
+    when = f"in {about}{length}" if left > 0 else f"{about}{length} ago"
+    until = 19 if found.exact else 16  # an estimate knows no seconds
+    return f"{text}\nThe last is due {when}: {format_time(found.last_due_ms)[:until]}Z"
 
 
 def _within_table(found: Horizon, width: int, bars: bool) -> str:
-    shown = [
-        part
-        for part in found.parts
-        if found.within[-1].parts[part.name] or part.role.value not in ("held",)
-    ]
+    """The table of the rows, as wide as may be: full figures, short ones, or no empty parts."""
+    last = found.within[-1].parts
+    shown = [part for part in found.parts if last[part.name] or part.role is not Role.HELD]
+    lines = _within_lines(found, shown, count)
+    if max(map(len, lines)) > width:
+        lines = _within_lines(found, shown, short)
+    if max(map(len, lines)) > width:
+        lines = _within_lines(found, [part for part in shown if last[part.name]], short)
+    longest = max(map(len, lines))
+    room = min(_LONGEST_BAR, width - longest - 3)
+    if not bars or room < _SHORTEST_BAR or not found.messages:
+        return "\n".join(lines)
+    drawn = ["", *(bar(row.messages / found.messages, room) for row in found.within)]
+    return "\n".join(
+        f"{line.ljust(longest)}   {one}".rstrip() for line, one in zip(lines, drawn, strict=True)
+    )
+
+
+def _within_lines(
+    found: Horizon, shown: Sequence[Part], write: Callable[[float, bool], str]
+) -> list[str]:
     columns = [
         Column("due_within"),
         Column("messages", "number"),
@@ -170,21 +205,13 @@ def _within_table(found: Horizon, width: int, bars: bool) -> str:
             "messages": count(row.messages, found.exact),
             "rate": rate(row.per_second),
             **{
-                part.name: count(row.parts[part.name], part.name in found.exact_parts)
+                part.name: write(row.parts[part.name], part.name in found.exact_parts)
                 for part in shown
             },
         }
         for row in found.within
     ]
-    lines = render(rows, columns).splitlines()
-    room = min(_LONGEST_BAR, width - max(map(len, lines)) - 3)
-    if not bars or room < _SHORTEST_BAR or not found.messages:
-        return "\n".join(lines)
-    longest = max(map(len, lines))
-    drawn = ["", *(bar(row.messages / found.messages, room) for row in found.within)]
-    return "\n".join(
-        f"{line.ljust(longest)}   {one}".rstrip() for line, one in zip(lines, drawn, strict=True)
-    )
+    return render(rows, columns).splitlines()
 
 
 def _profile_bars(found: Horizon, width: int) -> str:
@@ -200,9 +227,12 @@ def _profile_bars(found: Horizon, width: int) -> str:
     )
 
 
-def _targets_table(found: Horizon) -> str:
+def _targets_table(found: Horizon, width: int) -> str:
     rows = [
-        {"target": local(name), "messages": count(messages, found.exact)}
+        {
+            "target": shortened(local(name), max(10, width - 20)),
+            "messages": count(messages, found.exact),
+        }
         for name, messages in sorted(found.targets.items(), key=lambda pair: -pair[1])
     ]
     return render(rows, (Column("target", head="FOR"), Column("messages", "number")))
@@ -254,7 +284,7 @@ def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: boo
     if by == "size":
         head = "size from"
     longest = max(10, width - 30)
-    labels = [one if len(one) <= longest else one[: longest - 1] + "…" for one in labels]
+    labels = [shortened(one, longest) for one in labels]
     return chart([head.upper(), *labels], ["MESSAGES", *counts], [0.0, *shares], width)
 
 
@@ -302,7 +332,7 @@ def flow_text(before: Flow | None, now: Flow, width: int) -> str:
     rows = [_stage_row(stage, changes[stage.name], now.now_ms) for stage in now.stages]
     columns = (
         Column("stage"),
-        Column("pending", "number"),
+        Column("pending", "number", head="ENTRIES"),
         Column("change", "number", head="CHANGE/s"),
         Column("in", "number", head="IN/s"),
         Column("out", "number", head="OUT/s"),
@@ -312,7 +342,7 @@ def flow_text(before: Flow | None, now: Flow, width: int) -> str:
     lines = [f"{local(now.topic)} at {format_time(now.now_ms)[:19]}Z", ""]
     lines += render(rows, columns).splitlines()
     lines += ["", *_who(now), _late(now)]
-    return "\n".join(line if len(line) <= width else line[: width - 1] + "…" for line in lines)
+    return "\n".join(shortened(line, width) for line in lines)
 
 
 def _who(now: Flow) -> list[str]:
@@ -366,7 +396,7 @@ def _stage_row(stage: Stage, change: Rates, now_ms: int) -> dict[str, Any]:
     if stage.role is Role.WINDOW and stage.estimate:
         comes_in = None  # it is the business topic's
     return {
-        "stage": local(stage.name) if stage.role is None else stage.name,
+        "stage": shortened(local(stage.name), 30) if stage.role is None else stage.name,
         "pending": None if pending is None else f"{about}{pending:,}",
         "change": None if change.pending is None else f"{change.pending:+,.1f}",
         "in": comes_in,

@@ -13,8 +13,8 @@ import click
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection, Window
 
-from .inspecting import counting, inspector, screen, slack_option, target_option
-from .inspectviews import histogram_text, histogram_view, row_view
+from .inspecting import inspector, reading, screen, slack_option, target_option
+from .inspectviews import histogram_text, histogram_view, row_view, shortened
 from .options import TIME, Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, format_duration, note
 
@@ -30,6 +30,8 @@ _ROWS: tuple[Column, ...] = (
     Column("application", wide=True, head="PROPERTIES"),
     Column("id", wide=True),
 )
+# So much of a key leaves room for the other columns in 80.
+_KEY = 24
 _AVERAGE = (
     Column("attribute"),
     Column("mean", "number"),
@@ -159,22 +161,23 @@ def list_(
     properties['name'], value.
     """
     chosen = _selection(from_ms, before_ms, where, key, properties)
-    with inspector(settings, topic, target, slack) as look, counting() as line:
+    with inspector(settings, topic, target, slack) as look, reading() as shown:
         found = look.rows(
             chosen,
             # One more, to know whether there are more.
             limit=limit + 1 if limit else None,
             value=payload,
             engine=engine,
-            tell=line.tell,
+            tell=shown.tell,
+            expect=shown.expect,
         )
         views = (row_view(row, payload) for row in found)
         if output == "jsonl":
-            cut = _print_lines(views, limit, line.close)
+            cut = _print_lines(views, limit, shown.close)
         else:
             rows = list(views)
             cut = bool(limit) and len(rows) > limit
-            line.close()
+            shown.close()
             _print_rows(rows[:limit] if limit else rows, output, payload)
     if cut:
         note(f"There are more than {limit:,}; --limit 0 shows all.")
@@ -223,8 +226,8 @@ def histogram(
 ) -> None:
     """Count pending messages of TOPIC by hour, day, size, key or a property."""
     chosen = _selection(from_ms, before_ms, where, key, properties)
-    with inspector(settings, topic, target, slack) as look, counting() as line:
-        bars = look.histogram(by, chosen, engine=engine, tell=line.tell)
+    with inspector(settings, topic, target, slack) as look, reading() as shown:
+        bars = look.histogram(by, chosen, engine=engine, tell=shown.tell, expect=shown.expect)
     more = 0
     if by not in ("hour", "day", "size"):
         bars = sorted(bars, key=lambda one: -one.messages)
@@ -234,7 +237,7 @@ def histogram(
     if output in ("json", "jsonl"):
         emit([histogram_view(one, by) for one in bars], (), output)
     elif not bars:
-        note("Nothing that is pending is asked for.")
+        note("No pending message matches.")
     else:
         width, watched = screen()
         click.echo(histogram_text(bars, by, width, bars=watched or output == "wide"))
@@ -274,17 +277,15 @@ def average(
     messages without a number there are counted apart.
     """
     chosen = _selection(from_ms, before_ms, where, key, properties)
-    with inspector(settings, topic, target, slack) as look, counting() as line:
-        found = look.average(attribute, chosen, engine=engine, tell=line.tell)
+    with inspector(settings, topic, target, slack) as look, reading() as shown:
+        found = look.average(attribute, chosen, engine=engine, tell=shown.tell, expect=shown.expect)
     view = vars(found)
     if output in ("table", "wide") and attribute == "delay":
-        shown = {
+        view = {
             name: format_duration(value) if isinstance(value, float) else value
             for name, value in view.items()
         }
-        emit_one(shown, _AVERAGE, output)
-    else:
-        emit_one(view, _AVERAGE, output)
+    emit_one(view, _AVERAGE, output)
 
 
 @pending.command(
@@ -316,12 +317,12 @@ def find(
     if message_id is not None and (key is not None or properties):
         raise click.UsageError("--id names one message: give neither --key nor --property")
     pairs = _pairs(properties)
-    with inspector(settings, topic) as look, counting() as line:
+    with inspector(settings, topic) as look, reading() as shown:
         if message_id is not None:
-            found = look.find(message_id, value=payload, tell=line.tell)
+            found = look.find(message_id, value=payload, tell=shown.tell, expect=shown.expect)
         else:
             chosen = Selection(key=key, properties=pairs)
-            found = list(look.rows(chosen, value=payload, tell=line.tell))
+            found = list(look.rows(chosen, value=payload, tell=shown.tell, expect=shown.expect))
     _print_rows([row_view(row, payload) for row in found], output, payload)
     if not found:
         click.get_current_context().exit(1)
@@ -334,13 +335,16 @@ def _print_rows(rows: list[dict[str, Any]], output: str, payload: bool) -> None:
             row["payload"] = _shown(row["value_base64"])
     else:
         columns = _ROWS
+    if output == "table":
+        for row in rows:
+            row["key"] = None if row["key"] is None else shortened(row["key"], _KEY)
     for row in rows if output in ("table", "wide") else ():
         row["application"] = ", ".join(
             f"{name}={value}"
             for name, value in row["properties"].items()
             if not name.startswith("delaylevel.")
         )
-    emit(rows, columns, output, empty="Nothing that is pending is asked for.")
+    emit(rows, columns, output, empty="No pending message matches.")
 
 
 def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[], None]) -> bool:
@@ -361,4 +365,4 @@ def _shown(value: str | None) -> str | None:
         return None
     data = base64.b64decode(value)
     text = data.decode(errors="replace")
-    return text if len(text) <= 40 else text[:39] + "…"
+    return shortened(text, 40)

@@ -36,8 +36,8 @@ _SHORTEST_S = 0.2
 def top(settings: Settings, topic: str, every: timedelta, count: int | None, output: str) -> None:
     """Watch the messages of TOPIC travel: levels, window, business topics, and who moves them.
 
-    PENDING counts entries (a batch is one), rates are messages a second. Ctrl-C ends it. Nothing
-    is acknowledged or moved.
+    ENTRIES is what waits, a batch counted once; rates are messages a second. Ctrl-C ends it.
+    Nothing is acknowledged or moved.
     """
     width, watched = screen()
     live = watched and output in ("table", "wide")

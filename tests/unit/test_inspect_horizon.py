@@ -26,6 +26,7 @@ from delaylevel.cli.inspectviews import (
     horizon_text,
     horizon_view,
     rate,
+    short,
 )
 from delaylevel.cli.main import cli
 from delaylevel.description import SUBSCRIPTION, Role
@@ -271,13 +272,53 @@ def test_ten_million_estimated_fit_80_columns() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith(
         "orders-delay-level: ~10,400,000 pending\n"
-        "The last is due about in 4d18h: 2027-01-20T02:40:00Z\n"
+        "The last is due in about 4d18h: 2027-01-20T02:40Z\n"
     )
     assert len(text.splitlines()) <= 30
     assert "█" in text
     assert "~ is an estimate: 77 messages were looked at" in str(
         horizon_note(horizon_of(400, 100, 20, exact=False))
     )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("messages", [7, 10_000_000])
+def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -> None:
+    parts = [
+        *(Part(n, Role.LEVEL, i) for i, n in enumerate(("YEAR", "MONTH", "DAY", "HOUR", "MINUTE"))),
+        Part("window", Role.WINDOW),
+        Part("held", Role.HELD),
+    ]
+    spreads = [(part, Pieces([Piece([NOW + DAY], messages)], exact)) for part in parts[2:]]
+    empty = [(part, Pieces([], exact)) for part in parts[:2]]
+    found = build(
+        "persistent://public/default/" + "orders" * 9,
+        NOW,
+        [*empty, *spreads],
+        targets={f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)},
+    )
+    lines = horizon_text(found, 80, bars=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    (total,) = [line for line in lines if line.startswith("any time")]
+    assert f"{5 * messages:,}" in total
+    if messages > 1000:
+        assert total.split()[4:] == [("" if exact else "~") + "10.0M"] * 5
+
+
+def test_little_room_takes_three_digits() -> None:
+    figures = (0, 9_999, 10_000, 99_960, 480_400, 999_600, 10_400_123, 2e9, 5e12)
+    assert [short(n, True) for n in figures] == [
+        "0",
+        "9,999",
+        "10.0k",
+        "100k",
+        "480k",
+        "1.00M",
+        "10.4M",
+        "2.00G",
+        "5000G",
+    ]
+    assert short(10_400_123, False) == "~10.4M"
 
 
 def test_nothing_pending_is_one_sentence() -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("duckdb")
 
 from delaylevel import PartitionStrategy
 from delaylevel.cli import pending as command
+from delaylevel.cli.inspecting import reading
 from delaylevel.cli.main import cli
 from delaylevel.description import SUBSCRIPTION
 from delaylevel.errors import BrokerError, InvalidInputError
@@ -335,11 +336,46 @@ def test_a_list(run: Any) -> None:
 def test_nothing_asked_for(run: Any) -> None:
     none = run("orders", "--key", "nobody")
     assert (none.exit_code, none.stdout) == (0, "")
-    assert none.stderr == "Nothing that is pending is asked for.\n"
+    assert none.stderr == "No pending message matches.\n"
     assert json.loads(run("orders", "--key", "nobody", "-o", "json").stdout) == []
     assert run("histogram", "orders", "--key", "nobody").stderr == none.stderr
     empty = json.loads(run("average", "orders", "size", "--key", "nobody", "-o", "json").stdout)
     assert (empty["messages"], empty["mean"]) == (0, None)
+
+
+def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "customer-" + "9" * 90
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        client.subscribe("orders", "app")
+        with client.create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=LEVELS
+        ) as producer:
+            producer.send(
+                b"x" * 999_999,
+                deliver_after=timedelta(days=9),
+                partition_key=long,
+                properties={"customer": long},
+            )
+
+        @contextmanager
+        def connect(*_: Any) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
+
+        monkeypatch.setattr(command, "inspector", connect)
+        for arguments in (
+            ["orders"],
+            ["find", "orders", "--key", long],
+            ["histogram", "orders", "--by", "customer"],
+            ["histogram", "orders", "--by", "key"],
+            ["average", "orders", "size"],
+        ):
+            shown = CliRunner().invoke(cli, ["pending", *arguments], env={"NO_COLOR": "1"})
+            assert shown.exit_code == 0, shown.output
+            assert max(map(len, shown.stdout.splitlines())) <= 80, arguments
+            assert "\x1b" not in shown.output
+        rows = json.loads(CliRunner().invoke(cli, ["pending", "orders", "-o", "json"]).stdout)
+        assert rows[0]["key"] == long
 
 
 def test_bars_and_averages(run: Any) -> None:
@@ -410,7 +446,7 @@ def test_the_columns_are_pinned() -> None:
 
 def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.releaselog import Done, Intent, encode, pack
+    from delaylevel.releaselog import Done, Intent, Mark, encode, pack
 
     with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
@@ -433,12 +469,17 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
         for exact in (False, True):
             found = look.horizon(exact=exact)
             assert (found.messages, found.exact) == (len(left), True)
-        # A log that is too long for an estimate: the clock decides, and that is said.
-        monkeypatch.setattr("delaylevel.inspection.inspector._LOG_BYTES", 10)
+        # A log that is too long for an estimate: its last record's time decides, and that is said.
+        monkeypatch.setattr("delaylevel.inspection.inspector._LOG_RECORDS", 1)
+        memory.clock.advance(timedelta(minutes=20))
+        producer.send(encode(Mark(0)))
+        written = memory.clock.now_ms()
+        memory.clock.advance(timedelta(minutes=20))
         supposed = look.horizon()
         assert supposed.window_by_clock
         assert "window" not in supposed.exact_parts
-        assert supposed.messages == len(sent)
+        in_partition = [row.due_ms or 0 for row in waiting if row.partition == gone[0].partition]
+        assert supposed.messages == len(sent) - sum(due <= written for due in in_partition)
         assert look.horizon(exact=True).messages == len(left)
 
 
@@ -528,3 +569,37 @@ def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.Monke
         # An estimate that promises too much costs another read, and no row.
         monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", -20)
         assert [row.id for row in look.rows(limit=10)] == every[:10]
+
+
+def test_how_much_will_be_read_is_said_before() -> None:
+    with filled(200) as (memory, sent):
+        said: list[int] = []
+        read: list[int] = []
+        look = inspector(memory)
+        assert look.average("size", tell=read.append, expect=said.append).messages == len(sent)
+        assert said == [len(sent)] == [sum(read)]
+        assert look.find("nobody", expect=said.append) == []
+        assert said == [len(sent)] * 2
+
+
+def test_progress_is_drawn_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(watched: bool, expected: int) -> str:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: watched, raising=False)
+        monkeypatch.setattr("delaylevel.cli.inspecting.Reading._EVERY_S", 0)
+        with reading() as shown:
+            shown.expect(expected)
+            shown.tell(1000)
+            shown.tell(expected - 1000)
+        shown.close()
+        found = capsys.readouterr()
+        assert found.out == ""
+        return found.err
+
+    assert read(False, 100_000) == ""
+    assert "Reading" in read(True, 100_000)
+    # A little, and what nobody can foretell, is counted, and the count wiped once.
+    counted = read(True, 5000)
+    assert "Read 5,000 messages" in counted
+    assert counted.count(" " * 40) == 1

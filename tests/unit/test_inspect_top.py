@@ -128,7 +128,7 @@ def test_the_way_for_a_person() -> None:
     assert text.splitlines() == [
         "orders-delay-level at 2027-01-15T08:00:02Z",
         "",
-        "STAGE       PENDING   CHANGE/s    IN/s   OUT/s   BEHIND   NEXT HAND-OFF",
+        "STAGE       ENTRIES   CHANGE/s    IN/s   OUT/s   BEHIND   NEXT HAND-OFF",
         "DAY      10,000,000       +0.0   750.0       -    1m05s        in 3m00s",
         "window   10,000,000       +0.0   250.0       -        -               -",
         "orders            -          -   250.0   250.0        -               -",
@@ -140,6 +140,18 @@ def test_the_way_for_a_person() -> None:
         "lateness:     median 12ms, at most 90ms, of the last 3 messages",
     ]
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_many_movers_and_long_names_fit_80_columns() -> None:
+    now = flow(NOW + 2000, 10_000_000)
+    movers = tuple(f"delaylevel-sync-some-long-host-name.example-{n}" for n in range(54))
+    first = replace(now.stages[0], alive=movers, behind_ms=90 * 86_400_000)
+    target = replace(now.stages[2], name=f"persistent://public/default/{'orders' * 30}")
+    text = flow_text(
+        flow(NOW, 0), replace(now, stages=(first, now.stages[1], target, now.stages[3])), 80
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" in text
 
 
 def test_stable_keys() -> None:
