@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from delaylevel.description import LevelTopicDescription
@@ -62,6 +63,19 @@ class Follower:
             if not self.look_after_refusal():
                 raise
         return self._parking.place(*arguments, **options)
+
+    def park(
+        self,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        properties: Mapping[str, str] | None,
+        message_id: str | None,
+        partition_key: str | None,
+    ) -> tuple[int, int, dict[str, str]] | None:
+        """Place a message that has nothing unusual; as :meth:`Parking.park`."""
+        if self._describe is not None and self._now_s() - self._looked_s >= LOOK_EVERY_S:
+            self.look_sometimes()
+        return self._parking.park(deliver_at, deliver_after, properties, message_id, partition_key)
 
     def place_known(self, *arguments: Any, **options: Any) -> Placement:
         """The same, but never ask the broker: for callers that must not wait."""

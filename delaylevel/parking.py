@@ -23,6 +23,7 @@ BUSINESS = -1
 WINDOW = -2
 # So many messages in a row that may go anywhere go to one window partition: batches fill there.
 _RUN = 1000
+_PREFIX_LENGTH = len(env.PREFIX)
 _SHORTEST_SEND_TIMEOUT_MS = 5000
 _LONGEST_SEND_TIMEOUT_MS = 30_000
 
@@ -84,6 +85,10 @@ class Parking:
         self._router = Router(description.levels)
         self._schema_text = None if schema is None else str(schema)
         self._spark = description.mover is Mover.SPARK
+        levels = description.levels
+        # (unit, last partition), coarse to fine.
+        self._units = tuple((level.unit_ms, level.partitions - 1) for level in levels)
+        self._longest_ms = levels.maximum_ms
         self._window = description.final_window is FinalWindow.TRACKER
         self._anywhere = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
@@ -113,16 +118,6 @@ class Parking:
         if due_ms is None:
             return Placement(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
-        if decision.hop is Hop.PARK and not unsupported and self._spark:
-            # Nearly every delayed message; as below in fewer steps.
-            own = env.application_properties(properties) if properties else {}
-            own[env.DUE] = str(due_ms)
-            own[env.TARGET] = self._target
-            if message_id is not None:
-                own[env.ID] = env.check_id(message_id)
-            if self._schema_text is not None:
-                own[env.SCHEMA] = self._schema_text
-            return Placement(decision.level, decision.partition, own, None)
         application = env.application_properties(properties or {})
         sealed = Envelope(
             due_ms,
@@ -145,6 +140,57 @@ class Parking:
         return Placement(
             decision.level, decision.partition, sealed.parked_properties(application), hand_off_ms
         )
+
+    def park(
+        self,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        properties: Mapping[str, str] | None,
+        message_id: str | None,
+        partition_key: str | None,
+    ) -> tuple[int, int, dict[str, str]] | None:
+        """Place a message that is parked and has nothing unusual: as :meth:`place` does.
+
+        In as few steps as can be: nearly every message takes this way.
+
+        Returns:
+            Level, partition and properties of the :class:`Placement`; None where :meth:`place` has
+            to look at it.
+
+        Raises:
+            InvalidDelayError, InvalidInputError: as there.
+        """
+        if not self._spark:
+            return None
+        now_ms = self._clock.now_ms()
+        if type(deliver_at) is int and deliver_after is None:
+            due_ms = deliver_at
+        else:
+            found = due_time_ms(deliver_at, deliver_after, now_ms)
+            if found is None:
+                return None
+            due_ms = found
+        remaining = due_ms - now_ms
+        if not 0 < remaining <= self._longest_ms:
+            return None
+        if properties:
+            for name in properties:
+                if name[:_PREFIX_LENGTH] == env.PREFIX:
+                    return None
+            own = {**properties, env.DUE: str(due_ms), env.TARGET: self._target}
+        else:
+            own = {env.DUE: str(due_ms), env.TARGET: self._target}
+        if message_id is not None:
+            own[env.ID] = env.check_id(message_id)
+        if self._schema_text is not None:
+            own[env.SCHEMA] = self._schema_text
+        for level, (unit_ms, last) in enumerate(self._units):
+            if remaining >= unit_ms:
+                partition = remaining // unit_ms - 1
+                return level, partition if partition < last else last, own
+        if self._window:
+            return WINDOW, self._window_partition(partition_key, message_id), own
+        return None
 
     def with_description(self, description: LevelTopicDescription) -> Parking:
         """Return the same for what the level topic says of itself now."""
