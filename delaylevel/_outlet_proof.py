@@ -52,6 +52,7 @@ class BatchProof:
     __slots__ = (
         "_bytes",
         "_count",
+        "_drop_at",
         "_in_batch",
         "_messages",
         "_outcomes",
@@ -77,6 +78,7 @@ class BatchProof:
         # A dict's own setdefault as the callback keeps the outcome without running Python code in
         # the client's thread.
         self._outcomes: list[dict[Any, Any]] = []
+        self._drop_at = _MOST_KEPT
 
     def callback(self, length: int) -> Callback | None:
         """Return what the next message is sent with.
@@ -98,7 +100,7 @@ class BatchProof:
             return None
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
-        if len(self._outcomes) >= _MOST_KEPT and not self._spared:
+        if len(self._outcomes) >= self._drop_at and not self._spared:
             self._drop_confirmed()
         return outcome.setdefault
 
@@ -131,6 +133,8 @@ class BatchProof:
     def _drop_confirmed(self) -> None:
         """Keep no outcome that is good; without spared ones nothing is counted."""
         self._outcomes = [outcome for outcome in self._outcomes if pulsar.Result.Ok not in outcome]
+        # Where many are under way, looking at all of them for each message would be the work.
+        self._drop_at = max(_MOST_KEPT, 2 * len(self._outcomes))
 
 
 def await_outcomes(outcomes: Iterable[dict[Any, Any]]) -> None:
