@@ -10,19 +10,18 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pulsar
 
-from delaylevel import onward
 from delaylevel.claim import Claim
 from delaylevel.clock import Clock
 from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, MissingTarget, Role
+from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.errors import BrokerError
 from delaylevel.outlet import error_name
 from delaylevel.ports import TopicAdmin
@@ -30,23 +29,20 @@ from delaylevel.positions import Position
 from delaylevel.reading import SourcePartition
 from delaylevel.releaselog import Mark, ReleaseState, encode, pack, unpack
 from delaylevel.segments import IntakeStoppedError, PendingSegments
-from delaylevel.window import Arrivals, Batch, Window
+from delaylevel.window import Arrivals, Window
 
-from .arrival import WindowMessage, recorder
+from .arrival import recorder
 from .figures import SharedFigures
 from .intake import TURN, CaughtUp, EntryEnd, Intake
-from .lanes import Lane, Lanes, OwnTopic, Slice, certain, lane_name
+from .lanes import Lanes, OwnTopic, Slice
 from .log import LostOwnershipError, ReleaseLog
+from .outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 
 # What is due is taken at most so often: below, every record would carry a message or two.
 _CYCLE_S = 0.008
 _BATCH = 1000
-# So many batches may be unconfirmed before the next one is taken, unless they wait for a target
-# that stands still.
-_BATCHES_AHEAD = 8
-_MOST_OPEN = 400
 # A takeover releases nothing until it has read all that is there, or for so long.
 _CATCH_UP_S = 60.0
 _GOODBYE_S = 15.0
@@ -70,16 +66,6 @@ class PumpSettings:
     checkpoint_ms: int = 1_000
     memory_bytes: int = 64 << 20
     remember: int = 2_000_000
-
-
-@dataclass
-class _Open:
-    """A batch whose intent is logged and which is not confirmed in whole."""
-
-    batch: Batch
-    messages: list[WindowMessage]
-    left: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
 
 
 class Pump(threading.Thread):
@@ -123,8 +109,6 @@ class Pump(threading.Thread):
         self._source, self._log_source = window_sources(now, partition)
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._open: dict[int, _Open] = {}
-        self._unanswered: list[Slice] = []
         self._refused_offer: Arrivals | None = None
         self._caught_up = False
         self._entry_end = -1
@@ -174,6 +158,18 @@ class Pump(threading.Thread):
         )
         self._segments = segments
         self._window = Window(state, segments, clock=self._clock)
+        self._outgoing = Outgoing(
+            self._window,
+            self._lanes,
+            self._log,
+            self._held,
+            self._dead,
+            description=self._description,
+            clock=self._clock,
+            numbered=settings.delivery is Delivery.EFFECTIVELY_ONCE,
+            figures=self.figures,
+            answered=self._events.put,
+        )
         intake: Intake | None = None
         try:
             self._recover(state)
@@ -252,12 +248,12 @@ class Pump(threading.Thread):
             return
         now = time.monotonic()
         until = checkpoint_s
-        if self._caught_up and self._may_take():
+        if self._caught_up and self._outgoing.ready:
             due_ms = self._window.next_due_ms()
             if due_ms is not None:
                 due_s = now + (due_ms - self._clock.now_ms()) / 1000
                 until = min(until, max(due_s, at_s))
-        if self._unanswered:
+        if self._outgoing.unanswered:
             until = min(until, now + _LOOK_EVERY_S)
         if until > now:
             try:
@@ -266,22 +262,16 @@ class Pump(threading.Thread):
                 return
             self._events.put(event)  # at the end: what is there is taken in one go
 
-    def _look_again(self) -> None:
-        """Finish what was flushed and had callbacks to come."""
-        unanswered, self._unanswered = self._unanswered, []
-        for part in unanswered:
-            self._finish(part)
-
     def _take_events(self, intake: Intake) -> None:
         arrivals = 0
-        self._look_again()
+        self._outgoing.look_again()
         while arrivals < 2:
             try:
                 event = self._events.get_nowait()
             except queue.Empty:
                 return
             if isinstance(event, Slice):
-                self._finish(event)
+                self._outgoing.finish(event)
             elif isinstance(event, Arrivals):
                 arrivals += 1
                 self._offer(intake, event)
@@ -315,160 +305,14 @@ class Pump(threading.Thread):
 
     # -- out
 
-    def _may_take(self) -> bool:
-        if len(self._open) < _BATCHES_AHEAD:
-            return True
-        return len(self._open) < _MOST_OPEN and not self._moving()
-
-    def _moving(self) -> bool:
-        """Say whether any open batch waits for a lane that does confirm."""
-        return any(
-            part.number in self._open
-            for lane in self._lanes.all()
-            if not self._lanes.refuses(lane)
-            for part in lane.waiting
-        )
-
     def _release(self) -> None:
-        while self._may_take():
+        while self._outgoing.ready:
             batch = self._window.advance(self._clock.now_ms(), _BATCH)
             if batch is None:
                 return
-            self._publish(batch)
+            self._outgoing.publish(batch)
             if len(batch.records) < _BATCH or not self._events.empty():
                 return
-
-    def _publish(self, batch: Batch) -> None:
-        messages = [WindowMessage._make(record) for record in batch.records]
-        opened = _Open(batch, messages)
-        parts: dict[int, Slice] = {}
-        lanes: dict[int, Lane] = {}
-        find = self._lanes.find
-        for index, message in enumerate(messages):
-            if not message.target:
-                opened.refused[index] = ""
-                continue
-            lane = find(message)
-            if isinstance(lane, str):
-                opened.refused[index] = lane
-                continue
-            part = parts.get(id(lane))
-            if part is None:
-                part = parts[id(lane)] = Slice(lane, batch.number)
-                lanes[id(lane)] = lane
-            part.indices.append(index)
-        self._log_intent(batch, list(parts.values()))
-        self._open[batch.number] = opened
-        opened.left = len(parts)
-        for part in parts.values():
-            part.started_s = time.monotonic()
-            part.lane.send(part, [messages[index] for index in part.indices])
-            self._flush(part)
-        if not parts:
-            self._confirm(opened)
-
-    def _log_intent(self, batch: Batch, parts: list[Slice]) -> None:
-        """Write down what is to be published; where that took long, this process stood still."""
-        outlets: list[tuple[str, int]] = []
-        outlet_index = np.empty(0, dtype=np.uint16)
-        if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
-            # What goes to the held or the dead-letter topic has no outlet: one behind the last.
-            outlet_index = np.full(len(batch.records), len(parts), dtype=np.uint16)
-            for place, part in enumerate(parts):
-                lane, count = part.lane, len(part.indices)
-                first = lane.next_sequence_id
-                outlets.append((lane_name(*lane.key), first))
-                outlet_index[part.indices] = place
-                part.sequence_ids = list(range(first, first + count))
-                lane.next_sequence_id = first + count
-        intent = self._window.intent(batch, tuple(outlets), outlet_index)
-        began = time.monotonic()
-        self._log.append(encode(intent))
-        if time.monotonic() - began > 1:
-            self._lanes.forgive()
-
-    def _flush(self, part: Slice) -> None:
-        events = self._events
-        part.lane.producer._producer.flush_async(lambda _result: events.put(part))
-
-    def _finish(self, part: Slice) -> None:
-        """The broker has answered for a slice, or the client has given up waiting."""
-        if part not in part.lane.waiting:
-            return  # settled meanwhile
-        if part.answered:
-            self._judge(part)
-        else:
-            # A flush does not wait for what was just taken from the client's queue: the callback
-            # is a moment away, and nothing has failed.
-            self._unanswered.append(part)
-
-    def _judge(self, part: Slice) -> None:
-        """Settle a slice by its outcomes; one that is missing counts as a failure."""
-        lane = part.lane
-        failures = part.failures()
-        unsure = any(not certain(reason) for _, reason in failures)
-        if unsure and lane.numbered:
-            # Only a new producer of that name can say what the broker has stored.
-            if lane.producer is not None:
-                self._lanes.doubt(lane)
-            return
-        self._settle(part, dict(failures))
-        if failures and lane.producer is not None and not lane.waiting:
-            self._lanes.drop(lane)
-
-    def _settle(self, part: Slice, failures: dict[int, str]) -> None:
-        lane = part.lane
-        lane.settled(part)
-        opened = self._open[part.number]
-        if failures:
-            target, schema, _ = lane.key
-            self._lanes.refuse(target, schema, next(iter(failures.values())))
-            opened.refused.update(failures)
-        elif not lane.waiting:
-            self._lanes.accept(lane)
-        opened.left -= 1
-        if not opened.left:
-            self._confirm(opened)
-
-    def _confirm(self, opened: _Open) -> None:
-        """Set aside what was refused, and write down that the batch is done."""
-        batch = opened.batch
-        del self._open[batch.number]
-        held = self._set_aside(opened) if opened.refused else ()
-        done = self._window.confirm(batch.number, held)
-        self._log.append_soon(encode(done))
-        due_ms = batch.due_ms
-        if opened.refused:
-            due_ms = np.delete(due_ms, list(opened.refused))
-        self.figures.released(due_ms, self._clock.now_ms())
-
-    def _set_aside(self, opened: _Open) -> Sequence[int]:
-        """Store what cannot be published in the held or the dead-letter topic."""
-        until_ms = onward.held_until_ms(self._description(), self._clock.now_ms())
-        held: list[tuple[WindowMessage, dict[str, str], int | None]] = []
-        dead: list[tuple[WindowMessage, dict[str, str], int | None]] = []
-        positions: list[int] = []
-        for index, reason in sorted(opened.refused.items()):
-            message = opened.messages[index]
-            if not message.target:
-                dead.append((message, message.properties, None))
-                continue
-            policy = onward.missing_target_policy(self._description(), reason)
-            if policy is MissingTarget.DROP:
-                self.figures.dropped()
-                continue
-            positions.append(int(opened.batch.positions[index]))
-            if policy is MissingTarget.DEAD_LETTER:
-                dead.append((message, message.abandoned_properties(), None))
-                continue
-            held.append((message, message.held_properties(reason), until_ms))
-            self.figures.held(message.target)
-        if held:
-            self._held.send(held)
-        if dead:
-            self._dead.send(dead)
-            self.figures.dead(len(dead))
-        return positions
 
     # -- now and then
 
@@ -480,10 +324,7 @@ class Pump(threading.Thread):
         self._acknowledge()
         if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        for part in self._lanes.watch():
-            self._judge(part)
-        for lane in self._lanes.in_doubt():
-            self._resolve(lane)
+        self._outgoing.look_after()
         if self._refused_offer is not None:
             self._offer(intake, self._refused_offer)
         window = self._window
@@ -502,30 +343,19 @@ class Pump(threading.Thread):
         self._log.snapshot(chunks)
         self._snapshot_size = sum(map(len, chunks))
 
-    def _resolve(self, lane: Lane) -> None:
-        """Ask the broker what it has of a lane whose producer was given up."""
-        last = self._lanes.resolve(lane)
-        if last is None:
-            return
-        for part in list(lane.waiting):
-            failures = {
-                index: "not confirmed"
-                for index, number in zip(part.indices, part.sequence_ids, strict=True)
-                if number > last
-            }
-            self._settle(part, failures)
-
     def _say_goodbye(self) -> None:
         """Wait a while for what is under way, and leave as little as can be to the next owner."""
         deadline = time.monotonic() + _GOODBYE_S
-        while self._open and time.monotonic() < deadline:
-            self._look_again()
+        while self._outgoing and time.monotonic() < deadline:
+            self._outgoing.look_again()
             try:
-                event = self._events.get(timeout=_LOOK_EVERY_S if self._unanswered else 0.2)
+                event = self._events.get(
+                    timeout=_LOOK_EVERY_S if self._outgoing.unanswered else 0.2
+                )
             except queue.Empty:
                 continue
             if isinstance(event, Slice):
-                self._finish(event)
+                self._outgoing.finish(event)
         self._write_snapshot()
         self._acknowledge()
 
