@@ -1,0 +1,124 @@
+"""Levels, window and dispatcher together: acknowledged is in the order of the topics only."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.admin import Admin
+from delaylevel.clock import SystemClock
+from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.ports import AcknowledgedRange
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+LEVELS = Levels(
+    [
+        PartitionStrategy(
+            partition_by=timedelta(seconds=2),
+            maximum_delay=timedelta(seconds=6),
+            lead=timedelta(seconds=1),
+        ),
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=500), maximum_delay=timedelta(seconds=2)
+        ),
+    ]
+)
+
+
+class Watch(threading.Thread):
+    """Looks again and again at what is acknowledged out of order, in every source partition."""
+
+    def __init__(self, admin: Admin, description: LevelTopicDescription) -> None:
+        super().__init__()
+        self.partitions = [
+            member.topic.partition(index)
+            for member in description.members()
+            if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW)
+            for index in range(member.partitions)
+        ]
+        self.looks = 0
+        self.found: dict[TopicName, tuple[AcknowledgedRange, ...]] = {}
+        self._admin = admin
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            for partition in self.partitions:
+                if ranges := self._admin.acknowledged_ranges(partition, SUBSCRIPTION):
+                    self.found[partition] = ranges
+            self.looks += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def test_from_wrapper_to_consumer_without_acknowledgement_holes(
+    admin: Admin,
+    client: pulsar.Client,
+    level_topic: Callable[..., LevelTopicDescription],
+    dl_client: Callable[..., Any],
+    spark_job: Callable[..., Any],
+    receive: Callable[..., Any],
+    drained: Callable[[LevelTopicDescription], None],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    orders = description.targets[0]
+    get = receive(orders, consumer_type=pulsar.ConsumerType.Exclusive)
+    dispatcher = Dispatcher(client, admin, [orders], DispatchSettings(directory=tmp_path))
+    serving = threading.Thread(target=dispatcher.run)
+    watch = Watch(admin, description)
+    delays = [random.Random(5).randint(0, 6000) for _ in range(600)]
+    serving.start()
+    watch.start()
+    try:
+        with (
+            spark_job(description) as job,
+            dl_client().create_producer(orders, enable_delay_level_topic=True) as producer,
+        ):
+            job.ready()
+            begin_ms = SystemClock().now_ms()
+            for number, delay_ms in enumerate(delays):
+                producer.send_async(
+                    b"%d" % number,
+                    None,
+                    deliver_at=begin_ms + delay_ms,
+                    partition_key=f"key-{number % 7}",
+                )
+            producer.flush()
+            arrivals = get(len(delays))
+            drained(description)
+            window = description.window_topic
+            eventually(
+                lambda: (
+                    not any(
+                        stats.subscriptions[SUBSCRIPTION].backlog_entries
+                        for stats in admin.partitioned_stats(window).values()
+                    )
+                ),
+                "the acknowledgement of the window",
+            )
+    finally:
+        watch.end()
+        dispatcher.stop()
+        serving.join()
+
+    assert sorted(int(a.message.data()) for a in arrivals) == list(range(len(delays)))
+    delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
+    assert len(delayed) > len(delays) // 2
+    assert min(a.late_ms for a in delayed) >= 0
+    assert watch.looks > 3
+    assert watch.found == {}
