@@ -51,10 +51,10 @@ TRACKER_BYTES = Figure(
     "python benchmarks/bench_tracker.py",
 )
 SPARK_RATE = Figure(
-    20_100,
+    36_300,
     "messages a second, core and hop, at least once",
     "docs/benchmarks.md",
-    "| `local[1]` | 18,600/s | 32,400/s | 20,100/s (15,800 to 24,400) | 1.1 |",
+    "| at least once, `local[1]` | 17,300/s | 28,900/s | 36,300/s (36,100 to 36,600) | 2.1 |",
     "python benchmarks/bench_spark.py",
 )
 FUNCTION_RATE = Figure(
@@ -65,10 +65,10 @@ FUNCTION_RATE = Figure(
     "python benchmarks/bench_function.py",
 )
 PUBLISH_RATE = Figure(
-    30_400,
+    42_500,
     "delayed messages a second of one wrapped producer",
     "docs/benchmarks.md",
-    "| wrapper, batches of 100 ms | 30,400 | 1.6 | 34,300 | 1.05 |",
+    "| | wrapper | 42,600 (35,300 to 48,100) | 1.5 | 42,500 (42,100 to 42,500) | 1.4 |",
     "python benchmarks/bench_publish.py",
 )
 
