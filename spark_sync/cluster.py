@@ -7,6 +7,7 @@ them: not on a command line, not in a Spark setting, and so neither in the UI no
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -25,6 +26,12 @@ from .packages import FOLDER, pack
 TOKEN_VARIABLE = ENVIRONMENT_PREFIX + "TOKEN"
 _PROGRAM = Path(__file__).with_name("submitted.py").resolve()
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Where these log at DEBUG, they write out the environment of Python workers, token and all.
+_TALKS_OF_ENVIRONMENTS = (
+    "org.apache.spark.sql.DataSourceRegistration",
+    "org.apache.spark.sql.UDTFRegistration",
+    "org.apache.spark.sql.classic.UDFRegistration",
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,22 @@ def enter_environment(spark: Any, connection: Connection) -> None:
     for name in ("PATH", "PYTHONPATH"):
         environment.pop(name, None)
     if connection.token is not None:
+        _keep_environments_unsaid(spark)
         environment[TOKEN_VARIABLE] = connection.token.get_secret_value()
+
+
+def _keep_environments_unsaid(spark: Any) -> None:
+    """Leave out of a talkative log what holds the environment of Python workers.
+
+    This program's own side of Py4J logs every value that goes to the JVM, at DEBUG as well.
+    """
+    python = logging.getLogger("py4j")
+    if python.isEnabledFor(logging.DEBUG):
+        python.setLevel(logging.INFO)
+    log4j = spark.sparkContext._jvm.org.apache.logging.log4j
+    for name in _TALKS_OF_ENVIRONMENTS:
+        if log4j.LogManager.getLogger(name).isDebugEnabled():
+            log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
 
 
 def submit_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -141,11 +142,36 @@ def test_only_a_local_master_runs_in_the_driver(master: str, local: bool) -> Non
     assert cluster.is_local(master) is local
 
 
-def test_the_token_goes_into_the_workers_environment_only() -> None:
+class Log4j:
+    """Log4j in Spark's JVM: which loggers are at DEBUG, and what is set to what."""
+
+    def __init__(self, *talkative: str) -> None:
+        self.levels: dict[str, str] = {}
+        self.Level = SimpleNamespace(INFO="INFO")
+        self.LogManager = SimpleNamespace(
+            getLogger=lambda name: SimpleNamespace(isDebugEnabled=lambda: name in talkative)
+        )
+        configurator = SimpleNamespace(setLevel=self.levels.__setitem__)
+        self.core = SimpleNamespace(config=SimpleNamespace(Configurator=configurator))
+
+
+def test_the_token_goes_into_the_workers_environment_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And it is kept out of the logs that would show that environment."""
     environment = {"PATH": "executors only", "PYTHONPATH": FOLDER, "OTHER": "kept"}
-    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(environment=environment))
+    registration = "org.apache.spark.sql.DataSourceRegistration"
+    log4j = Log4j(registration)
+    jvm = SimpleNamespace(
+        org=SimpleNamespace(apache=SimpleNamespace(logging=SimpleNamespace(log4j=log4j)))
+    )
+    context = SimpleNamespace(environment=environment, _jvm=jvm)
+    session: Any = SimpleNamespace(sparkContext=context)
+    caplog.set_level(logging.DEBUG, "py4j")
     cluster.enter_environment(session, Connection(token=SecretStr("t0ken")))
     assert environment == {"OTHER": "kept", "DELAYLEVEL_TOKEN": "t0ken"}
+    assert log4j.levels == {registration: "INFO"}
+    assert not logging.getLogger("py4j.clientserver").isEnabledFor(logging.DEBUG)
     cluster.enter_environment(session, Connection())
     assert environment["DELAYLEVEL_TOKEN"] == "t0ken"
 

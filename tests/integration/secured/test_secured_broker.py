@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
-import hashlib
-import hmac
-import json
 import os
-import secrets
-import shutil
-import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,98 +15,20 @@ import pulsar
 import pytest
 
 from delaylevel import levelstatus, topics
-from delaylevel._broker_process import free_ports
 from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
 from delaylevel.client import DelayLevelClient
 from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.description import Role
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
-from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError, PrerequisiteError
+from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.inspection import Inspector
 from delaylevel.mover import LocalMover
-from delaylevel.strategy import Levels, PartitionStrategy
 from delaylevel.topicname import TopicName
 
 TOPIC = "persistent://public/default/secured"
-
-
-def jwt(key: bytes, subject: str) -> str:
-    def part(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    head = part(b'{"alg":"HS256"}') + "." + part(json.dumps({"sub": subject}).encode())
-    return head + "." + part(hmac.digest(key, head.encode(), hashlib.sha256))
-
-
-class Secured:
-    """A broker with token authentication, and TLS ports beside the plain ones."""
-
-    def __init__(self, folder: Path) -> None:
-        openssl = shutil.which("openssl")
-        if openssl is None:
-            raise PrerequisiteError("openssl is needed to make a certificate: install it")
-        self.certificate, key = folder / "cert.pem", folder / "key.pem"
-        subprocess.run(
-            f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker "
-            f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {self.certificate}".split(),
-            check=True,
-            capture_output=True,
-        )
-        secret = secrets.token_bytes(32)
-        (folder / "secret.key").write_bytes(secret)
-        self.token = jwt(secret, "admin")
-        self.reader_token = jwt(secret, "reader")
-        self.token_of = functools.partial(jwt, secret)
-        self.foreign_token = jwt(secrets.token_bytes(32), "admin")
-        service_port, web_port = free_ports(2)
-        self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
-        self.admin_url = f"https://127.0.0.1:{web_port}"
-        conf: dict[str, Any] = {
-            "authenticationEnabled": True,
-            "authorizationEnabled": True,
-            "authenticationProviders": (
-                "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
-            ),
-            "superUserRoles": "admin",
-            "tokenSecretKey": f"file://{folder}/secret.key",
-            "brokerClientAuthenticationPlugin": (
-                "org.apache.pulsar.client.impl.auth.AuthenticationToken"
-            ),
-            "brokerClientAuthenticationParameters": json.dumps({"token": self.token}),
-            "brokerServicePortTls": service_port,
-            "webServicePortTls": web_port,
-            "tlsCertificateFilePath": self.certificate,
-            "tlsKeyFilePath": key,
-        }
-        self.broker = EmbeddedBroker(
-            "secured",
-            directory=folder / "broker",
-            conf=conf,
-            heap_mb=256,
-            token=self.token,
-            follow_parent=True,
-        )
-
-    def load(self, **settings: Any) -> Connection:
-        trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
-        addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
-        defaults = {**addresses, "operation_timeout_seconds": 60}
-        return Connection.load(environ={}, **{**defaults, **trust, **settings})
-
-
-@pytest.fixture(scope="module")
-def secured(
-    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
-) -> Iterator[Secured]:
-    try:
-        secured = Secured(tmp_path_factory.mktemp("secured"))
-    except PrerequisiteError as error:
-        pytest.skip(str(error))
-    started(secured.broker)
-    yield secured
-    secured.broker.remove()
+# The table of docs/security.md; None is the business topic.
+COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.LOG)
 
 
 def publish(connection: Connection) -> None:
@@ -143,20 +57,20 @@ def partitions(connection: Connection) -> None:
         admin.list_topics("public/default")
 
 
-def test_token_and_certificate_let_both_in(secured: Secured) -> None:
+def test_token_and_certificate_let_both_in(secured: Any) -> None:
     connection = secured.load(token=secured.token)
     publish(connection)
     with Admin.from_connection(connection) as admin:
         assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
 
 
-def test_the_plain_ports_want_the_token_too(secured: Secured) -> None:
+def test_the_plain_ports_want_the_token_too(secured: Any) -> None:
     publish(secured.broker.connection)
     with pytest.raises(PermissionDeniedError):
         partitions(secured.broker.connection.model_copy(update={"token": None}))
 
 
-def test_a_renewed_token_file_is_taken_up(secured: Secured, tmp_path: Path) -> None:
+def test_a_renewed_token_file_is_taken_up(secured: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(secured.foreign_token)
     connection = secured.load(token_file=path)
@@ -169,7 +83,7 @@ def test_a_renewed_token_file_is_taken_up(secured: Secured, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["none", "foreign"])
-def test_without_the_right_token_nobody_gets_in(secured: Secured, kind: str) -> None:
+def test_without_the_right_token_nobody_gets_in(secured: Any, kind: str) -> None:
     token = None if kind == "none" else secured.foreign_token
     connection = secured.load(token=token)
     with pytest.raises(PermissionDeniedError) as refused:
@@ -181,7 +95,7 @@ def test_without_the_right_token_nobody_gets_in(secured: Secured, kind: str) -> 
         assert token not in str(refused_by_client)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Secured) -> None:
+def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Any) -> None:
     connection = secured.load(token=secured.token, tls_trust_certs_file=None)
     with pytest.raises(BrokerUnreachableError):
         partitions(connection)
@@ -192,7 +106,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Secured) -> N
     partitions(accepting)
 
 
-def test_the_host_must_be_the_certificates(secured: Secured) -> None:
+def test_the_host_must_be_the_certificates(secured: Any) -> None:
     addresses = {
         "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
         "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
@@ -206,7 +120,7 @@ def test_the_host_must_be_the_certificates(secured: Secured) -> None:
     publish(lenient)
 
 
-def test_the_doctor_says_what_a_token_may_not_do(secured: Secured) -> None:
+def test_the_doctor_says_what_a_token_may_not_do(secured: Any) -> None:
     good = list(examine(secured.load(token=secured.token)))
     assert [item.check for item in good if item.state is State.FAILED] == []
     found = list(examine(secured.load(token=secured.foreign_token)))
@@ -216,7 +130,7 @@ def test_the_doctor_says_what_a_token_may_not_do(secured: Secured) -> None:
     assert "pulsar-admin tenants update" in finding.remedies[0]
 
 
-def test_inspection_needs_no_more_than_consume(secured: Secured) -> None:
+def test_inspection_needs_no_more_than_consume(secured: Any) -> None:
     pytest.importorskip("duckdb")
     owner = secured.load(token=secured.token)
     quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
@@ -239,81 +153,35 @@ def test_inspection_needs_no_more_than_consume(secured: Secured) -> None:
 
 # -- least privileges
 
-UNIT = timedelta(milliseconds=500)
-BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 
-
-@dataclass(frozen=True)
-class Roles:
-    """One level topic, and a token for each of those who work on it."""
-
-    secured: Secured
-    description: LevelTopicDescription
-
-    def load(self, role: str) -> Connection:
-        return self.secured.load(token=self.secured.token_of(role), operation_timeout_seconds=5)
-
-    def client(self, role: str) -> DelayLevelClient:
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        return DelayLevelClient.from_connection(self.load(role), logger=quiet)
-
-    def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
-        """Grant actions on topics of the family, by what they are for; None for the target."""
-        owner = Admin.from_connection(self.secured.load(token=self.secured.token))
-        with owner:
-            for member in self.description.members():
-                if member.role in roles:
-                    self._grant(owner, member.topic, role, roles[member.role])
-            if None in roles:
-                self._grant(owner, TopicName.parse(self.description.targets[0]), role, roles[None])
-
-    @staticmethod
-    def _grant(owner: Admin, topic: TopicName, role: str, actions: str) -> None:
-        owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(","))
-
-
-@pytest.fixture
-def roles(secured: Secured) -> Roles:
-    """A level topic whose roles may do what docs/security.md says, and nothing else."""
-    target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
-    description = LevelTopicDescription(f"{target}-delay-level", BRIEF, (target,))
-    owner = secured.load(token=secured.token)
-    with Admin.from_connection(owner) as admin:
-        admin.create_partitioned(TopicName.parse(target), 1)
-        made = Roles(secured, topics.create(admin, description))
-    made.grant("sender", PRIVILEGES["sender"])
-    made.grant("mover", PRIVILEGES["mover"])
-    made.grant("dispatcher", PRIVILEGES["dispatcher"])
-    made.grant("application", PRIVILEGES["application"])
-    return made
-
-
-PRIVILEGES: dict[str, dict[Role | None, str]] = {
-    "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
-    "mover": {
-        Role.LEVEL: "consume,produce",
-        Role.HELD: "consume,produce",
-        Role.DEAD_LETTER: "produce",
-        Role.WINDOW: "produce",
-    },
-    "dispatcher": {
-        Role.WINDOW: "consume",
-        Role.LOG: "consume,produce",
-        Role.HELD: "produce",
-        Role.DEAD_LETTER: "produce",
-        Role.LEVEL: "produce",
-        None: "produce",
-    },
-    "application": {None: "consume"},
-}
+def test_the_grants_are_those_of_the_documentation(
+    privileges: Mapping[str, Mapping[Role | None, str]],
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    table = text[text.index("| role | business topic |") :].split("\n\n")[0].splitlines()
+    documented = {}
+    for line in table[2:]:
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        granted = dict(zip(COLUMNS, cells, strict=True))
+        documented[name] = {
+            what: granted[what].replace(", ", ",") for what in granted if granted[what]
+        }
+    assert documented.pop("producer") == privileges["sender"]
+    assert documented.pop("application (consumer)") == privileges["application"]
+    assert documented.pop("mover") == privileges["mover"]
+    assert documented.pop("dispatcher") == privileges["dispatcher"]
 
 
 def test_each_role_needs_its_own_topics_only(
-    roles: Roles, tmp_path: Path, eventually: Callable[..., Any]
+    roles: Any,
+    privileges: Mapping[str, Any],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
 ) -> None:
-    description, target = roles.description, roles.description.targets[0]
+    description, target = roles.description, roles.target
+    unit = timedelta(milliseconds=description.levels[0].unit_ms)
     with contextlib.ExitStack() as stack:
-        clients = {role: roles.client(role) for role in PRIVILEGES}
+        clients = {role: roles.client(role) for role in privileges}
         for client in clients.values():
             stack.callback(client.close)
         admins = {
@@ -335,8 +203,8 @@ def test_each_role_needs_its_own_topics_only(
         # Nobody can say where this one is to go: it becomes a dead letter.
         clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"now")
-        producer.send(b"window", deliver_after=UNIT / 2)
-        producer.send(b"levels", deliver_after=3 * UNIT)
+        producer.send(b"window", deliver_after=unit / 2)
+        producer.send(b"levels", deliver_after=3 * unit)
         got = set()
 
         def arrived() -> bool:
@@ -348,14 +216,14 @@ def test_each_role_needs_its_own_topics_only(
             return got == {b"now", b"window", b"levels"}
 
         eventually(arrived, "all three messages", seconds=60)
-        with Admin.from_connection(roles.secured.load(token=roles.secured.token)) as owner:
+        with roles.owner() as owner:
             look = functools.partial(levelstatus.status, owner, description, 0)
             eventually(lambda: look().dead_letter_entries == 1, "the dead letter", seconds=60)
             assert look().held_entries == 0
         assert producer.sent() == {"500ms": 1, "window": 1, "straight": 1}
 
 
-def test_nobody_may_do_what_is_not_theirs(roles: Roles) -> None:
+def test_nobody_may_do_what_is_not_theirs(roles: Any, privileges: Mapping[str, Any]) -> None:
     """The grants above are really looked at: what they leave out is refused."""
     description, target = roles.description, roles.description.targets[0]
     level = description.name.partition(0).full
@@ -372,7 +240,7 @@ def test_nobody_may_do_what_is_not_theirs(roles: Roles) -> None:
             pytest.raises(pulsar.PulsarException),
         ):
             client.subscribe(topic, "spy")
-    for role in PRIVILEGES:
+    for role in privileges:
         with Admin.from_connection(roles.load(role)) as admin:
             with pytest.raises(PermissionDeniedError) as refused:
                 admin.delete(description.name)
@@ -383,12 +251,11 @@ def test_nobody_may_do_what_is_not_theirs(roles: Roles) -> None:
 
 
 def test_a_programs_token_is_in_none_of_its_words(
-    roles: Roles, cli_process: Callable[..., Any], eventually: Callable[..., Any]
+    roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
     """Neither in process lists, nor in logs at their most talkative, nor in errors."""
     secured, topic = roles.secured, roles.description.topic
-    where = ["-vv", "--service-url", secured.service_url, "--admin-url", secured.admin_url]
-    where += ["--tls-trust-certs-file", str(secured.certificate)]
+    where = ["-vv", *secured.words()]
     for token, well in ((secured.token, True), (secured.foreign_token, False)):
         environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
         started = [
@@ -403,7 +270,7 @@ def test_a_programs_token_is_in_none_of_its_words(
         last = started[2]
         commands = [Path(f"/proc/{each.pid}/cmdline").read_text() for each in started]
         if well:
-            with Admin.from_connection(secured.load(token=token)) as owner:
+            with roles.owner() as owner:
                 look = functools.partial(levelstatus.status, owner, roles.description, 0)
                 eventually(lambda look=look: look().dispatchers, "the dispatcher", seconds=60)
             last.terminate()

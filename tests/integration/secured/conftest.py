@@ -1,0 +1,244 @@
+"""Fixtures for a broker with tokens and TLS, on which every role has its own, smallest rights.
+
+``secured``   a broker of the test module's own; its dictionary ``BROKER`` has further settings
+``family``    makes a level topic, and rights on its topics
+``PRIVILEGES`` is what docs/security.md grants; a test of it compares the two.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel import topics
+from delaylevel._broker_process import free_ports
+from delaylevel.admin import Admin
+from delaylevel.broker import EmbeddedBroker
+from delaylevel.client import DelayLevelClient
+from delaylevel.config import Connection
+from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.errors import PrerequisiteError
+from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.topicname import TopicName
+
+UNIT = timedelta(milliseconds=500)
+BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
+
+# With the final window `tracker`, by what a topic of the family is for; None for the target.
+PRIVILEGES: dict[str, dict[Role | None, str]] = {
+    "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
+    "mover": {
+        Role.LEVEL: "consume,produce",
+        Role.HELD: "consume,produce",
+        Role.DEAD_LETTER: "produce",
+        Role.WINDOW: "produce",
+    },
+    "dispatcher": {
+        Role.WINDOW: "consume",
+        Role.LOG: "consume,produce",
+        Role.HELD: "produce",
+        Role.DEAD_LETTER: "produce",
+        Role.LEVEL: "produce",
+        None: "produce",
+    },
+    "application": {None: "consume"},
+}
+
+
+def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
+    """Return a signed token; it expires so many seconds from now, or never."""
+
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    claims: dict[str, Any] = {"sub": subject}
+    if expires_s is not None:
+        claims["exp"] = int(time.time() + expires_s)
+    head = part(b'{"alg":"HS256"}') + "." + part(json.dumps(claims).encode())
+    return head + "." + part(hmac.digest(key, head.encode(), hashlib.sha256))
+
+
+class Secured:
+    """A broker with token authentication, and TLS ports beside the plain ones."""
+
+    def __init__(self, folder: Path, functions: bool = False, **settings: Any) -> None:
+        openssl = shutil.which("openssl")
+        if openssl is None:
+            raise PrerequisiteError("openssl is needed to make a certificate: install it")
+        self.folder = folder
+        self.certificate, key = folder / "cert.pem", folder / "key.pem"
+        subprocess.run(
+            f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker "
+            f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {self.certificate}".split(),
+            check=True,
+            capture_output=True,
+        )
+        secret = secrets.token_bytes(32)
+        (folder / "secret.key").write_bytes(secret)
+        self.token = jwt(secret, "admin")
+        self.reader_token = jwt(secret, "reader")
+        self.token_of = functools.partial(jwt, secret)
+        self.foreign_token = jwt(secrets.token_bytes(32), "admin")
+        # What the broker itself is let in by: its file, so that it stands on no command line.
+        self.own_token_file = folder / "broker.token"
+        self.own_token_file.write_text(self.token)
+        service_port, web_port = free_ports(2)
+        self.service_url = f"pulsar+ssl://127.0.0.1:{service_port}"
+        self.admin_url = f"https://127.0.0.1:{web_port}"
+        conf: dict[str, Any] = {
+            "authenticationEnabled": True,
+            "authorizationEnabled": True,
+            "authenticationProviders": (
+                "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+            ),
+            "superUserRoles": "admin",
+            "tokenSecretKey": f"file://{folder}/secret.key",
+            "brokerClientAuthenticationPlugin": (
+                "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+            ),
+            "brokerClientAuthenticationParameters": f"file://{self.own_token_file}",
+            "brokerServicePortTls": service_port,
+            "webServicePortTls": web_port,
+            "tlsCertificateFilePath": self.certificate,
+            "tlsKeyFilePath": key,
+        }
+        self.broker = EmbeddedBroker(
+            "secured",
+            directory=folder / "broker",
+            conf={**conf, **{name: self._filled(value) for name, value in settings.items()}},
+            functions=functions,
+            heap_mb=256,
+            token=self.token,
+            follow_parent=True,
+        )
+
+    def _filled(self, value: Any) -> Any:
+        """A setting may name the broker's certificate and its token, which are made here."""
+        if not isinstance(value, str):
+            return value
+        return value.format(certificate=self.certificate, token=self.token)
+
+    def load(self, **settings: Any) -> Connection:
+        """Return the TLS addresses, with a certificate to trust, as a connection."""
+        trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
+        addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
+        defaults = {**addresses, "operation_timeout_seconds": 60}
+        return Connection.load(environ={}, **{**defaults, **trust, **settings})
+
+    def words(self) -> list[str]:
+        """The options by which a program reaches it; never a token."""
+        found = ["--service-url", self.service_url, "--admin-url", self.admin_url]
+        return [*found, "--tls-trust-certs-file", str(self.certificate)]
+
+
+@pytest.fixture(scope="module")
+def secured(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    started: Callable[[EmbeddedBroker], EmbeddedBroker],
+) -> Iterator[Secured]:
+    """A broker with tokens and TLS."""
+    try:
+        secured = Secured(
+            tmp_path_factory.mktemp("secured"), **getattr(request.module, "BROKER", {})
+        )
+    except PrerequisiteError as error:
+        pytest.skip(str(error))
+    started(secured.broker)
+    yield secured
+    secured.broker.remove()
+
+
+@pytest.fixture
+def connection(secured: Secured) -> Connection:
+    """The secured broker instead of the plain one, for the fixtures of other tests; no token."""
+    return secured.load()
+
+
+@dataclass(frozen=True)
+class Roles:
+    """One level topic, and a token for each of those who work on it."""
+
+    secured: Secured
+    description: LevelTopicDescription
+
+    @property
+    def target(self) -> str:
+        """The business topic."""
+        return self.description.targets[0]
+
+    def load(self, role: str, **settings: Any) -> Connection:
+        """Return a connection with a role's token."""
+        given = {"token": self.secured.token_of(role), "operation_timeout_seconds": 5, **settings}
+        return self.secured.load(**given)
+
+    def client(self, role: str, **settings: Any) -> DelayLevelClient:
+        """Return a client with a role's token; its own log is left out."""
+        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        return DelayLevelClient.from_connection(self.load(role, **settings), logger=quiet)
+
+    @contextlib.contextmanager
+    def owner(self) -> Iterator[Admin]:
+        """An admin client that may do everything."""
+        with Admin.from_connection(self.secured.load(token=self.secured.token)) as admin:
+            yield admin
+
+    def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
+        """Grant actions on topics of the family, by what they are for; None for the target."""
+        with self.owner() as owner:
+            for member in self.description.members():
+                if member.role in roles:
+                    self.grant_on(owner, member.topic, role, roles[member.role])
+            if None in roles:
+                self.grant_on(owner, TopicName.parse(self.target), role, roles[None])
+
+    @staticmethod
+    def grant_on(owner: Admin, topic: TopicName, role: str, actions: str) -> None:
+        """Grant actions on one topic."""
+        owner._rest.post(f"{topic.rest_path}/permissions/{role}", actions.split(","))
+
+
+@pytest.fixture
+def family(secured: Secured) -> Callable[..., Roles]:
+    """``family(**description)``: a level topic whose roles may do nothing yet."""
+
+    def make(levels: Levels = BRIEF, **values: Any) -> Roles:
+        target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
+        description = LevelTopicDescription(f"{target}-delay-level", levels, (target,), **values)
+        with Admin.from_connection(secured.load(token=secured.token)) as admin:
+            admin.create_partitioned(TopicName.parse(target), 1)
+            return Roles(secured, topics.create(admin, description))
+
+    return make
+
+
+@pytest.fixture
+def privileges() -> dict[str, dict[Role | None, str]]:
+    """What docs/security.md grants to each role, with the final window ``tracker``."""
+    return {role: dict(granted) for role, granted in PRIVILEGES.items()}
+
+
+@pytest.fixture
+def roles(family: Callable[..., Roles]) -> Roles:
+    """A level topic whose roles may do what docs/security.md says, and nothing else."""
+    made = family()
+    for role, granted in PRIVILEGES.items():
+        made.grant(role, granted)
+    return made

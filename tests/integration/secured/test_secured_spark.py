@@ -1,0 +1,195 @@
+"""The Spark job against a broker with tokens and TLS: least privileges, no token anywhere, renewal.
+
+The job is the program that users start, with its JVM and Python workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel import levelstatus
+from delaylevel._broker_process import free_ports
+from delaylevel.admin import Admin
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
+
+# A token that has expired is noticed within a second, instead of a minute.
+BROKER = {"authenticationRefreshCheckSeconds": 1}
+# A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
+PATIENCE_S = 240
+LIFETIME_S = 15
+
+# Everything that Spark's JVM can say, instead of its errors only.
+TALKATIVE = """\
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+rootLogger.level = trace
+rootLogger.appenderRef.stdout.ref = console
+# Spark takes the level of its shell for all of it, where the two differ.
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = trace
+"""
+
+
+class Consumer:
+    """What has arrived at a business topic, by body."""
+
+    def __init__(self, client: Any, target: str) -> None:
+        self._consumer = client.subscribe(target, "app")
+        self.ids: dict[bytes, set[str]] = {}
+
+    def has(self, *bodies: bytes) -> bool:
+        """Receive what is there; say whether all of these have come by now."""
+        with contextlib.suppress(pulsar.Timeout):
+            while True:
+                message = self._consumer.receive(timeout_millis=100)
+                identity = message.properties().get("delaylevel.id", "")
+                self.ids.setdefault(message.data(), set()).add(identity)
+                self._consumer.acknowledge(message)
+        return set(bodies) <= self.ids.keys()
+
+
+def tree(pid: int) -> dict[int, str]:
+    """The command lines of a program and of everything that it started."""
+    found = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                found[process.pid] = Path(f"/proc/{process.pid}/cmdline").read_text()
+    return found
+
+
+def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
+    """Every file below some folders; one that goes away meanwhile is left out."""
+    for folder in folders:
+        for path in folder.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file():
+                    yield str(path), path.read_bytes()
+
+
+def signature(token: str) -> bytes:
+    """The part of a token that makes it valid."""
+    return token.rpartition(".")[2].encode()
+
+
+def pages(port: int) -> Iterator[tuple[str, bytes]]:
+    """What Spark's user interface shows, page by page, and what its REST interface says."""
+    http, base = urllib3.PoolManager(timeout=30), f"http://127.0.0.1:{port}"
+    applications = json.loads(http.request("GET", f"{base}/api/v1/applications").data)
+    rest = f"/api/v1/applications/{applications[0]['id']}"
+    paths = ["/environment/", "/jobs/", "/stages/", "/executors/", "/SQL/", "/StreamingQuery/"]
+    paths += [f"{rest}/{name}" for name in ("environment", "jobs", "stages", "executors")]
+    paths += [f"{rest}/sql?details=true&planDescription=true&length=100", f"{rest}/allexecutors"]
+    queries = http.request("GET", f"{base}/SQL/").data.decode()
+    paths += [f"/SQL/execution/?id={n}" for n in sorted(set(re.findall(r"\?id=(\d+)", queries)))]
+    for path in paths:
+        answer = http.request("GET", base + path)
+        assert answer.status == 200, path
+        yield path, answer.data
+
+
+def test_a_job_with_the_least_privileges_moves_and_says_no_token(
+    roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The token comes by the environment, whence it could get into more places than a file's."""
+    description, token = roles.description, roles.secured.token_of("mover")
+    unit = timedelta(milliseconds=description.levels[0].unit_ms)
+    checkpoint, events, local = (tmp_path / name for name in ("checkpoint", "events", "local"))
+    events.mkdir()
+    local.mkdir()
+    talkative = tmp_path / "log4j2.properties"
+    talkative.write_text(TALKATIVE)
+    (port,) = free_ports(1)
+    spark = {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(port),
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.local.dir": str(local),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={talkative.as_uri()}",
+    }
+    words = ["-vv", *roles.secured.words(), "sync", "spark", description.topic]
+    words += ["--master", "local[1]", "--checkpoint", str(checkpoint)]
+    for name, value in spark.items():
+        words += ["--conf", f"{name}={value}"]
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in ("sender", "dispatcher", "application")}
+        for client in clients.values():
+            stack.callback(client.close)
+        consumer = Consumer(clients["application"], roles.target)
+        admin = stack.enter_context(Admin.from_connection(roles.load("dispatcher")))
+        settings = DispatchSettings(directory=tmp_path / "spill")
+        dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
+        thread = threading.Thread(target=dispatcher.run)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(dispatcher.stop)
+        environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
+        job = cli_process(*words, env=environment)
+
+        def running(condition: Callable[[], Any]) -> Any:
+            assert job.poll() is None, job.log.read_text()[-5000:]
+            return condition()
+
+        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        # Nobody can say where this one is to go: it becomes a dead letter.
+        clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
+        producer.send(b"level", deliver_after=3 * unit)
+        eventually(lambda: running(lambda: consumer.has(b"level")), "the first", PATIENCE_S)
+        producer.send(b"again", deliver_after=3 * unit)
+        producer.send(b"now")
+        producer.send(b"window", deliver_after=unit / 2)
+        everything = (b"level", b"again", b"now", b"window")
+        eventually(lambda: running(lambda: consumer.has(*everything)), "all", PATIENCE_S)
+        with roles.owner() as owner:
+            look = functools.partial(levelstatus.status, owner, description, 0)
+            eventually(lambda: look().dead_letter_entries == 1, "the dead letter", PATIENCE_S)
+            eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
+            assert look().held_entries == 0
+
+        # What can be seen from outside while it runs.
+        commands = tree(job.pid)
+        assert any("java" in line for line in commands.values())
+        assert any("pyspark" in line and "java" not in line for line in commands.values())
+        shown = dict(pages(port))
+        assert b"delaylevel-sync" in shown["/jobs/"]
+        at_work = dict(contents(local))
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE_S) == 0, job.log.read_text()[-5000:]
+
+    said = job.log.read_bytes() + job.log.with_suffix(".out").read_bytes()
+    assert b" DEBUG MicroBatchExecution: " in said
+    left = dict(contents(checkpoint, events))
+    assert any(name.endswith("metadata") for name in left)
+    assert any(name.startswith(str(events)) for name in left)
+    left |= dict(contents(tmp_path))
+    places = {str(pid): line.encode() for pid, line in commands.items()}
+    for name, text in {**places, **shown, **at_work, **left, "log": said}.items():
+        assert signature(token) not in text, name
