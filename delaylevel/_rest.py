@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -12,6 +13,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 import certifi
 import urllib3
 
+from delaylevel.clock import SystemClock, format_instant
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,
@@ -220,16 +222,35 @@ class Rest:
         kind = _ERRORS.get(answer.status, AdminError)
         advice = ""
         if kind is PermissionDeniedError:
-            advice = (
-                ": check the token (--token-file, DELAYLEVEL_TOKEN_FILE) and what its role may do"
-                if token
-                else ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
-            )
+            advice = _advice(token)
         return kind(
             f"{method} {path} was refused with {answer.status}: {reason}{advice}",
             status=answer.status,
             reason=reason,
         )
+
+
+def _advice(token: str | None) -> str:
+    """What to do about a refusal; the broker itself does not say that a token has expired."""
+    if not token:
+        return ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
+    expired_ms = _expired_ms(token)
+    if expired_ms is not None:
+        return (
+            f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
+            "(--token-file, DELAYLEVEL_TOKEN_FILE: a file is read again at every use)"
+        )
+    return ": check the token (--token-file, DELAYLEVEL_TOKEN_FILE) and what its role may do"
+
+
+def _expired_ms(token: str) -> int | None:
+    """When a JSON web token expired, in ms since the epoch; None where it has not."""
+    try:
+        claims = token.split(".")[1]
+        expires_ms = int(json.loads(base64.urlsafe_b64decode(claims + "==="))["exp"] * 1000)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return expires_ms if expires_ms <= SystemClock().now_ms() else None
 
 
 def _bases(admin_url: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import socket
@@ -151,6 +152,26 @@ def test_without_a_token_a_refusal_says_that_one_is_wanted(servers: Callable[[],
 
     with pytest.raises(PermissionDeniedError, match="wants a token"):
         Admin(server.url).namespace_policies("public/default")
+
+
+def test_a_refused_token_that_has_expired_is_said_to_have(servers: Callable[[], Server]) -> None:
+    """The broker only says that authentication is required."""
+
+    def token(claims: object) -> str:
+        middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+        return f"head.{middle}.signature"
+
+    server = servers()
+    server.answer = lambda method, path: reply(401, {"reason": "Authentication required"})
+    with pytest.raises(PermissionDeniedError, match="expired at 2001-09-09T01:46:40") as refused:
+        Admin(server.url, token=token({"sub": "me", "exp": 1_000_000_000})).properties(TOPIC)
+    assert token({"sub": "me", "exp": 1_000_000_000}) not in str(refused.value)
+    for other in ({"sub": "me"}, {"exp": 9_999_999_999}, {"exp": "soon"}, [], {"exp": 1e300}):
+        with pytest.raises(PermissionDeniedError, match="check the token"):
+            Admin(server.url, token=token(other)).properties(TOPIC)
+    for no_jwt in ("a", "a.+!.c", "a.b.c"):
+        with pytest.raises(PermissionDeniedError, match="check the token"):
+            Admin(server.url, token=no_jwt).properties(TOPIC)
 
 
 def test_the_token_is_asked_for_at_every_call(servers: Callable[[], Server]) -> None:

@@ -25,6 +25,7 @@ import urllib3
 from delaylevel import levelstatus
 from delaylevel._broker_process import free_ports
 from delaylevel.admin import Admin
+from delaylevel.description import FinalWindow, Role
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 
 pytestmark = [
@@ -38,7 +39,7 @@ pytestmark = [
 BROKER = {"authenticationRefreshCheckSeconds": 1}
 # A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
 PATIENCE_S = 240
-LIFETIME_S = 15
+LIFETIME_S = 20
 
 # Everything that Spark's JVM can say, instead of its errors only.
 TALKATIVE = """\
@@ -193,3 +194,110 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
     places = {str(pid): line.encode() for pid, line in commands.items()}
     for name, text in {**places, **shown, **at_work, **left, "log": said}.items():
         assert signature(token) not in text, name
+
+
+class Renewed:
+    """A token file that is renewed every second, until somebody lets it lapse."""
+
+    def __init__(self, secured: Any, role: str, path: Path) -> None:
+        self.path = path
+        self.given: set[str] = set()
+        self._make = functools.partial(secured.token_of, role, LIFETIME_S)
+        self._foreign = secured.foreign_token
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _write(self, token: str) -> None:
+        self.given.add(token)
+        aside = self.path.with_suffix(".part")
+        aside.write_text(token)
+        os.replace(aside, self.path)
+
+    def renew(self) -> None:
+        """Begin to renew it."""
+        self._write(self._make())
+        self._end.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(1):
+            self._write(self._make())
+
+    def lapse(self) -> None:
+        """Leave the last one in the file, which expires."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def spoil(self) -> None:
+        """Put another cluster's token into the file."""
+        self.lapse()
+        self._write(self._foreign)
+
+
+def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
+    family: Callable[..., Any],
+    privileges: dict[str, Any],
+    cli_process: Callable[..., Any],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """With the final window ``broker``, for which the mover writes to the business topic."""
+    roles = family(final_window=FinalWindow.BROKER)
+    roles.grant("sender", {None: "produce", Role.LEVEL: "produce"})
+    roles.grant("application", privileges["application"])
+    mover = {what: privileges["mover"][what] for what in (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)}
+    roles.grant("mover", {**mover, None: "produce"})
+    unit = timedelta(milliseconds=roles.description.levels[0].unit_ms)
+    file = tmp_path / "token"
+    token = Renewed(roles.secured, "mover", file)
+    words = [*roles.secured.words(), "--token-file", str(file), "sync", "spark"]
+    words += [roles.target, "--master", "local[1]", "--checkpoint", str(tmp_path / "checkpoint")]
+
+    token.spoil()
+    refused = cli_process(*words)
+    assert refused.wait(PATIENCE_S) == 1
+    assert "check the token (--token-file" in refused.log.read_text()
+
+    with contextlib.ExitStack() as stack:
+        clients = {role: roles.client(role) for role in ("sender", "application")}
+        for client in clients.values():
+            stack.callback(client.close)
+        consumer = Consumer(clients["application"], roles.target)
+        producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
+        stack.callback(token.lapse)
+        token.renew()
+        job = cli_process(*words)
+
+        def said() -> str:
+            return str(job.log.read_text())
+
+        def arrives(body: bytes) -> None:
+            def has() -> bool:
+                assert job.poll() is None, said()[-5000:]
+                return consumer.has(body)
+
+            eventually(has, f"{body!r}; the job said: {said()[-3000:]}", PATIENCE_S)
+
+        producer.send(b"well", deliver_after=3 * unit)
+        arrives(b"well")
+        for number, spoil in enumerate((token.lapse, token.spoil, token.lapse)):
+            seen, body = len(said()), b"spoilt %d" % number
+            spoil()
+            eventually(lambda seen=seen: "the query failed" in said()[seen:], str(body), PATIENCE_S)
+            producer.send(body, deliver_after=3 * unit)
+            token.renew()
+            arrives(body)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE_S) == 0, said()[-5000:]
+        with roles.owner() as owner:
+            status = levelstatus.status(owner, roles.description, 0)
+            assert (status.backlog_entries, status.held_entries) == (0, 0)
+            assert status.dead_letter_entries == 0
+    # Copies are allowed (at least once); every one of them has its message's id.
+    assert [body for body, ids in consumer.ids.items() if len(ids) > 1] == []
+    file.unlink()
+    for name, text in contents(tmp_path):
+        for given in token.given:
+            assert signature(given) not in text, name
