@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ._segments_file import SCHEMA, Columns, Floats, Run
+from ._segments_file import SCHEMA, Columns, Floats, Run, arrow_of
 from ._timebucket_codec import DUE, ENTRY, LEDGER, Int64s, Rows
 
 _ATTRIBUTE = 3
@@ -181,10 +181,10 @@ def rows_of(found: Columns, wanted: Range, discarded: Collection[tuple[int, int]
         if not alive.all():
             rows, attribute = rows[:, alive], attribute[alive]
     _settle_ties(rows, attribute)
-    return pa.table([*rows, attribute], names=SCHEMA.names[:4])
+    return pa.table([*map(arrow_of, rows), arrow_of(attribute)], names=SCHEMA.names[:4])
 
 
 def average_of(attribute: Floats) -> float | None:
     """Return the mean, None where there is no row."""
-    mean = pc.mean(pa.array(attribute)).as_py()
+    mean = pc.mean(arrow_of(attribute)).as_py()
     return None if mean is None else float(mean)

@@ -15,7 +15,7 @@ from ._timebucket_codec import DUE
 
 _SUFFIX = ".arrows"
 _RUN_ROWS = 8192
-_RUN_BYTES = 4 << 20
+_RUN_BYTES = 64 << 10, 4 << 20
 _PIECE_ROWS = 32_768
 
 
@@ -23,7 +23,12 @@ class SpillDirectory:
     """Files by bucket; what is opened for reading is no longer among them."""
 
     def __init__(
-        self, path: Path, bucket_ms: int, mask: int, opener: Callable[[Path], Any]
+        self,
+        path: Path,
+        bucket_ms: int,
+        mask: int,
+        opener: Callable[[Path], Any],
+        budget_bytes: int,
     ) -> None:
         """Create the directory, or delete the spill files that are in it.
 
@@ -32,8 +37,10 @@ class SpillDirectory:
             bucket_ms: the range of truncated due times of one file.
             mask: what due times are truncated with.
             opener: opens a file for unbuffered binary appending.
+            budget_bytes: of all memory; writing takes a thirtieth of it for a moment.
         """
         self._path = path
+        self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
         self._bucket_ms = bucket_ms
         self._mask = mask
         self._opener = opener
@@ -60,7 +67,9 @@ class SpillDirectory:
             count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
             payloads = memory.payloads[start : start + count]
             sizes = np.fromiter(map(len, payloads), np.int64, count).cumsum()
-            stop = start + min(max(1, int(sizes.searchsorted(_RUN_BYTES, side="right"))), count)
+            stop = start + min(
+                max(1, int(sizes.searchsorted(self._run_bytes, side="right"))), count
+            )
             try:
                 self._write_run(low, memory.between(start, stop))
             except OSError as error:

@@ -36,6 +36,7 @@ _SLICE_ROWS = 16_384
 _LOOKAHEAD_MS = 1_000
 _RETRY_MS = 1_000
 _LIMIT = 1 << 62
+_MOST_BYTES = (1 << 31) - 1  # of one payload, for Arrow's offsets
 _MOST_WORKERS = min(4, os.cpu_count() or 1)
 
 
@@ -115,7 +116,7 @@ class PendingSegments:
         self.budget_bytes = budget_bytes
         self._mask = -precision_ms
         self._clock = clock
-        self._spilled = SpillDirectory(self.directory, bucket_ms, self._mask, opener)
+        self._spilled = SpillDirectory(self.directory, bucket_ms, self._mask, opener, budget_bytes)
         self._memory = Memory(self._mask, _ROW_BYTES)
         self._cursors: list[Cursor] = []
         self._slice = Part.empty()
@@ -163,7 +164,7 @@ class PendingSegments:
             attribute: a number for each row, shape (n,); the payloads' sizes where None.
 
         Raises:
-            InvalidInputError: the lengths differ.
+            InvalidInputError: the lengths differ, or a payload has 2 GiB or more.
             IntakeStoppedError: the disk is full, and the budget used up.
         """
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
@@ -180,9 +181,12 @@ class PendingSegments:
             return
         if int(np.abs(rows).max()) >= _LIMIT:
             raise InvalidInputError("due times and positions must lie below 2**62")
+        if int(sizes.max()) > _MOST_BYTES:
+            raise InvalidInputError("a payload must be smaller than 2 GiB")
         fresh = Part(rows, values, list(payloads), int(sizes.sum()))
         cost = fresh.size_bytes(_ROW_BYTES)
-        room = max((self.budget_bytes - self._ahead_bytes) // 2, self.budget_bytes // 8)
+        reading = self._ahead_bytes + self._slice.size_bytes(_ROW_BYTES)
+        room = max((self.budget_bytes - reading) // 2, self.budget_bytes // 8)
         if self._memory.size_bytes + cost > room:
             self._spill()
         if self._full and self.memory_bytes + cost > self.budget_bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -207,8 +209,12 @@ def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
     assert [len(x) for x in store.read_due(T0 + 5000, 10).payloads] == [len(big)] * 3
 
 
-def test_wrong_input_is_refused(tmp_path: Path) -> None:
+def test_wrong_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PendingSegments(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(segments_module, "_MOST_BYTES", 3)
+        with pytest.raises(InvalidInputError, match="2 GiB"):
+            store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
     with pytest.raises(InvalidInputError, match="one length"):
         store.append([T0], [1, 2], [1, 2], [b"a", b"b"])
     with pytest.raises(InvalidInputError, match="one length"):
@@ -336,6 +342,62 @@ def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
         most = max(most, store.memory_bytes)
     assert store.disk_bytes > 0
     assert most <= store.budget_bytes
+
+
+#: Writes and reads at the same time, several times the budget; prints what the process grew by.
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from delaylevel.segments import PendingSegments
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+now = [1_700_000_000_000]
+store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, clock=lambda: now[0])
+rng = np.random.default_rng(1)
+before, most = resident(), 0
+for step in range(200):
+    index = np.arange(step * 500, step * 500 + 500)
+    payloads = [bytes(1024) for _ in range(500)]
+    store.append(now[0] + rng.integers(5000, 30_000, 500), index // 50_000, index, payloads)
+    now[0] += 100
+    while store.read_due(max_rows=500).payloads:
+        pass
+    most = max(most, resident() - before)
+assert store.disk_bytes > 32 << 20
+assert store.rows_between(now[0], now[0] + 100_000).num_rows == len(store)
+assert store.average_between(now[0], now[0] + 100_000) == 1024
+assert "pandas" not in sys.modules, "26 MB, where it is installed"
+print(most)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
+    """As the kernel counts it: with what Arrow and malloc keep, not only what is held."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 16 << 20 < int(done.stdout) < 32 << 20
+
+
+def test_what_is_being_read_leaves_less_room_for_what_comes(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=16 << 20, clock=lambda: T0)
+    index = np.arange(30_000)
+    store.append(T0 + 10_000 + index // 10, index * 0, index, [bytes(1024)] * 1000 * 30)
+    assert store.read_due(T0 + 10_000, 1).payloads  # the slice holds what comes next
+    most = 0
+    for start in range(0, 40_000, 500):
+        rows = index[:500] + 100_000 + start
+        store.append(T0 + 900_000 + rows, rows * 0, rows, [bytes(1024)] * 500)
+        most = max(most, store.memory_bytes)
+    reading = store._slice.size_bytes(96) + store._ahead_bytes
+    assert reading > 1 << 20
+    assert most <= (store.budget_bytes + reading) // 2
 
 
 def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
