@@ -13,7 +13,7 @@ from delaylevel import deadletters, topics
 from delaylevel.admin import Admin
 from delaylevel.deadletters import DeadLetter
 from delaylevel.description import LevelTopicDescription
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.positions import Position
 from delaylevel.topicname import TopicName
 
@@ -171,6 +171,13 @@ def replay(
     )
     for line, count in report.refused.items():
         note(f"{count} still dead: {line}")
+    missing = len(set(ids)) - report.replayed - report.refused.total()
+    if ids and missing:
+        raise LevelTopicError(
+            f"no dead letter of {described.topic} stands at {missing} of the ids: those of a batch "
+            "change when a part of it is taken out, and `delaylevel dlq list` shows those that "
+            "are there"
+        )
 
 
 @dlq.command(

@@ -142,6 +142,7 @@ def test_mended_and_delivered_by_command(
         (("replay", target, "--all", "--target", "elsewhere"), "does not carry"),
         (("replay", target, "nonsense"), "not a position"),
         (("show", target, "1:2:3"), "no dead letter"),
+        (("replay", target, "1:2:3", "4:5:6"), "no dead letter"),
         (("discard", target, "--all", "--count", "3"), "4 dead letters"),
     ):
         refused = run(*arguments)
