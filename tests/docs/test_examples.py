@@ -1,8 +1,6 @@
-"""Every Python example in README.md and docs/ runs, unless it says that it cannot.
+"""Every Python example in README.md and docs/ that needs no broker runs here.
 
-A block that starts with ```` ```python no-run ```` needs something that a test does not have; it
-is compiled only. So is one that starts with ```` ```python with-broker ````: the page has a test of
-its own, which runs it.
+Those that say ``with-broker`` or ``background`` run in test_pages.py, in the order of their page.
 """
 
 from __future__ import annotations
@@ -25,20 +23,18 @@ def _examples() -> list[object]:
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             name = f"{page.relative_to(ROOT)}:{line}"
-            only_compile = match["options"].strip() in ("no-run", "with-broker")
-            found.append(pytest.param(match["code"], only_compile, name, id=name))
+            if not match["options"].strip():
+                found.append(pytest.param(match["code"], name, id=name))
     return found
 
 
 def test_there_are_examples() -> None:
-    assert len(_examples()) > 3
+    assert len(_examples()) > 15
 
 
-@pytest.mark.parametrize(("code", "only_compile", "name"), _examples())
-def test_example(code: str, only_compile: bool, name: str) -> None:
-    compiled = compile(code, name, "exec")
-    if not only_compile:
-        exec(compiled, {"__name__": "__main__"})
+@pytest.mark.parametrize(("code", "name"), _examples())
+def test_example(code: str, name: str) -> None:
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,0 +1,304 @@
+"""What the pages take for granted, and what is to be seen in what they print.
+
+``expected``   `Expected`, by the title of a page (`docs/cli.md levels` is a section)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel import topics
+from delaylevel._broker_process import free_ports
+from delaylevel.admin import Admin
+from delaylevel.clock import SystemClock
+from delaylevel.mover import LocalMover
+
+Step = str | Callable[[Any], None]  # a command line, or what is done for a reader
+
+DAY_MS = 86_400_000
+
+
+class Expected(NamedTuple):
+    """What is special about some pages.
+
+    Attributes:
+        before: by page and command (without its comment; "" for a page): done before it.
+        exits: commands of docs/cli.md that do not end with 0.
+        printed: by page: looks at what its commands and programs have printed.
+        own_broker: pages that start one themselves.
+    """
+
+    before: Mapping[str, Mapping[str, Sequence[Step]]]
+    exits: Mapping[str, int]
+    printed: Mapping[str, Callable[[Sequence[str]], None]]
+    own_broker: frozenset[str]
+
+
+def _admin(method: str, path: str, **options: Any) -> Step:
+    """A call of the broker's admin interface."""
+
+    def call(reader: Any) -> None:
+        url = f"{reader.connection.admin_url}/admin/v2/{path}"
+        answer = urllib3.request(method, url, timeout=60, **options)
+        assert answer.status == 204, answer.data
+
+    return call
+
+
+def _nothing(reader: Any) -> None:
+    """Nothing is left of what was done so far."""
+    reader.empty()
+
+
+def _sent(count: int) -> Step:
+    """``orders.jsonl`` sent to ``orders``: so many messages, due in three days."""
+
+    def send(reader: Any) -> None:
+        line = json.dumps({"body": "pay me", "after": "3d"})
+        (reader.folder / "orders.jsonl").write_text(f"{line}\n" * count, encoding="utf-8")
+        reader.type("delaylevel send orders --jsonl orders.jsonl")
+
+    return send
+
+
+def _files(reader: Any) -> None:
+    (reader.folder / "body.bin").write_bytes(bytes(100))
+    line = json.dumps({"body": "pay me", "after": "2h", "key": "customer-7"})
+    (reader.folder / "reminders.jsonl").write_text(f"{line}\n" * 3, encoding="utf-8")
+
+
+def _identified(reader: Any) -> None:
+    """The id of an example is one that there is."""
+    first = json.loads(reader.type("delaylevel pending list orders -o jsonl").splitlines()[0])
+    reader.words["public/default/orders-delay-level-partition-3:12:7:0"] = first["id"]
+
+
+def _client(reader: Any) -> pulsar.Client:
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+    return pulsar.Client(**reader.connection.client_kwargs(), logger=quiet)
+
+
+def _held(count: int) -> Step:
+    """So many messages in the held topic of ``orders``."""
+
+    def hold(reader: Any) -> None:
+        client = _client(reader)
+        producer = client.create_producer("orders-delay-level-held", batching_enabled=False)
+        for _ in range(count):
+            producer.send(b"pay me")
+        client.close()
+
+    return hold
+
+
+class _Later(SystemClock):
+    """The clock of a mover that comes in two days."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 2 * DAY_MS
+
+
+def _dead(*wrong: str) -> Step:
+    """Dead letters of ``orders``: ``due`` for none, or else the name of a foreign target.
+
+    The first and the last have the ids of the examples.
+    """
+
+    def bury(reader: Any) -> None:
+        client = _client(reader)
+        producer = client.create_producer("orders-delay-level-partition-0", batching_enabled=False)
+        due = str(SystemClock().now_ms() + 3 * DAY_MS)
+        for name in wrong:
+            target = "orders" if name == "due" else name
+            properties = {"delaylevel.target": f"persistent://public/default/{target}"}
+            producer.send(b"x", properties | ({} if name == "due" else {"delaylevel.due": due}))
+        producer.close()
+        with Admin.from_connection(reader.connection) as admin:
+            mover = LocalMover(client, admin, topics.describe(admin, "orders"), _Later())
+            assert sum(mover.run_once().dead.values()) == len(wrong)
+            mover.close()
+        client.close()
+        listed = reader.type("delaylevel dlq list orders -o jsonl").splitlines()
+        first, *_, last = (json.loads(line)["id"] for line in listed)
+        reader.words |= {"12:0:-1": first, "12:0:3": first, "12:1:-1": last}
+
+    return bury
+
+
+def _closed_accounts(reader: Any) -> None:
+    """The table that the steps of docs/spark.md read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (reader.folder / "data").mkdir()
+    table = pa.table({"account": ["customer-7"]})
+    pq.write_table(table, reader.folder / "data/closed_accounts")
+
+
+def _own_steps(reader: Any) -> None:
+    """``billing/steps.py`` of docs/spark.md."""
+    _closed_accounts(reader)
+    reader.python(reader.block("docs/spark.md", "# billing/steps.py"))
+
+
+def _cluster(reader: Any) -> None:
+    """A master and a worker of Spark, and a file system that both reach."""
+    port, web = free_ports(2)
+    master = f"spark://127.0.0.1:{port}"
+    start = "spark-class org.apache.spark.deploy"
+    reader.serve(f"{start}.master.Master --host 127.0.0.1 --port {port} --webui-port {web}")
+    reader.serve(
+        f"{start}.worker.Worker --host 127.0.0.1 --cores 1 --webui-port 0 --memory 1500m {master}"
+    )
+    reader.words |= {"spark://spark.example:7077": master, "hdfs://": f"file://{reader.folder}"}
+
+
+def _secured(reader: Any) -> None:
+    """A broker with tokens and TLS, and a client.conf of the administrator's."""
+    place = Path(__file__).parents[1] / "integration/secured/conftest.py"
+    spec = importlib.util.spec_from_file_location("secured", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    secured = module.Secured(reader.folder)
+    reader.stack.callback(secured.broker.remove)
+    secured.broker.start()
+    reader.words |= {
+        "pulsar+ssl://broker.example:6651": secured.service_url,
+        "https://broker.example:8443": secured.admin_url,
+        "/run/secrets/delaylevel.token": str(secured.own_token_file),
+        "/etc/ssl/broker-ca.pem": str(secured.certificate),
+    }
+    (reader.folder / "client.conf").write_text(
+        f"webServiceUrl={secured.admin_url}\ntlsTrustCertsFilePath={secured.certificate}\n"
+        "authPlugin=org.apache.pulsar.client.impl.auth.AuthenticationToken\n"
+        f"authParams=file://{secured.own_token_file}\n"
+    )
+    words = shlex.join([*secured.words(), "--token-file", str(secured.own_token_file)])
+    reader.type(f"delaylevel {words} levels create orders --max 5d")
+
+
+def _came_in_time(outputs: Sequence[str]) -> None:
+    """The three messages of docs/getting-started.md."""
+    said = next(text for text in outputs if "at once" in text)
+    found = re.findall(r"^ ?(\d+\.\d) s  (.+)$", said, re.MULTILINE)
+    seconds = {words: float(at) for at, words in found}
+    # On a machine that is busy the other two may be late, and then in any order.
+    assert found[0][1] == "at once"
+    assert set(seconds) == {"at once", "in three seconds", "in twelve seconds"}
+    assert seconds["in twelve seconds"] >= 11.9, "early"
+    assert seconds["in three seconds"] >= 2.9, "early"
+
+
+CREATED = ("delaylevel levels create orders",)
+BRIEF = ("delaylevel levels create orders --max 5d",)
+BOTH = (*BRIEF, "delaylevel levels create invoices --max 5d")
+WITH_HOURS = (_nothing, "delaylevel levels create orders --then hour:24h")
+WITHOUT_DISPATCHER = "delaylevel levels create orders --final-window broker"
+# One entry for each message, as with a Function nothing is batched.
+UNBATCHED = "delaylevel levels create orders --mover function"
+PENDING = (
+    *BRIEF,
+    "delaylevel send orders 'pay me' --after 90m --key customer-7 --property customer=acme "
+    "--property kind=invoice --property amount=12 --property invoice=2030-117",
+    "delaylevel send orders 'pay me' --after 3d --property customer=initech",
+)
+DEDUPLICATED = _admin("POST", "namespaces/public/default/deduplication", json=True)
+TARGET_GONE = _admin("DELETE", "persistent/public/default/orders", fields={"force": "true"})
+
+EXPECTED = Expected(
+    before={
+        "docs/cli.md levels": {
+            line: steps
+            for lines, steps in {
+                (
+                    "delaylevel levels create orders",
+                    "delaylevel levels create orders --by day --max 30d --then hour:24h",
+                ): (_nothing,),
+                ("delaylevel levels delete orders",): (_nothing, *BRIEF),
+                ("delaylevel levels delete orders --drain",): (WITHOUT_DISPATCHER, _sent(1)),
+                ("delaylevel levels delete orders --discard 120",): (UNBATCHED, _sent(120)),
+                (
+                    "delaylevel levels describe orders",
+                    "delaylevel levels drain orders",
+                ): (_nothing, *PENDING),
+                ("delaylevel levels expand orders --max 60d",): WITH_HOURS,
+            }.items()
+            for line in lines
+        },
+        "docs/cli.md send": {
+            "": ("delaylevel levels create orders --overflow recirculate", _files)
+        },
+        "docs/cli.md sync": {"": (*BOTH, _own_steps, _cluster)},
+        "docs/cli.md dispatch": {
+            "": BOTH,
+            "delaylevel dispatch run orders --delivery effectively-once --memory 1024": (
+                DEDUPLICATED,
+            ),
+        },
+        "docs/cli.md doctor": {"delaylevel doctor orders": BRIEF},
+        "docs/cli.md dlq": {
+            "": (f"{BRIEF[0]} --target invoices", _dead("due", "elsewhere")),
+            "delaylevel dlq discard orders --all --count 12": (_dead(*["due"] * 11),),
+            "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2": (_dead("due", "due"),),
+            "delaylevel dlq replay orders 12:0:-1 --target persistent://public/default/invoices": (
+                _dead("elsewhere", "due"),
+            ),
+            "delaylevel dlq show orders 12:0:-1": (_dead("due", "due"),),
+        },
+        "docs/cli.md horizon": {"": PENDING},
+        "docs/cli.md pending": {"": (*PENDING, _identified)},
+        "docs/cli.md top": {"": PENDING},
+        "docs/dispatcher.md": {
+            "": BRIEF,
+            "delaylevel dispatch run orders --delivery effectively-once": (DEDUPLICATED,),
+        },
+        "docs/functions.md": {
+            "delaylevel function deploy orders --package-only ./build": (
+                "delaylevel function delete orders",
+            ),
+        },
+        "docs/inspect.md": {"": PENDING},
+        "docs/lifecycle.md": {
+            "delaylevel levels orphans": (UNBATCHED, _sent(120), _held(4), TARGET_GONE),
+            "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
+            "delaylevel levels expand orders --max 60d --then hour:48h": WITH_HOURS,
+            "delaylevel levels drain orders": (_nothing, *PENDING),
+            "delaylevel levels delete orders": (_nothing, *BRIEF),
+            "delaylevel levels delete orders --drain": (WITHOUT_DISPATCHER, _sent(1)),
+            "delaylevel levels delete orders --discard 120": (UNBATCHED, _sent(120)),
+            "delaylevel dlq list orders": (*CREATED, _dead(*["due"] * 13, "invoices")),
+        },
+        "docs/security.md": {"": (_secured,)},
+        "docs/spark-cluster.md": {"": (*BRIEF, _cluster)},
+        "docs/spark.md": {"": (*BOTH, _closed_accounts)},
+        "docs/operations.md": {"": (WITHOUT_DISPATCHER, _sent(1))},
+    },
+    exits={
+        "delaylevel doctor orders": 1,  # nobody is at work
+        "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
+    },
+    printed={"docs/getting-started.md": _came_in_time},
+    own_broker=frozenset(
+        {"docs/getting-started.md", "docs/cli.md", "docs/cli.md broker", "docs/cli.md demo"}
+    ),
+)
+
+
+@pytest.fixture(scope="session")
+def expected() -> Expected:
+    """What pages take for granted, and what is to be seen."""
+    return EXPECTED

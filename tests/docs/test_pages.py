@@ -1,0 +1,415 @@
+"""What README.md and docs/ tell a reader to type, typed: page by page on a real broker.
+
+Each page has ``public/default`` to itself, empty at first, so that nothing on it is rewritten but
+addresses and paths of examples (`Reader.words`). What a page takes for granted is in conftest.py.
+A fence says what is special about a block:
+
+``no-run: reason``  a test cannot do it; `NOT_RUN` has all of these
+``exits-N``         its commands end with this code
+``stopped``         what runs until Ctrl-C is ended first (commands that do are known)
+``with-broker``     Python that needs a broker; the blocks of a page share their names. One that
+                    begins with ``# some/file.py`` is put into that file
+``background``      such Python, which runs until Ctrl-C beside what follows
+
+``sh`` blocks are commands; in ``console`` blocks these begin with ``$``, and the lines shown below
+one must be in what it prints (``...`` for what is left out). What starts Spark, functions workers
+or brokers is left out unless the long tests are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import urllib3
+from click.testing import CliRunner
+
+from delaylevel._broker_distribution import distribution_directory
+from delaylevel.broker import EmbeddedBroker, instances
+from delaylevel.cli.main import cli
+from delaylevel.config import Connection
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+KINDS = {"sh", "console", "python", "text", "yaml"}
+OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
+SECTION = re.compile(r"^##+ delaylevel(?: (\w+))?", re.MULTILINE)  # of docs/cli.md
+SPARK = r"(-v )?sync spark"
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|dispatch run|function|broker|demo)\b")
+SLOW = re.compile(
+    r"make|python benchmarks|pulsar-admin|.* --every 5s|"
+    rf"delaylevel ({SPARK}|function|broker|demo)\b"
+)
+FOREVER = re.compile(
+    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|dispatch run|\w+ logs .*--follow)\b"
+)
+# What `delaylevel doctor` looks at to see whether one is at work.
+CHECKS = {"sync": "mover", "dispatch": "dispatcher"}
+# A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
+PATIENCE_S = 400
+
+# These wait for what a slow command does, or take long as they are.
+AS_A_WHOLE = {
+    "docs/getting-started.md",
+    "docs/spark.md",
+    "docs/security.md",
+    *(f"docs/cli.md {section}" for section in ("levels", "dispatch", "top")),
+}
+
+NOT_RUN = {
+    "README.md": "it runs these tests",
+    "docs/getting-started.md": "it installs from the network",
+}
+
+Step = str | Callable[["Reader"], None]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    section: str
+    kind: str
+    options: str
+    reason: str
+    code: str
+    line: int
+
+    @property
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """The commands of a shell block, each with the lines that are shown below it."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        if self.kind == "sh":
+            script = any(line.startswith(("export ", ". ", "cd ")) for line in lines)
+            yield from ((line, []) for line in ([self.code] if script else lines))
+            return
+        found: list[tuple[str, list[str]]] = []
+        for line in lines:
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            elif line.strip() not in ("", "..."):
+                found[-1][1].append(line)
+        yield from found
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is for a reader with a broker."""
+        return not self.reason and bool(
+            self.kind in ("sh", "console")
+            or (self.kind == "python" and re.search("with-broker|background", self.options))
+        )
+
+
+def blocks(page: Path) -> list[Block]:
+    """All blocks of a page in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        info, _, reason = match["info"].partition("no-run: ")
+        kind, _, options = info.strip().partition(" ")
+        *_, section = ["", *SECTION.findall(text, 0, match.start())]
+        line = text.count("\n", 0, match.start()) + 1
+        section = section if page.name == "cli.md" else ""
+        found.append(Block(section, kind, options, reason, match["code"], line))
+    return found
+
+
+PAGES = {
+    str(page.relative_to(ROOT)): blocks(page)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+
+
+def _tests() -> Iterator[Any]:
+    for name, found in PAGES.items():
+        for section in dict.fromkeys(block.section for block in found if block.runs):
+            mine = [block for block in found if block.runs and block.section == section]
+            title = f"{name} {section}".strip()
+            lines = [line for b in mine if b.kind != "python" for line, _ in b.commands]
+            if title not in AS_A_WHOLE and not all(map(SLOW.match, lines)):
+                yield pytest.param(title, mine, False, id=title)
+            if title in AS_A_WHOLE or any(map(SLOW.match, lines)):
+                marks = [pytest.mark.long, pytest.mark.timeout(3000)]
+                yield pytest.param(title, mine, True, id=f"{title}, all of it", marks=marks)
+
+
+class Reader:
+    """Somebody who types what a page says, in a folder that is like a checkout.
+
+    Attributes:
+        folder: where they are.
+        connection: of the broker that is there.
+        words: what is another here than on the page.
+        names: of the page's Python blocks.
+        stack: closed when they leave.
+    """
+
+    def __init__(self, folder: Path, connection: Connection) -> None:
+        self.folder = folder
+        self.connection = connection
+        self.words = {
+            "--service-url pulsar://broker.example:6650": (
+                f"--service-url {connection.service_url} --admin-url {connection.admin_url}"
+            ),
+            "pulsar://broker.example:6650": connection.service_url,
+            "pulsar://localhost:6650": connection.service_url,
+            "http://localhost:8080": connection.admin_url,
+            "http://broker.internal:8080": connection.admin_url,
+            "/var/lib/delaylevel": str(folder / "var"),
+            "/data/": f"{folder}/data/",
+            "--metrics-port 9108": "--metrics-port 0",
+            "--metrics-port 9109": "--metrics-port 0",
+        }
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.stack = contextlib.ExitStack()
+        self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+
+    def translated(self, text: str) -> str:
+        """What a page says, with this machine's addresses."""
+        for word, here in self.words.items():
+            text = text.replace(word, here)
+        return text
+
+    def do(self, *steps: Step) -> None:
+        """Establish what a page takes for granted."""
+        for step in steps:
+            if isinstance(step, str):
+                self.type(step)
+            else:
+                step(self)
+
+    def type(self, line: str, code: int = 0) -> str:
+        """Run a command line; one that does not end by itself goes on beside what follows.
+
+        Parameters:
+            line: of a shell.
+            code: the exit code that is expected.
+
+        Returns:
+            What it printed.
+        """
+        words = shlex.split(self.translated(line), comments=True)
+        names = [word for word in words if not word.startswith("-")]
+        program = " ".join(names[:3])
+        self.stop(program)  # a terminal does one thing at a time
+        if FOREVER.match(line):
+            self._start(words, program, "".join(names[3:4]))
+            return ""
+        if line.startswith("delaylevel ") and not (OUTSIDE.match(line) or _takes_a_shell(line)):
+            done = CliRunner().invoke(cli, words[1:], catch_exceptions=False)
+            found, output = done.exit_code, done.output
+        else:
+            ran = subprocess.run(
+                ["sh", "-e", "-c", self.translated(line)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=PATIENCE_S * 4,
+                check=False,
+            )
+            found, output = ran.returncode, ran.stdout
+        assert found == code, f"{line}: exit code {found}\n{output}"
+        return output
+
+    def python(self, code: str, background: bool = False) -> str:
+        """Run a Python block of the page after those before it; what it prints is returned."""
+        file = re.match(r"# (\S+\.py)\n", code)
+        code = self.translated(code)
+        compile(code, "the page", "exec")
+        if file:
+            path = self.folder / file[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(code, encoding="utf-8")
+        if background:
+            self._start([sys.executable, "-c", code], "python", "orders")
+            return ""
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "the page", "exec"), self.names)
+        return printed.getvalue()
+
+    @staticmethod
+    def block(page: str, beginning: str) -> str:
+        """The block of a page that begins so."""
+        return next(each.code for each in PAGES[page] if each.code.startswith(beginning))
+
+    def _start(self, words: Sequence[str], program: str, topic: str) -> None:
+        log = self.folder / f"{program}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+        self._running[program] = process, log
+        said = " ".join(words[1:])
+        check = next((check for word, check in CHECKS.items() if word in said), "")
+        _until(
+            lambda: (
+                process.poll() is not None
+                or (self._healthy(topic, check) if check else log.stat().st_size)
+            ),
+            program,
+        )
+        assert process.poll() is None, f"{program}\n{log.read_text()}"
+
+    @staticmethod
+    def _healthy(topic: str, check: str) -> bool:
+        said = CliRunner().invoke(cli, ["doctor", topic, "-o", "json"]).stdout
+        return any((row["check"], row["state"]) == (check, "ok") for row in json.loads(said))
+
+    def stop(self, program: str | None = None) -> None:
+        """End what runs with Ctrl-C."""
+        for name in [program] if program is not None else list(self._running):
+            if name in self._running:
+                process, log = self._running.pop(name)
+                process.send_signal(signal.SIGINT)
+                code = process.wait(PATIENCE_S)
+                assert code == 0, f"{name}: exit code {code}\n{log.read_text()}"
+
+    def empty(self) -> None:
+        """Delete everything in the namespaces that pages use."""
+        http = urllib3.PoolManager(timeout=60)
+        for name in ("public/default", "public/demo"):
+            url = f"{self.connection.admin_url}/admin/v2/namespaces/{name}"
+            assert http.request("DELETE", url, fields={"force": "true"}).status in (204, 404)
+            _until(lambda url=url: http.request("PUT", url).status == 204, name)
+
+    def serve(self, line: str) -> None:
+        """Start a server that is there until the reader leaves."""
+        with (self.folder / "servers.log").open("ab") as log:
+            process = subprocess.Popen(line.split(), stdout=log, stderr=log)
+        self.stack.callback(self._end, process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        process.wait(PATIENCE_S)
+
+    def leave(self) -> None:
+        """Leave nothing behind, however it went."""
+        for process, _ in self._running.values():
+            self._end(process)
+        self.stack.close()
+        if "spark" in self.names:
+            self.names["spark"].stop()
+        for instance in instances():
+            EmbeddedBroker(instance.name).remove()
+        self.empty()
+
+
+def _takes_a_shell(line: str) -> bool:
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"| #.*", "", line)
+    return bool(set("|<>;&$\n") & set(bare))
+
+
+def _until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def reader(
+    request: pytest.FixtureRequest,
+    broker_with: Callable[..., EmbeddedBroker],
+    expected: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Reader]:
+    """A reader of the page ``title``, beside a broker whose ``public/default`` is theirs."""
+    title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
+    functions = whole and "function" in title
+    broker = broker_with({}, functions=True) if functions else broker_with()
+    connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
+    _checkout(tmp_path)
+    paths = (Path(sys.executable).parent, distribution_directory() / "bin", os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    (tmp_path / "client.conf").write_text(f"webServiceUrl={connection.admin_url}\n")
+    monkeypatch.setenv("PULSAR_CLIENT_CONF", str(tmp_path / "client.conf"))
+    for kind in ("STATE", "CONFIG", "CACHE"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
+    if not (whole and title in expected.own_broker):
+        monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
+        monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
+    monkeypatch.chdir(tmp_path)
+    found = Reader(tmp_path, connection)
+    found.empty()
+    yield found
+    found.leave()
+
+
+def _checkout(folder: Path) -> None:
+    """What pages use of a checkout, with the virtual environment that `make` would make."""
+    (folder / ".venv").mkdir()
+    for item in Path(sys.prefix).iterdir():
+        (folder / ".venv" / item.name).symlink_to(item)
+    for name in ("Makefile", "setup.cfg", "pyproject.toml", "benchmarks"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / ".venv/.installed").unlink(missing_ok=True)
+    (folder / ".venv/.installed").touch()
+
+
+@pytest.mark.parametrize(("title", "page", "whole"), list(_tests()))
+def test_page(
+    title: str,
+    page: Sequence[Block],
+    whole: bool,
+    reader: Reader,
+    expected: Any,
+) -> None:
+    before = expected.before.get(title, {})
+    outputs = []
+    reader.do(*before.get("", ()))
+    for block in page:
+        if "stopped" in block.options:
+            reader.stop()
+        if block.kind == "python":
+            outputs.append(reader.python(block.code, "background" in block.options))
+            continue
+        exits = re.search(r"exits-(\d)", block.options)
+        for line, shown in block.commands:
+            name = " ".join(shlex.split(line, comments=True)) if "\n" not in line else line
+            if whole or not SLOW.match(line):
+                reader.do(*before.get(name, ()))
+                code = int(exits[1]) if exits else expected.exits.get(name, 0)
+                outputs.append(reader.type(line, code))
+                _compare(map(reader.translated, shown), outputs[-1])
+    reader.stop()
+    if title in expected.printed and whole:
+        expected.printed[title](outputs)
+
+
+def _compare(shown: Iterable[str], output: str) -> None:
+    """Every line that a page shows is one that was printed; columns may be wider."""
+    printed = [" ".join(line.split()) for line in output.splitlines()]
+    for line in shown:
+        wanted, cut, _ = " ".join(line.split()).partition(" ...")
+        found = [text for text in printed if text == wanted or (cut and text.startswith(wanted))]
+        assert found, f"nothing like {wanted!r} in\n{output}"
+
+
+def test_what_is_not_run_is_this_and_no_more() -> None:
+    left_out = {name: b.reason for name, found in PAGES.items() for b in found if b.reason}
+    assert left_out == NOT_RUN
+    assert sum(bool(b.reason) for found in PAGES.values() for b in found) == len(NOT_RUN)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_block_has_a_kind_and_options_that_mean_something(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for block in PAGES[name]:
+        assert block.kind in KINDS, f"{name}:{block.line}"
+        assert all(map(OPTION.fullmatch, block.options.split())), f"{name}:{block.line}"
+    # Nothing escapes as an indented block.
+    assert not re.findall(r"\n\n    \S.*", FENCE.sub("", text))
