@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python(?P<options>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<target>[^)#]+)(#[^)]*)?\)")
 
 
@@ -35,6 +36,13 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize(("code", "name"), _examples())
 def test_example(code: str, name: str) -> None:
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+def test_settings_of_other_programs_can_be_read() -> None:
+    yaml = pytest.importorskip("yaml")
+    blocks = [code for page in PAGES for code in YAML.findall(page.read_text(encoding="utf-8"))]
+    assert blocks
+    assert all(yaml.safe_load(code) for code in blocks)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

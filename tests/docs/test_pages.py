@@ -19,6 +19,7 @@ or brokers is left out unless the long tests are run.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -259,7 +260,7 @@ class Reader:
             ),
             program,
         )
-        assert process.poll() is None, f"{program}\n{log.read_text()}"
+        assert process.poll() is None, f"{shlex.join(words)}\n{log.read_text()}"
 
     @staticmethod
     def _healthy(topic: str, check: str) -> bool:
@@ -280,8 +281,10 @@ class Reader:
         http = urllib3.PoolManager(timeout=60)
         for name in ("public/default", "public/demo"):
             url = f"{self.connection.admin_url}/admin/v2/namespaces/{name}"
-            assert http.request("DELETE", url, fields={"force": "true"}).status in (204, 404)
-            _until(lambda url=url: http.request("PUT", url).status == 204, name)
+            gone = functools.partial(http.request, "DELETE", url, fields={"force": "true"})
+            made = functools.partial(http.request, "PUT", url)
+            _until(lambda gone=gone: gone().status in (204, 404), name)
+            _until(lambda made=made: made().status == 204, name)
 
     def serve(self, line: str) -> None:
         """Start a server that is there until the reader leaves."""
@@ -306,9 +309,13 @@ class Reader:
         self.empty()
 
 
+def _bare(line: str) -> str:
+    """A command without its comment."""
+    return re.sub(r"\s+#.*", "", line)
+
+
 def _takes_a_shell(line: str) -> bool:
-    bare = re.sub(r"'[^']*'|\"[^\"]*\"| #.*", "", line)
-    return bool(set("|<>;&$\n") & set(bare))
+    return bool(set("|<>;&$\n") & set(re.sub(r"'[^']*'|\"[^\"]*\"", "", _bare(line))))
 
 
 def _until(condition: Callable[[], object], what: str) -> None:
@@ -342,6 +349,7 @@ def reader(
     if not (whole and title in expected.own_broker):
         monkeypatch.setenv("DELAYLEVEL_SERVICE_URL", connection.service_url)
         monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
+    monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
     found = Reader(tmp_path, connection)
     found.empty()
@@ -379,7 +387,7 @@ def test_page(
             continue
         exits = re.search(r"exits-(\d)", block.options)
         for line, shown in block.commands:
-            name = " ".join(shlex.split(line, comments=True)) if "\n" not in line else line
+            name = _bare(line)
             if whole or not SLOW.match(line):
                 reader.do(*before.get(name, ()))
                 code = int(exits[1]) if exits else expected.exits.get(name, 0)
@@ -413,3 +421,28 @@ def test_every_block_has_a_kind_and_options_that_mean_something(name: str) -> No
         assert all(map(OPTION.fullmatch, block.options.split())), f"{name}:{block.line}"
     # Nothing escapes as an indented block.
     assert not re.findall(r"\n\n    \S.*", FENCE.sub("", text))
+
+
+def test_what_is_expected_is_of_commands_that_there_are(expected: Any) -> None:
+    typed: dict[str, set[str]] = {}
+    for name, found in PAGES.items():
+        for block in found:
+            if block.runs and block.kind != "python":
+                lines = {_bare(line) for line, _ in block.commands}
+                typed.setdefault(f"{name} {block.section}".strip(), set()).update(lines)
+    for title, steps in expected.before.items():
+        assert set(steps) - {""} <= typed[title], title
+    assert set(expected.exits) <= set.union(*typed.values())
+    assert set(expected.printed) | expected.own_broker <= set(typed)
+
+
+@pytest.mark.parametrize(("title", "whole"), [("docs/cli.md levels", False)])
+def test_what_is_false_is_noticed(reader: Reader, title: str, whole: bool) -> None:
+    for line in ("delaylevel levels describe orders", "false", "delaylevel dispatch run orders"):
+        with pytest.raises(AssertionError, match=line):
+            reader.type(line)
+    with pytest.raises(AssertionError, match="exit code 0"):
+        reader.type("delaylevel levels list", code=1)
+    _compare(["A  B", "one ..."], "A     B\none  two")
+    with pytest.raises(AssertionError, match="nothing like"):
+        _compare(["B"], "A     B")
