@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from delaylevel import _admin_values as read
 from delaylevel._rest import Rest, Token
+from delaylevel._token import TokenSource
 from delaylevel.clock import instant_ms
 from delaylevel.config import Connection
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
@@ -84,7 +85,12 @@ class Admin:
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Admin:
-        """Return the admin interface of the cluster that a connection names."""
+        """Return the admin interface of the cluster that a connection names.
+
+        Raises:
+            ConfigError: the token file cannot be read, or is empty. A later call goes by the token
+                that was read before where it cannot be read then.
+        """
         has_token = connection.token is not None or connection.token_file is not None
 
         def path(value: object) -> str | None:
@@ -92,7 +98,7 @@ class Admin:
 
         return cls(
             connection.admin_url,
-            token=connection.read_token if has_token else None,
+            token=TokenSource(connection.read_token) if has_token else None,
             tls_trust_certs_file=path(connection.tls_trust_certs_file),
             tls_certificate_file=path(connection.tls_certificate_file),
             tls_private_key_file=path(connection.tls_private_key_file),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import platformdirs
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 
+from delaylevel._token import TokenSource
 from delaylevel.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -183,7 +184,11 @@ class Connection(BaseModel):
     def client_kwargs(self) -> dict[str, Any]:
         """The arguments of ``pulsar.Client`` (or ``DelayLevelClient``), ``service_url`` among them.
 
-        The token file is read again whenever the client asks for the token.
+        The token file is read again whenever the client asks for the token; where it cannot be
+        read then, the token that was read before is used.
+
+        Raises:
+            ConfigError: the token file cannot be read now, or is empty.
         """
         import pulsar
 
@@ -199,20 +204,13 @@ class Connection(BaseModel):
             kwargs["tls_certificate_file_path"] = str(self.tls_certificate_file)
             kwargs["tls_private_key_file_path"] = str(self.tls_private_key_file)
         if self.token is not None or self.token_file is not None:
-            self.read_token()  # a token that cannot be read is our error, not one inside the client
-            kwargs["authentication"] = pulsar.AuthenticationToken(_supplier(self))
+            # A token that cannot be read now is our error, not one inside the client.
+            kwargs["authentication"] = pulsar.AuthenticationToken(TokenSource(self.read_token))
         elif self.tls_certificate_file is not None:
             kwargs["authentication"] = pulsar.AuthenticationTLS(
                 str(self.tls_certificate_file), str(self.tls_private_key_file)
             )
         return kwargs
-
-
-def _supplier(connection: Connection) -> Callable[[], str]:
-    def supply() -> str:
-        return connection.read_token() or ""
-
-    return supply
 
 
 def _checked_url(value: str, schemes: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from delaylevel import topics
 from delaylevel.admin import Admin
 from delaylevel.clock import SystemClock
 from delaylevel.description import LevelTopicDescription
+from delaylevel.errors import BrokerError, ConfigError
 from delaylevel.forwarder import Forwarder
 
 from .options import SyncOptions
@@ -36,11 +37,18 @@ class Runtime:
         # a sixth of a task's time.
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)
-        connection = options.load_connection()
-        self.admin = Admin.from_connection(connection)
+        try:
+            connection = options.load_connection()
+            self.admin = Admin.from_connection(connection)
+            settings = connection.client_kwargs()
+        except ConfigError as error:
+            if "token_file" not in dict(options.connection):
+                raise
+            # One that is being renewed may be away for a moment, which must not end the job.
+            raise BrokerError(str(error)) from error
         logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr")
         self.client: Any = pulsar.Client(
-            **connection.client_kwargs(),
+            **settings,
             logger=logger,
             stats_interval_in_seconds=0,  # nobody reads them, and each message is timed for them
         )

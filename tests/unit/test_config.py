@@ -11,6 +11,7 @@ import pulsar
 import pytest
 
 from delaylevel import broker
+from delaylevel._token import TokenSource
 from delaylevel.config import Connection
 from delaylevel.errors import ConfigError
 
@@ -249,3 +250,25 @@ def test_a_certificate_alone_authenticates(tmp_path: Path) -> None:
 
 def test_without_credentials_there_is_no_authentication() -> None:
     assert "authentication" not in Connection.load(environ={}).client_kwargs()
+
+
+def test_a_token_file_that_is_away_for_a_moment_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The Pulsar client asks in a thread of its own, where an error would end the process."""
+    path = tmp_path / "token"
+    path.write_text(SECRET)
+    source = TokenSource(Connection.load(token_file=path, environ={}).read_token)
+    assert source() == SECRET
+    path.write_text("")
+    assert (source(), source()) == (SECRET, SECRET)
+    path.unlink()
+    assert source() == SECRET
+    (said,) = caplog.messages  # once, not at every use
+    assert "is empty; the token that was read before is used" in said
+    assert SECRET not in said
+    path.write_text("renewed")
+    assert source() == "renewed"
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        TokenSource(Connection(token_file=path).read_token)

@@ -1,7 +1,11 @@
 """Fixtures for a broker with tokens and TLS, on which every role has its own, smallest rights.
 
 ``secured``   a broker of the test module's own; its dictionary ``BROKER`` has further settings
-``family``    makes a level topic, and rights on its topics
+``family``    makes a level topic whose roles may do nothing yet, and grants them rights
+``roles``     a level topic whose roles may do what docs/security.md says
+``renewed``   a token file that is renewed all the time, until it is to be wrong
+``arrivals``  what has come to a business topic
+``tokens_in`` searches texts for tokens
 ``PRIVILEGES`` is what docs/security.md grants; a test of it compares the two.
 """
 
@@ -17,8 +21,9 @@ import os
 import secrets
 import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +44,7 @@ from delaylevel.strategy import Levels, PartitionStrategy
 from delaylevel.topicname import TopicName
 
 UNIT = timedelta(milliseconds=500)
+LIFETIME_S = 20
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 
 # With the final window `tracker`, by what a topic of the family is for; None for the target.
@@ -194,6 +200,10 @@ class Roles:
         quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
         return DelayLevelClient.from_connection(self.load(role, **settings), logger=quiet)
 
+    def admin(self, role: str) -> Admin:
+        """Return an admin client with a role's token."""
+        return Admin.from_connection(self.load(role))
+
     @contextlib.contextmanager
     def owner(self) -> Iterator[Admin]:
         """An admin client that may do everything."""
@@ -242,3 +252,101 @@ def roles(family: Callable[..., Roles]) -> Roles:
     for role, granted in PRIVILEGES.items():
         made.grant(role, granted)
     return made
+
+
+class Consumer:
+    """What has arrived at a business topic, by body."""
+
+    def __init__(self, client: Any, target: str) -> None:
+        self._consumer = client.subscribe(target, "app")
+        self.ids: dict[bytes, set[str]] = {}
+
+    def has(self, *bodies: bytes) -> bool:
+        """Receive what is there; say whether all of these have come by now."""
+        with contextlib.suppress(pulsar.Timeout):
+            while True:
+                message = self._consumer.receive(timeout_millis=100)
+                identity = message.properties().get("delaylevel.id", "")
+                self.ids.setdefault(message.data(), set()).add(identity)
+                self._consumer.acknowledge(message)
+        return set(bodies) <= self.ids.keys()
+
+
+class Renewed:
+    """A token file that is renewed every second, until somebody lets it lapse."""
+
+    def __init__(self, secured: Any, role: str, path: Path) -> None:
+        self.path = path
+        self.given: set[str] = set()
+        self._make = functools.partial(secured.token_of, role, LIFETIME_S)
+        self._foreign = secured.foreign_token
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def _write(self, token: str) -> None:
+        self.given.add(token)
+        aside = self.path.with_suffix(".part")
+        aside.write_text(token)
+        os.replace(aside, self.path)
+
+    def renew(self) -> None:
+        """Begin to renew it."""
+        self._write(self._make())
+        self._end.clear()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(1):
+            self._write(self._make())
+
+    def lapse(self) -> None:
+        """Leave the last one in the file, which expires."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def empty(self) -> None:
+        """Leave an empty file; the last token expires."""
+        self.lapse()
+        self.path.write_text("")
+
+    def remove(self) -> None:
+        """Take the file away; the last token expires."""
+        self.lapse()
+        self.path.unlink()
+
+    def spoil(self) -> None:
+        """Put another cluster's token into the file."""
+        self.lapse()
+        self._write(self._foreign)
+
+
+@pytest.fixture
+def arrivals() -> Callable[[Any, str], Consumer]:
+    """``arrivals(client, target)``: receives, and remembers ids by body."""
+    return Consumer
+
+
+@pytest.fixture
+def renewed() -> Iterator[Callable[[Secured, str, Path], Renewed]]:
+    """``renewed(secured, role, path)``: a token file, and how it goes wrong."""
+    with contextlib.ExitStack() as stack:
+
+        def make(secured: Secured, role: str, path: Path) -> Renewed:
+            made = Renewed(secured, role, path)
+            stack.callback(made.lapse)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def tokens_in() -> Callable[[Iterable[str], Iterable[tuple[str, bytes]]], list[str]]:
+    """``tokens_in(tokens, texts)``: the names of texts that have one, by the part that counts."""
+
+    def find(tokens: Iterable[str], texts: Iterable[tuple[str, bytes]]) -> list[str]:
+        signatures = [token.rpartition(".")[2].encode() for token in tokens]
+        return [name for name, text in texts if any(part in text for part in signatures)]
+
+    return find

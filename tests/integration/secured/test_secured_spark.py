@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pulsar
 import pytest
 import urllib3
 
@@ -39,7 +38,6 @@ pytestmark = [
 BROKER = {"authenticationRefreshCheckSeconds": 1}
 # A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
 PATIENCE_S = 240
-LIFETIME_S = 20
 
 # Everything that Spark's JVM can say, instead of its errors only.
 TALKATIVE = """\
@@ -54,24 +52,6 @@ rootLogger.appenderRef.stdout.ref = console
 logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
 logger.shell.level = trace
 """
-
-
-class Consumer:
-    """What has arrived at a business topic, by body."""
-
-    def __init__(self, client: Any, target: str) -> None:
-        self._consumer = client.subscribe(target, "app")
-        self.ids: dict[bytes, set[str]] = {}
-
-    def has(self, *bodies: bytes) -> bool:
-        """Receive what is there; say whether all of these have come by now."""
-        with contextlib.suppress(pulsar.Timeout):
-            while True:
-                message = self._consumer.receive(timeout_millis=100)
-                identity = message.properties().get("delaylevel.id", "")
-                self.ids.setdefault(message.data(), set()).add(identity)
-                self._consumer.acknowledge(message)
-        return set(bodies) <= self.ids.keys()
 
 
 def tree(pid: int) -> dict[int, str]:
@@ -94,11 +74,6 @@ def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
                     yield str(path), path.read_bytes()
 
 
-def signature(token: str) -> bytes:
-    """The part of a token that makes it valid."""
-    return token.rpartition(".")[2].encode()
-
-
 def pages(port: int) -> Iterator[tuple[str, bytes]]:
     """What Spark's user interface shows, page by page, and what its REST interface says."""
     http, base = urllib3.PoolManager(timeout=30), f"http://127.0.0.1:{port}"
@@ -116,7 +91,12 @@ def pages(port: int) -> Iterator[tuple[str, bytes]]:
 
 
 def test_a_job_with_the_least_privileges_moves_and_says_no_token(
-    roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any], tmp_path: Path
+    roles: Any,
+    arrivals: Callable[..., Any],
+    tokens_in: Callable[..., list[str]],
+    cli_process: Callable[..., Any],
+    eventually: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     """The token comes by the environment, whence it could get into more places than a file's."""
     description, token = roles.description, roles.secured.token_of("mover")
@@ -144,7 +124,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
         clients = {role: roles.client(role) for role in ("sender", "dispatcher", "application")}
         for client in clients.values():
             stack.callback(client.close)
-        consumer = Consumer(clients["application"], roles.target)
+        consumer = arrivals(clients["application"], roles.target)
         admin = stack.enter_context(Admin.from_connection(roles.load("dispatcher")))
         settings = DispatchSettings(directory=tmp_path / "spill")
         dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
@@ -192,52 +172,14 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
     assert any(name.startswith(str(events)) for name in left)
     left |= dict(contents(tmp_path))
     places = {str(pid): line.encode() for pid, line in commands.items()}
-    for name, text in {**places, **shown, **at_work, **left, "log": said}.items():
-        assert signature(token) not in text, name
-
-
-class Renewed:
-    """A token file that is renewed every second, until somebody lets it lapse."""
-
-    def __init__(self, secured: Any, role: str, path: Path) -> None:
-        self.path = path
-        self.given: set[str] = set()
-        self._make = functools.partial(secured.token_of, role, LIFETIME_S)
-        self._foreign = secured.foreign_token
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def _write(self, token: str) -> None:
-        self.given.add(token)
-        aside = self.path.with_suffix(".part")
-        aside.write_text(token)
-        os.replace(aside, self.path)
-
-    def renew(self) -> None:
-        """Begin to renew it."""
-        self._write(self._make())
-        self._end.clear()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._end.wait(1):
-            self._write(self._make())
-
-    def lapse(self) -> None:
-        """Leave the last one in the file, which expires."""
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def spoil(self) -> None:
-        """Put another cluster's token into the file."""
-        self.lapse()
-        self._write(self._foreign)
+    assert tokens_in([token], {**places, **shown, **at_work, **left, "log": said}.items()) == []
 
 
 def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
     family: Callable[..., Any],
+    renewed: Callable[..., Any],
+    arrivals: Callable[..., Any],
+    tokens_in: Callable[..., list[str]],
     privileges: dict[str, Any],
     cli_process: Callable[..., Any],
     eventually: Callable[..., Any],
@@ -251,7 +193,7 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
     roles.grant("mover", {**mover, None: "produce"})
     unit = timedelta(milliseconds=roles.description.levels[0].unit_ms)
     file = tmp_path / "token"
-    token = Renewed(roles.secured, "mover", file)
+    token = renewed(roles.secured, "mover", file)
     words = [*roles.secured.words(), "--token-file", str(file), "sync", "spark"]
     words += [roles.target, "--master", "local[1]", "--checkpoint", str(tmp_path / "checkpoint")]
 
@@ -264,9 +206,8 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
         clients = {role: roles.client(role) for role in ("sender", "application")}
         for client in clients.values():
             stack.callback(client.close)
-        consumer = Consumer(clients["application"], roles.target)
+        consumer = arrivals(clients["application"], roles.target)
         producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
-        stack.callback(token.lapse)
         token.renew()
         job = cli_process(*words)
 
@@ -298,6 +239,4 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
     # Copies are allowed (at least once); every one of them has its message's id.
     assert [body for body, ids in consumer.ids.items() if len(ids) > 1] == []
     file.unlink()
-    for name, text in contents(tmp_path):
-        for given in token.given:
-            assert signature(given) not in text, name
+    assert tokens_in(token.given, contents(tmp_path)) == []
