@@ -51,13 +51,13 @@ class BatchProof:
 
     __slots__ = (
         "_bytes",
-        "_count",
         "_drop_at",
         "_in_batch",
         "_messages",
         "_outcomes",
         "_size",
         "_spared",
+        "count",
         "sparing",
     )
 
@@ -74,7 +74,8 @@ class BatchProof:
                 otherwise every message has a callback until the next time.
         """
         self.sparing = emptied
-        self._count = self._spared = self._in_batch = self._bytes = 0
+        self.count = self._in_batch = self._bytes = 0
+        self._spared = False
         # A dict's own setdefault as the callback keeps the outcome without running Python code in
         # the client's thread.
         self._outcomes: list[dict[Any, Any]] = []
@@ -86,17 +87,21 @@ class BatchProof:
         Args:
             length: of its payload, in bytes.
         """
-        self._count += 1
-        held = self._in_batch
+        self.count += 1
+        held = self._in_batch + 1
+        size = self._bytes + length
         # As the client itself decides: BatchMessageContainerBase.h, hasEnoughSpace and isFull.
-        begins = held == 0 or self._bytes + length > self._size
-        if begins:
-            held = self._bytes = 0
-        held += 1
-        self._bytes += length
-        self._in_batch = 0 if held >= self._messages or self._bytes >= self._size else held
+        if 1 < held < self._messages and size < self._size:
+            self._in_batch, self._bytes = held, size
+            begins = False
+        else:
+            begins = held == 1 or size > self._size
+            if begins:
+                held, size = 1, length
+            full = held >= self._messages or size >= self._size
+            self._in_batch, self._bytes = (0, 0) if full else (held, size)
         if not begins and self.sparing and _foreseen:
-            self._spared += 1
+            self._spared = True
             return None
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
@@ -109,7 +114,7 @@ class BatchProof:
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
         # It counts for one, as the first of a batch of one does.
-        self._count += 1
+        self.count += 1
         return outcome.setdefault
 
     def failure(self) -> str | None:
@@ -125,9 +130,9 @@ class BatchProof:
             if self._spared and message_id.batch_index() <= 0:
                 # The first of its batch: so nothing is counted twice, nor anything older.
                 confirmed += max(1, batch_size(message_id))
-        if not self._spared or confirmed == self._count:
+        if not self._spared or confirmed == self.count:
             return None
-        _distrust(confirmed, self._count)
+        _distrust(confirmed, self.count)
         return UNPROVEN
 
     def _drop_confirmed(self) -> None:

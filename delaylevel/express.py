@@ -69,7 +69,7 @@ def _forward_range(
     place = source.topic.removeprefix("persistent://")
     builder = _pulsar.MessageBuilder
     numbered = forwarder.sequenced
-    ways: dict[tuple[int, int], _Way] = {}
+    ways: list[dict[int, _Way]] = [{} for _ in description.levels]
     count = moment = 0
     for message, ledger, entry, batch in messages:
         if not count % _MESSAGES_PER_LOOK:
@@ -88,11 +88,12 @@ def _forward_range(
         ):
             hop, to_level, partition = decide(int(due), moment, level)
             if hop is park:
-                way = ways.get((to_level, partition))
+                way = ways[to_level].get(partition)
                 if way is None:
                     way = _Way(forwarder.level_outlet(to_level, partition))
-                    ways[to_level, partition] = way
-                if way.outlet.takes_built:
+                    ways[to_level][partition] = way
+                if way.direct is not None:
+                    send, callback = way.direct
                     if ID not in properties:
                         properties[ID] = f"{place}:{ledger}:{entry}:{batch}"
                     built = builder()
@@ -114,25 +115,25 @@ def _forward_range(
                     if numbered:
                         number = forwarder.number(source, ledger, entry, batch, len(value))
                         built.sequence_id(number)
-                    way.send(built.build(), len(value))
+                    send(built.build(), callback(len(value)))
                     way.parked += 1
                     continue
         else:
             _learn(schemas, properties.get(SCHEMA))
         forwarder.forward(source, parked_message(message, ledger, entry, batch), moment)
-    for (to_level, partition), way in ways.items():
-        forwarder.count_parked(to_level, partition, way.parked)
+    for to_level, level_ways in enumerate(ways):
+        for partition, way in level_ways.items():
+            forwarder.count_parked(to_level, partition, way.parked)
     return count
 
 
 class _Way:
-    """The outlet to one partition of a level, and how many messages have taken it."""
+    """The way into one partition of a level, and how many messages have taken it."""
 
-    __slots__ = ("outlet", "parked", "send")
+    __slots__ = ("direct", "parked")
 
     def __init__(self, outlet: Outlet[Any]) -> None:
-        self.outlet = outlet
-        self.send = outlet.send_built
+        self.direct = outlet.direct()
         self.parked = 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
 import _pulsar
@@ -107,6 +107,7 @@ class Outlet(Generic[Waiting]):
                 BULK_SETTINGS["batching_max_messages"] if bulk else 1,
                 BULK_SETTINGS["batching_max_allowed_size_in_bytes"],
             )
+        # What the proof does not count.
         self._sent = 0
         # Of a producer in memory, which has called back when its flush returns.
         self._outcomes: dict[Any, Any] = {}
@@ -136,11 +137,14 @@ class Outlet(Generic[Waiting]):
         if self._core is not None:
             assert self._proof is not None
             built = build_message(message, properties, deliver_at_ms, sequence_id)
-            if waiting is None and not deliver_at_ms:
-                self.send_built(built, len(message.value or b""))
-                return
-            self._sent += 1
-            callback = self._proof.alone() if waiting is None else outcomes.setdefault
+            callback: Any
+            if waiting is not None:
+                self._sent += 1
+                callback = outcomes.setdefault
+            elif deliver_at_ms:
+                callback = self._proof.alone()
+            else:
+                callback = self._proof.callback(len(message.value or b""))
             self._core.send_async(built, callback)
             return
         self._sent += 1
@@ -155,22 +159,16 @@ class Outlet(Generic[Waiting]):
             sequence_id=sequence_id,
         )
 
-    @property
-    def takes_built(self) -> bool:
-        """Whether :meth:`send_built` can be used: not with a producer in memory."""
-        return self._core is not None
+    def direct(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
+        """Return how to give it messages that are built already, not delayed, nothing waiting.
 
-    def send_built(self, built: Any, length: int) -> None:
-        """Give a message to the producer that is built already, and that nothing waits for.
-
-        Args:
-            built: as ``_pulsar.MessageBuilder`` builds it, not delayed.
-            length: of its payload, in bytes.
+        Returns:
+            Two functions, for ``send(built, callback(length))`` with the length of the payload in
+            bytes, in pairs; None for a producer in memory.
         """
-        assert self._core is not None
-        assert self._proof is not None
-        self._sent += 1
-        self._core.send_async(built, self._proof.callback(length))
+        if self._core is None or self._proof is None:
+            return None
+        return self._core.send_async, self._proof.callback
 
     def settle(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
         """Wait for every confirmation since the last time.
@@ -179,7 +177,8 @@ class Outlet(Generic[Waiting]):
             The first failure's name or None; what of the waiting has arrived; and what has not,
             each with its own failure.
         """
-        if not self._sent:
+        sent = self._count()
+        if not sent:
             return None, [], []
         failure: str | None = None
         try:
@@ -198,12 +197,15 @@ class Outlet(Generic[Waiting]):
                 failed.append((item, reason if outcomes else failure or reason))
         if failed:
             failure = failed[0][1]
-        elif self._waiting and len(self._waiting) == self._sent:
+        elif self._waiting and len(self._waiting) == sent:
             failure = None  # every single one is confirmed, whatever flush said
         else:
             failure = failure or self._unconfirmed()
         self._begin(emptied=True)
         return failure, arrived, failed
+
+    def _count(self) -> int:
+        return self._sent + (0 if self._proof is None else self._proof.count)
 
     def _unconfirmed(self) -> str | None:
         return _failure(self._outcomes) if self._proof is None else self._proof.failure()
@@ -211,7 +213,7 @@ class Outlet(Generic[Waiting]):
     def forget(self) -> None:
         """Count nothing that was sent so far; what is confirmed later says nothing any more."""
         clean = self._proof is None or self._proof.sparing
-        self._begin(emptied=clean and not self._sent)
+        self._begin(emptied=clean and not self._count())
 
     def _begin(self, emptied: bool) -> None:
         if self._proof is not None:

@@ -44,16 +44,32 @@ class Router:
     found only says which levels it must not enter again merely because of their lead.
     """
 
-    __slots__ = ("_maximum_ms", "_rules", "levels")
+    __slots__ = ("_finest", "_maximum_ms", "_rules", "levels")
+
+    # Each rule: the least remaining delay, the unit, the last partition, the level, and the
+    # decisions by partition that were made before: a mover asks for every message.
+    _rules: dict[int | None, tuple[tuple[int, int, int, int, dict[int, Decision]], ...]]
 
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
         self._maximum_ms = levels.maximum_ms
-        # (least remaining delay for one that comes from this level or a finer one, unit, last
-        # partition); for a newcomer the least is one unit.
-        self._rules = tuple(
-            (level.near_due_ms + 1, level.unit_ms, level.partitions - 1) for level in levels
-        )
+        parks: list[dict[int, Decision]] = [{} for _ in levels]
+        # By the level that a message comes from. Into that one again, or a coarser one, only if it
+        # is farther than its lead; into a finer one, as a newcomer into any, from one unit on.
+        self._rules = {
+            source: tuple(
+                (
+                    level.unit_ms if source is None or index > source else level.near_due_ms + 1,
+                    level.unit_ms,
+                    level.partitions - 1,
+                    index,
+                    parks[index],
+                )
+                for index, level in enumerate(levels)
+            )
+            for source in (None, *range(len(parks)))
+        }
+        self._finest = self._rules[len(parks) - 1]
 
     def decide(self, due_ms: int, now_ms: int, came_from: int | None = None) -> Decision:
         """Return where a message that is due at ``due_ms`` goes next.
@@ -74,13 +90,15 @@ class Router:
         remaining = due_ms - now_ms
         if remaining <= 0:
             return DUE
-        source = -1 if came_from is None else came_from
         if came_from is None and remaining > self._maximum_ms:
             self._check_overflow(remaining)
-        for index, (returning, unit, last) in enumerate(self._rules):
-            if remaining >= (unit if index > source else returning):
-                partition = remaining // unit - 1
-                return Decision(Hop.PARK, index, partition if partition < last else last)
+        for least, unit, last, index, parks in self._rules.get(came_from, self._finest):
+            if remaining >= least:
+                partition = min(remaining // unit - 1, last)
+                decision = parks.get(partition)
+                if decision is None:
+                    decision = parks[partition] = Decision(Hop.PARK, index, partition)
+                return decision
         return WINDOW
 
     def hand_off_ms(self, level: int, partition: int, publish_ms: int) -> int:
