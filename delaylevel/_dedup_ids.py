@@ -27,6 +27,8 @@ _DENSE = 32
 #: Ids that single saves may gather before they are sorted in.
 _PENDING = 4096
 _BLOCK = 131_072
+#: Bitmaps are made small again after so many ids, or an eighth of what there is.
+_GROWTH = 262_144
 _PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS
 _RECENT = 16_384
 _RECENT_RUNS = 8
@@ -88,9 +90,15 @@ class _SortedIds:
         self._loose += ids.size
         if self._loose > max(_RECENT, self.size // 32):
             return self._merge()
-        if len(self.recent) > _RECENT_RUNS:
-            self.recent = [np.sort(np.concatenate(self.recent))]
-        return ids[:0]
+        if len(self.recent) <= _RECENT_RUNS:
+            return ids[:0]
+        joined = np.sort(np.concatenate(self.recent))
+        dense = _crowded(joined, 2 * _DENSE)
+        crowded, loose = joined[dense], joined[~dense]
+        self.recent = [loose] if loose.size else []
+        self.size -= crowded.size
+        self._loose -= crowded.size
+        return crowded
 
     def _starts(self, ids: Ids) -> list[int]:
         lows = np.array([block[0] for block in self.blocks[1:]], dtype=np.uint64)
@@ -135,6 +143,7 @@ class IdSet:
         self._short = BitMap64()
         self._sparse = _SortedIds()
         self._pending: set[int] = set()
+        self._compact_at = _GROWTH
         self.size = 0
 
     def __contains__(self, value: int) -> bool:
@@ -170,6 +179,8 @@ class IdSet:
         self.size += ids.size
         if ids.size:
             self._place(ids)
+        if self.size >= self._compact_at:
+            self.compact()
 
     def _place(self, ids: Ids) -> None:
         short = (ids & _LOW) == 0
@@ -205,6 +216,7 @@ class IdSet:
         for bitmap in (self._plain, self._short):
             bitmap.run_optimize()
             bitmap.shrink_to_fit()
+        self._compact_at = self.size + max(_GROWTH, self.size // 8)
 
     def dump(self) -> list[bytes]:
         """Return the three parts of the set as bytes."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaylevel import _dedup_ids
+from delaylevel._dedup_ids import Ids
 from delaylevel.dedup import DamagedSnapshotError, Deduplicator
 from delaylevel.errors import InvalidInputError
 
@@ -147,6 +148,40 @@ def test_message_ids_are_small_whatever_their_order(step: int) -> None:
         dedup._keys["k"].current.compact()
         assert dedup.are_duplicates(ids, "k").all()
         assert len(dedup.snapshot("k")) < 30_000
+
+
+def batched(messages: int, batch: int) -> Ids:
+    """Return ids of messages that were sent in batches."""
+    index = np.arange(messages)
+    entry = index // batch
+    return (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | index % batch
+
+
+@pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
+def test_ids_of_batched_messages_do_not_wait_in_arrays(batch: int, size: int) -> None:
+    """The first of each batch lies by itself; a page of them is a bitmap as soon as it is full."""
+    ids = batched(1_000_000, batch)
+    dedup = Deduplicator(2_000_000)
+    most = 0
+    for start in range(0, ids.size, size):
+        part = ids[start : start + size]
+        assert dedup.deduplicate_and_save(part, "k").size == part.size
+        most = max(most, dedup._keys["k"].current._sparse.size)
+    assert most <= max(640, 9 * _dedup_ids._DENSE)
+    assert dedup.are_duplicates(ids, "k").all()
+    assert len(dedup) == ids.size
+    assert not dedup.are_duplicates(ids + (1 << 50), "k").any()
+
+
+def test_bitmaps_are_made_small_while_they_grow() -> None:
+    ids = batched(1_000_000, 1000)
+    dedup = Deduplicator(10_000_000)
+    for start in range(0, ids.size, 10_000):
+        dedup.save_all(ids[start : start + 10_000], "k")
+    current = dedup._keys["k"].current
+    before = sum(map(len, current.dump()))
+    current.compact()
+    assert sum(map(len, current.dump())) == before
 
 
 def test_random_ids_take_eight_bytes() -> None:
