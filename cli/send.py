@@ -7,8 +7,9 @@ import binascii
 import json
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TextIO
@@ -38,6 +39,7 @@ _COLUMNS = (
     Column("message_id"),
     Column("due_ms", "time"),
 )
+_PATIENCE_S = 10.0
 _LINE_KEYS = frozenset(
     ("body", "base64", "key", "ordering_key", "properties", "event_time", "at", "after", "id")
 )
@@ -264,13 +266,13 @@ def deliver(
                     attempted += 1
                     bar.update(1)
             except InvalidInputError as error:
-                producer.flush()
+                _flush(producer, lambda: outcomes.total() == attempted)
                 if length == 1 and not attempted:
                     raise
                 raise InvalidInputError(
                     f"{error} ({outcomes['Ok']} before it were sent)"
                 ) from error
-            producer.flush()
+            _flush(producer, lambda: outcomes.total() == attempted)
     finally:
         client.close()
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
@@ -283,6 +285,14 @@ def deliver(
         "message_id": last.get("message_id") if attempted == 1 else None,
         "due_ms": due_ms if attempted == 1 else None,
     }
+
+
+def _flush(producer: Any, answered: Callable[[], bool]) -> None:
+    """Send what is gathered; the last callbacks may come a moment behind the client's flush."""
+    producer.flush()
+    deadline = time.monotonic() + _PATIENCE_S
+    while not answered() and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def _lines(source: TextIO, now_ms: int) -> Iterator[Outgoing]:

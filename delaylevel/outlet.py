@@ -10,7 +10,6 @@ import _pulsar
 import pulsar
 
 from delaylevel._outlet_proof import BatchProof, await_outcomes
-from delaylevel.reading import ParkedMessage
 
 log = logging.getLogger(__name__)
 Waiting = TypeVar("Waiting")
@@ -115,7 +114,7 @@ class Outlet(Generic[Waiting]):
 
     def send(
         self,
-        message: ParkedMessage,
+        message: Payload,
         properties: dict[str, str],
         deliver_at_ms: int | None,
         sequence_id: int | None = None,

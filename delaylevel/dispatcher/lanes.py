@@ -24,7 +24,9 @@ from delaylevel.outlet import (
     PRODUCER_SETTINGS,
     TRANSIENT_ERRORS,
     UNBATCHED_SETTINGS,
+    Outlet,
     build_message,
+    close_all,
     error_name,
 )
 from delaylevel.ports import TopicAdmin
@@ -382,7 +384,7 @@ class OwnTopic:
     def __init__(self, client: Any, topic: str) -> None:
         self._client = client
         self._topic = topic
-        self._producer: Any = None
+        self._outlet: Outlet[None] | None = None
 
     def send(self, messages: Iterable[tuple[WindowMessage, dict[str, str], int | None]]) -> None:
         """Store messages with these properties, each held by the broker until a time or None.
@@ -390,30 +392,26 @@ class OwnTopic:
         Raises:
             BrokerError: one was not confirmed.
         """
-        outcomes: list[dict[Any, Any]] = []
         try:
-            if self._producer is None:
-                self._producer = self._client.create_producer(
-                    self._topic, schema=BytesSchema(), **PRODUCER_SETTINGS
+            if self._outlet is None:
+                self._outlet = Outlet(
+                    self._client.create_producer(
+                        self._topic, schema=BytesSchema(), **PRODUCER_SETTINGS
+                    )
                 )
             for message, properties, until_ms in messages:
-                outcome: dict[Any, Any] = {}
-                built = build_message(message, properties, until_ms, None)
-                self._producer._producer.send_async(built, outcome.setdefault)
-                outcomes.append(outcome)
-            self._producer.flush()
+                self._outlet.send(message, properties, until_ms)
         except pulsar.PulsarException as error:
             raise BrokerError(f"cannot write to {self._topic} ({error_name(error)})") from error
-        for outcome in outcomes:
-            if pulsar.Result.Ok not in outcome:
-                raise BrokerError(
-                    f"{self._topic} did not confirm ({next(iter(outcome), 'nothing')})"
-                )
+        failure, _, _ = self._outlet.settle()
+        if failure is not None:
+            raise BrokerError(f"{self._topic} did not confirm ({failure})")
 
     def close(self) -> None:
         """Close the producer."""
-        _close(self._producer)
-        self._producer = None
+        if self._outlet is not None:
+            close_all([self._outlet])
+        self._outlet = None
 
 
 def lane_name(target: str, schema: str, partition: int) -> str:
