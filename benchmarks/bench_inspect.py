@@ -85,7 +85,8 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
     soon: list[str] = []
     released = 0
     with connected(connection) as client, Admin.from_connection(connection) as admin:
-        client.create_producer(TARGET).close()
+        # With a subscription: the broker would delete it while a long fill goes on.
+        client.subscribe(TARGET, "app").close()
         description = topics.create(
             admin,
             LevelTopicDescription(
