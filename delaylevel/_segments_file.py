@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +106,12 @@ def arrow_of(values: Int64s | Floats) -> pa.Array:
     return pa.Array.from_buffers(kind, values.size, [None, data])
 
 
+def _range_of(attribute: Floats) -> tuple[float, float]:
+    """Return minimum and maximum; what is not a number may be anywhere."""
+    low, high = float(attribute.min()), float(attribute.max())
+    return (-np.inf, np.inf) if np.isnan(low) else (low, high)
+
+
 class SegmentFile:
     """An append-only file of runs; what is written stays, whatever happens to a later write."""
 
@@ -123,7 +128,6 @@ class SegmentFile:
         self._opener = opener
         self._handle = -1
         self._users = 0
-        self._lock = Lock()  # a question is answered by several threads
 
     def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
         """Write one sorted batch.
@@ -170,28 +174,25 @@ class SegmentFile:
             first_key,
             int(rows[DUE].min()),
             int(rows[DUE].max()),
-            float(attribute.min()),
-            float(attribute.max()),
+            *_range_of(attribute),
         )
         self.runs.append(run)
         return run
 
     def hold(self) -> None:
         """Open the file for reading; it may be deleted from now on, and is read all the same."""
-        with self._lock:
-            if not self._users:
-                try:
-                    self._handle = os.open(self.path, os.O_RDONLY)
-                except OSError as error:
-                    raise self.damaged(error) from error
-            self._users += 1
+        if not self._users:
+            try:
+                self._handle = os.open(self.path, os.O_RDONLY)
+            except OSError as error:
+                raise self.damaged(error) from error
+        self._users += 1
 
     def release(self) -> None:
         """Close the file when as many have let go of it as have held it."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                os.close(self._handle)
+        self._users -= 1
+        if not self._users:
+            os.close(self._handle)
 
     def read_columns(self, run: Run) -> Columns:
         """Read a run without its payloads; the file must be held."""
@@ -199,23 +200,33 @@ class SegmentFile:
         columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
         return Columns(columns[:3], columns[3].view(np.float64))
 
+    def read_due(self, run: Run) -> Int64s:
+        """Read the due times of a run; the file must be held."""
+        return np.frombuffer(self._read(8 * run.rows, run.columns_at), dtype=np.int64)
+
+    def read_stretch_into(self, run: Run, start: int, target: Rows) -> None:
+        """Read the last columns of some rows, from ``start`` on, as ``read_columns_into``."""
+        at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
+        for row in target:
+            if os.preadv(self._handle, [row.data], at) < row.nbytes:
+                row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
+            at += run.stride
+
     def read_columns_into(self, run: Run, target: Rows) -> None:
-        """Read a run without its payloads into the four rows of ``target``; it must be held."""
+        """Read the last columns before the payloads into the rows of ``target``, shape (k, n).
+
+        The file must be held.
+        """
+        first = _KEY_COLUMNS - len(target)
         parts: list[Any] = []
         gap = bytearray(run.stride - 8 * run.rows)
         for row in target:
             parts += (row, gap)
         parts.pop()
-        size = (_KEY_COLUMNS - 1) * run.stride + 8 * run.rows
-        if os.preadv(self._handle, parts, run.columns_at) < size:
-            columns = self.read_columns(run)  # or say what is wrong
-            target[:3], target[3] = columns.rows, columns.attribute.view(np.int64)
-
-    def read_attribute_into(self, run: Run, target: Int64s) -> None:
-        """Read the attribute of a run into ``target``, shape (n,); the file must be held."""
-        at = run.columns_at + (_KEY_COLUMNS - 1) * run.stride
-        if os.preadv(self._handle, [target.data], at) < target.nbytes:
-            target[:] = np.frombuffer(self._read(target.nbytes, at), dtype=np.int64)
+        size = (len(target) - 1) * run.stride + 8 * run.rows
+        if os.preadv(self._handle, parts, run.columns_at + first * run.stride) < size:
+            rows, attribute = self.read_columns(run)  # or say what is wrong
+            target[:-1], target[-1] = rows[first:], attribute.view(np.int64)
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of a run's rows from ``start`` up to ``stop``; it must be held."""

@@ -11,7 +11,7 @@ import numpy as np
 from ._segments_file import Columns, Run, SegmentFile
 from ._segments_query import Gathered, Range
 from ._segments_read import Cursor, FileCursor, Part
-from ._timebucket_codec import DUE
+from ._timebucket_codec import DUE, Int64s
 
 _SUFFIX = ".arrows"
 _RUN_ROWS = 8192
@@ -46,6 +46,8 @@ class SpillDirectory:
         self._opener = opener
         self._files: dict[int, SegmentFile] = {}
         self._serial = 0
+        self._scratch: Int64s = np.empty(0, dtype=np.int64)
+        self._most_words = budget_bytes // 32 // 8
         path.mkdir(parents=True, exist_ok=True)
         for old in path.glob(f"*{_SUFFIX}"):
             old.unlink()
@@ -54,6 +56,11 @@ class SpillDirectory:
     def size_bytes(self) -> int:
         """What the files hold."""
         return sum(file.size for file in self._files.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is kept for questions, at most a 32nd of the budget."""
+        return self._scratch.nbytes
 
     def write(self, memory: Part, start: int) -> tuple[int, OSError | None]:
         """Write the rows of a sorted part from ``start`` on, dropping their payloads from it.
@@ -110,23 +117,25 @@ class SpillDirectory:
         """Cut a range where files begin, in ranges of some ten thousand spilled rows each."""
         pieces: list[Range] = []
         start, rows = wanted.start, 0
-        for low in sorted(low for low in self._files if wanted.start <= low < wanted.stop):
+        first = wanted.start - self._bucket_ms + self._mask
+        for low in sorted(low for low in self._files if first < low < wanted.stop):
             if rows >= _PIECE_ROWS and low > start:
                 pieces.append(wanted._replace(start=start, stop=low))
                 start, rows = low, 0
             rows += sum(run.rows for run in self._files[low].runs if wanted.touches(run))
         return [*pieces, wanted._replace(start=start)]
 
-    def columns(self, wanted: Range, held: list[Columns], attribute_only: bool) -> Columns:
+    def columns(self, wanted: Range, held: list[Columns], first: int = 0) -> Columns:
         """Read what is due in a range into one array, followed by what is held in memory.
 
         Args:
-            wanted: due times and attributes.
+            wanted: due times, and attributes that a run must touch.
             held: sorted parts in memory.
-            attribute_only: leave out due times and positions where all of a run is in the range.
+            first: leave out so many of due time, ledger and entry.
 
         Returns:
-            What is due in the range; with ``attribute_only`` only the attributes count.
+            What is due in the range, in which the columns that were left out do not count; it is
+            overwritten by the next call.
         """
         chosen: list[tuple[SegmentFile, list[Run]]] = []
         held = [wanted.cut(part, self._mask) for part in held]
@@ -136,24 +145,36 @@ class SpillDirectory:
                 runs = [run for run in file.runs if wanted.touches(run)]
                 room += sum(run.rows for run in runs)
                 chosen.append((file, runs))
-        gathered = Gathered(room)
+        gathered = Gathered(self._memory(4 * room))
         for file, runs in chosen:
             if not runs:
                 continue
             file.hold()
             try:
                 for run in runs:
-                    if not wanted.covers(run):
-                        gathered.add(wanted.cut(file.read_columns(run), self._mask))
-                    elif attribute_only:
-                        file.read_attribute_into(run, gathered.room(run.rows)[3])
+                    if wanted.covers(run):
+                        file.read_columns_into(run, gathered.room(run.rows)[first:])
+                    elif self._mask == -1:
+                        due = file.read_due(run)
+                        start, stop = wanted.bounds(due, -1)
+                        target = gathered.room(stop - start)
+                        target[DUE] = due[start:stop]
+                        file.read_stretch_into(run, start, target[max(first, DUE + 1) :])
                     else:
-                        file.read_columns_into(run, gathered.room(run.rows))
+                        gathered.add(wanted.cut(file.read_columns(run), self._mask))
             finally:
                 file.release()
         for part in held:
             gathered.add(part)
         return gathered.columns()
+
+    def _memory(self, words: int) -> Int64s:
+        """Return memory, the same for each call: to touch new pages costs more than to copy."""
+        if words > self._most_words:
+            return np.empty(words, dtype=np.int64)
+        if words > self._scratch.size:
+            self._scratch = np.empty(min(2 * words, self._most_words), dtype=np.int64)
+        return self._scratch[:words]
 
     def delete(self) -> None:
         """Delete all files."""

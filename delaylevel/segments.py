@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ import pyarrow as pa
 
 from ._segments_file import Columns, DamagedSegmentError, Floats, SegmentState, inspect_segment
 from ._segments_memory import Memory
-from ._segments_query import Range, alive_of, average_of, rows_of
+from ._segments_query import ATTRIBUTE, Discarded, Range, average_of, rows_of
 from ._segments_read import Cursor, Part, cut, join
 from ._segments_spill import SpillDirectory
 from ._timebucket_codec import ENTRY, LEDGER, Int64s, Key, Rows
@@ -37,7 +35,6 @@ _LOOKAHEAD_MS = 1_000
 _RETRY_MS = 1_000
 _LIMIT = 1 << 62
 _MOST_BYTES = (1 << 31) - 1  # of one payload, for Arrow's offsets
-_MOST_WORKERS = min(4, os.cpu_count() or 1)
 
 
 class IntakeStoppedError(DelayLevelError):
@@ -122,7 +119,7 @@ class PendingSegments:
         self._slice = Part.empty()
         self._edge: Key = (-_LIMIT, 0, 0)
         self._ahead_bytes = 0  # of the open cursors
-        self._discarded: set[tuple[int, int]] = set()
+        self._discarded = Discarded()
         self._rows = 0
         self._full = ""
         self._retry_ms = 0
@@ -140,7 +137,8 @@ class PendingSegments:
     def memory_bytes(self) -> int:
         """What is held in memory, by this class's own count."""
         read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
-        return self._memory.size_bytes + read_ahead + self._slice.size_bytes(_ROW_BYTES)
+        held = self._memory.size_bytes + self._slice.size_bytes(_ROW_BYTES)
+        return held + read_ahead + self._spilled.memory_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -186,6 +184,7 @@ class PendingSegments:
         fresh = Part(rows, values, list(payloads), int(sizes.sum()))
         cost = fresh.size_bytes(_ROW_BYTES)
         reading = self._ahead_bytes + self._slice.size_bytes(_ROW_BYTES)
+        reading += self._spilled.memory_bytes
         room = max((self.budget_bytes - reading) // 2, self.budget_bytes // 8)
         if self._memory.size_bytes + cost > room:
             self._spill()
@@ -233,7 +232,7 @@ class PendingSegments:
 
     def discard(self, ledger_id: int, entry_id: int) -> None:
         """Leave out one pending row from now on; ``len`` falls only when it would be read."""
-        self._discarded.add((ledger_id, entry_id))
+        self._discarded.add(ledger_id, entry_id)
 
     def rows_between(
         self,
@@ -252,16 +251,14 @@ class PendingSegments:
             Columns due_ms, ledger_id, entry_id, attribute; equal due times by position.
         """
         wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
-        pieces = self._spilled.pieces(wanted)
-
-        def answer(piece: Range) -> pa.Table:
-            return rows_of(self._columns(piece), piece, self._discarded)
-
-        if len(pieces) == 1:
-            return answer(wanted)
-        # Each piece is a chunk of the table, sorted by itself, on another core where one is idle.
-        with ThreadPoolExecutor(min(len(pieces), _MOST_WORKERS)) as pool:
-            return pa.concat_tables(pool.map(answer, pieces))
+        # Each piece is a chunk of the table, sorted by itself. A second thread gains nothing: what
+        # takes the time is many short calls.
+        return pa.concat_tables(
+            [
+                rows_of(self._columns(piece), piece, self._discarded)
+                for piece in self._spilled.pieces(wanted)
+            ]
+        )
 
     def average_between(
         self,
@@ -272,10 +269,8 @@ class PendingSegments:
     ) -> float | None:
         """Return the average attribute of what ``rows_between`` returns, None where empty."""
         wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
-        if self._discarded:
-            found = wanted.attributes(self._columns(wanted), self._discarded)
-            return average_of(found)
-        return average_of(wanted.attributes(self._columns(wanted, attribute_only=True)))
+        needed = LEDGER if self._discarded else ATTRIBUTE
+        return average_of(self._columns(wanted, needed), wanted, self._discarded)
 
     def close(self) -> None:
         """Delete the spill files; what is in memory is dropped too."""
@@ -288,19 +283,19 @@ class PendingSegments:
         self._slice = Part.empty()
         self._rows = 0
 
-    def _columns(self, wanted: Range, attribute_only: bool = False) -> Columns:
-        """Return what is due in the range, unordered; due times and positions may be left out."""
+    def _columns(self, wanted: Range, first: int = 0) -> Columns:
+        """Return what is due in the range, unordered; the first columns may be left out."""
         held = [cursor.columns() for cursor in (*self._cursors, *self._memory.runs)]
         held.append(Columns(self._slice.rows, self._slice.attribute))
         # What was spilled came before what is in memory: equal due times need less sorting.
-        return self._spilled.columns(wanted, held, attribute_only)
+        return self._spilled.columns(wanted, held, first)
 
     def _without_discarded(self, part: Part) -> Part:
-        alive = alive_of(part.rows[LEDGER], part.rows[ENTRY], self._discarded)
-        if alive.all():
+        dead = self._discarded.among(part.rows[LEDGER], part.rows[ENTRY])
+        if not dead.size:
             return part
-        self._discarded.difference_update(zip(*part.rows[1:, ~alive].tolist(), strict=True))
-        return part.take(np.flatnonzero(alive))
+        self._discarded.forget(part.rows[1:, dead])
+        return part.take(np.delete(np.arange(part.count), dead))
 
     def _next_slice(self, now: int) -> bool:
         """Fill the empty slice with the lowest rows; False where nothing is due."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel import _segments_spill
+from delaylevel import _segments_query, _segments_spill
 from delaylevel import segments as segments_module
 from delaylevel._segments_file import SCHEMA
 from delaylevel.errors import InvalidInputError
@@ -342,6 +342,92 @@ def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
         most = max(most, store.memory_bytes)
     assert store.disk_bytes > 0
     assert most <= store.budget_bytes
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_an_answer_stays_as_it_is(tmp_path: Path, precision: int) -> None:
+    """Questions use the same memory again, within their share of the budget."""
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=2000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    for start in range(0, 10_000, 1000):
+        add(store, T0 + rng.integers(1, 100_000, 1000), start)
+    answers = [store.rows_between(T0 + at, T0 + at + 3000) for at in (30_000, 60_000, 75_000)]
+    before = [answer.to_pylist() for answer in answers]
+    assert min(map(len, before)) > 200
+    for at in range(0, 100_000, 3000):
+        store.rows_between(T0 + at, T0 + at + 3000, 5, 600)
+        assert store.average_between(T0 + at, T0 + at + 3000, 5, 600)
+    assert store.rows_between(T0, T0 + 100_000).num_rows == 10_000  # more than that memory holds
+    assert [answer.to_pylist() for answer in answers] == before
+    assert 0 < store._spilled.memory_bytes <= store.budget_bytes // 32
+    assert store.memory_bytes <= store.budget_bytes
+
+
+@pytest.mark.parametrize("few", [0, 64, 1 << 40])
+@pytest.mark.parametrize("limits", [(-np.inf, np.inf), (100, 800)])
+def test_much_that_is_discarded_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, limits: tuple[float, float]
+) -> None:
+    monkeypatch.setattr(_segments_query, "_FEW", few)
+    monkeypatch.setattr(_segments_query, "_TABLE", 1 << 8)  # most rows share low bits with another
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 8000, 1000):
+        rows += add(store, T0 + rng.integers(1, 50_000, 1000), start)
+    gone = {row[1:3] for row in rows[::3]}
+    for ledger, entry in gone:
+        store.discard(ledger, entry)
+        store.discard(ledger + 1, entry)  # not there
+    least, most = limits
+    left = sorted(row[:4] for row in rows if row[1:3] not in gone and least <= row[3] <= most)
+    table = store.rows_between(T0, T0 + 60_000, least, most)
+    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    average = store.average_between(T0, T0 + 60_000, least, most)
+    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
+    assert drain(store, T0 + 60_000) == in_order(
+        [row for row in rows if row[1:3] not in gone], 1024
+    )
+    assert store.average_between(T0, T0 + 60_000) is None
+
+
+def test_an_attribute_that_is_not_a_number_is_in_no_range_but_all(tmp_path: Path) -> None:
+    """Also where a file holds nothing else: such a file was passed over."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    index = np.arange(6000)
+    values = np.where(index % 10 == 0, np.nan, index).astype(float)
+    for part in np.split(index, 12):
+        store.append(T0 + 1 + part * 10, part * 0, part, [bytes(400)] * part.size, values[part])
+    assert store.disk_bytes > 0
+    assert store.rows_between(T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
+    numbers = store.rows_between(T0, T0 + 100_000, 0)["entry_id"].to_pylist()
+    assert numbers == [x for x in index.tolist() if x % 10]
+    assert np.isnan(store.average_between(T0, T0 + 100_000) or 0.0)
+    assert store.average_between(T0, T0 + 100_000, 1, 1) == 1
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+@pytest.mark.parametrize(("start", "stop"), [(0, 100_000), (30_000, 30_100), (69_000, 100_000)])
+def test_a_question_of_a_file_that_was_cut_is_an_error(
+    tmp_path: Path, precision: int, start: int, stop: int
+) -> None:
+    store = PendingSegments(
+        tmp_path,
+        budget_bytes=1 << 20,
+        bucket_ms=1 << 40,
+        precision_ms=precision,
+        clock=lambda: T0,
+    )
+    for first in range(0, 12_000, 1000):
+        add(store, np.arange(T0, T0 + 70_000, 70), first)
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 1000)
+    with pytest.raises(DamagedSegmentError, match="it ends at"):
+        store.rows_between(T0 + start, T0 + stop)
+    with pytest.raises(DamagedSegmentError, match="it ends at"):
+        store.average_between(T0 + start, T0 + stop)
 
 
 #: Writes and reads at the same time, several times the budget; prints what the process grew by.
