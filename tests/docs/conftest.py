@@ -136,6 +136,11 @@ def _dead(*wrong: str) -> Step:
     return bury
 
 
+def _function_runs(reader: Any) -> None:
+    """The Function has started: its worker takes some seconds."""
+    reader.type_until_done("delaylevel function status orders")
+
+
 def _closed_accounts(reader: Any) -> None:
     """The table that the steps of docs/spark.md read."""
     import pyarrow as pa
@@ -266,7 +271,17 @@ EXPECTED = Expected(
             "": BRIEF,
             "delaylevel dispatch run orders --delivery effectively-once": (DEDUPLICATED,),
         },
+        "docs/cli.md function": {
+            "": ("delaylevel levels create orders --max 5d --mover function",),
+            "delaylevel function status orders": (_function_runs,),
+            "delaylevel function delete orders": ("delaylevel function deploy orders",),
+            "delaylevel function logs orders": (
+                "delaylevel function deploy orders",
+                _function_runs,
+            ),
+        },
         "docs/functions.md": {
+            "delaylevel function status orders": (_function_runs,),
             "delaylevel function deploy orders --package-only ./build": (
                 "delaylevel function delete orders",
             ),

@@ -204,7 +204,7 @@ class Reader:
         names = [word for word in words if not word.startswith("-")]
         program = " ".join(names[:3])
         self.stop(program)  # a terminal does one thing at a time
-        if FOREVER.match(line):
+        if FOREVER.match(_bare(line)):
             self._start(words, program, "".join(names[3:4]))
             return ""
         if line.startswith("delaylevel ") and not (OUTSIDE.match(line) or _takes_a_shell(line)):
@@ -223,6 +223,17 @@ class Reader:
             found, output = ran.returncode, ran.stdout
         assert found == code, f"{line}: exit code {found}\n{output}"
         return output
+
+    def type_until_done(self, line: str) -> None:
+        """Run a command line again and again until it ends with 0."""
+
+        def done() -> bool:
+            with contextlib.suppress(AssertionError):
+                self.type(line)
+                return True
+            return False
+
+        _until(done, line)
 
     def python(self, code: str, background: bool = False) -> str:
         """Run a Python block of the page after those before it; what it prints is returned."""
@@ -353,7 +364,10 @@ def reader(
     monkeypatch.chdir(tmp_path)
     found = Reader(tmp_path, connection)
     found.empty()
+    # Where it is ignored, as in a shell's background, programs would never see it.
+    at_first = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield found
+    signal.signal(signal.SIGINT, at_first)
     found.leave()
 
 
