@@ -92,7 +92,8 @@ def broker() -> None:
     metavar="KEY=VALUE",
     multiple=True,
     callback=_settings,
-    help="A setting of standalone.conf; those of the last start are kept unless one is given.",
+    help="A setting of standalone.conf, or else of functions_worker.yml; those of the last start "
+    "are kept unless one is given.",
 )
 @click.option(
     "--heap-mb", type=click.IntRange(min=128), help="The largest Java heap, 400 at first."

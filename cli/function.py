@@ -114,6 +114,11 @@ def function() -> None:
     help="The admin address as workers reach it, where it is another than here.",
 )
 @click.option(
+    "--worker-token-file",
+    metavar="PATH",
+    help="The token of a role of the Function's own, a file on the workers; else it has theirs.",
+)
+@click.option(
     "--worker-trust-certs-file",
     metavar="PATH",
     help="Certificates to trust (PEM), a file on the workers.",
@@ -146,6 +151,7 @@ def deploy(
     receiver_queue: int,
     in_flight: int,
     worker_admin_url: str | None,
+    worker_token_file: str | None,
     worker_trust_certs_file: str | None,
     worker_python: str | None,
     worker_platform: str | None,
@@ -171,6 +177,7 @@ def deploy(
         receiver_queue=receiver_queue,
         in_flight=in_flight,
         admin_url=worker_admin_url,
+        token_file=worker_token_file,
         tls_trust_certs_file=worker_trust_certs_file,
         worker_python=WorkerPython(worker_python, worker_platform)
         if worker_python and worker_platform

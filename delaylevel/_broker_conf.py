@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -39,20 +40,24 @@ def write_conf(
 ) -> None:
     """Copy the server's ``conf`` folder for one instance, with its ports and overrides.
 
-    A name in ``overrides`` that no configuration file of the server mentions is warned about:
-    Pulsar itself ignores it in silence.
+    A name in ``overrides`` that only the functions worker knows, such as ``useTls``, goes into its
+    file. One that no configuration file of the server mentions is warned about: Pulsar itself
+    ignores it in silence.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)
     known = _names(home / "conf")
-    for name in sorted(overrides.keys() - known):
+    worker = folder / "functions_worker.yml"
+    worker_text = worker.read_text(encoding="utf-8")
+    workers = set(re.findall(r"(?m)^(?:# ?)?(\w+):", worker_text)) - known
+    for name in sorted(overrides.keys() - known - workers):
         log.warning("the broker's configuration files do not know %r; it may have no effect", name)
     data = folder.parent
     settings = {
         **_BETTER_THAN_DEFAULT,
         # Otherwise all instances keep the packages of their functions in one folder of the server.
         "STORAGE_PATH": f"{data}/data/packages",
-        **overrides,
+        **{name: value for name, value in overrides.items() if name not in workers},
         "brokerServicePort": str(service_port),
         "webServicePort": str(web_port),
         "bindAddress": "127.0.0.1",
@@ -66,9 +71,10 @@ def write_conf(
     added = [f"{name}={value}" for name, value in settings.items()]
     path.write_text("\n".join([*kept, *added, ""]), encoding="utf-8")
 
-    worker = folder / "functions_worker.yml"
-    text = worker.read_text(encoding="utf-8")
-    text = re.sub(r"(?m)^downloadDirectory:.*$", f"downloadDirectory: {data}/download", text)
+    for name in sorted(overrides.keys() & workers):
+        worker_text = re.sub(rf"(?m)^{name}:.*\n", "", worker_text)
+        worker_text += f"\n{name}: {json.dumps(overrides[name])}"
+    text = re.sub(r"(?m)^downloadDirectory:.*$", f"downloadDirectory: {data}/download", worker_text)
     text = re.sub(r"(?m)^(\s+logDirectory:).*$", rf"\1 {data}/logs", text)
     worker.write_text(text, encoding="utf-8")
 

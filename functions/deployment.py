@@ -44,7 +44,10 @@ class FunctionOptions:
         receiver_queue: how many messages an instance fetches ahead, for each partition.
         in_flight: the most messages that an instance has sent and not confirmed.
         admin_url: the admin interface as workers reach it; None for the one used here.
-        tls_trust_certs_file: of the admin interface, a file on the workers.
+        token_file: a file on the workers with the token of a role of the Function's own; None for
+            the workers' credentials.
+        tls_trust_certs_file: of the admin interface, a file on the workers; None for the one that
+            the workers trust the cluster by.
         worker_python: of the workers; None where it is like the one here.
     """
 
@@ -55,6 +58,7 @@ class FunctionOptions:
     receiver_queue: int = DEFAULT_RECEIVER_QUEUE
     in_flight: int = DEFAULT_IN_FLIGHT
     admin_url: str | None = None
+    token_file: str | None = None
     tls_trust_certs_file: str | None = None
     worker_python: WorkerPython | None = None
 
@@ -118,6 +122,7 @@ def function_config(
         receiver_queue=options.receiver_queue,
         in_flight=options.in_flight,
         log_topic=log_topic(description),
+        token_file=options.token_file,
         tls_trust_certs_file=options.tls_trust_certs_file,
         tls_allow_insecure=connection.tls_allow_insecure,
     )

@@ -28,21 +28,37 @@ def instance_token(arguments: Sequence[str]) -> str | None:
     """Return the token that the worker gave this instance for its own client, if it did.
 
     Args:
-        arguments: of the process: ``… --client_auth_params token:…`` or ``file:///…``.
+        arguments: of the process: ``… --client_auth_params token:…`` or ``file:///…``, or with
+            the plugin for tokens the token itself. JSON, which a Java client takes as well, is
+            nothing to the Python client that the worker's program makes of it.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    kind, _, rest = (argument(arguments, "client_auth_params") or "").partition(":")
+    given = argument(arguments, "client_auth_params") or ""
+    kind, _, rest = given.partition(":")
     if kind == "token":
         return rest
     if kind == "file":
-        path = Path("/" + rest.lstrip("/"))
-        try:
-            return path.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"token file {path}: {error.strerror}") from error
-    return None
+        return read_token_file("/" + rest.lstrip("/"))
+    plugin = argument(arguments, "client_auth_plugin") or ""
+    return given or None if plugin.endswith("AuthenticationToken") else None
+
+
+def read_token_file(path: str) -> str:
+    """Return the token in a file on this worker.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"token file {path} on this worker: {reason}") from error
+    if not token:
+        raise ConfigError(f"token file {path} on this worker is empty")
+    return token
 
 
 def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:

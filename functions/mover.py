@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pulsar
 from pulsar import Function
 
+from delaylevel._token import TokenSource
 from delaylevel.admin import Admin
+from delaylevel.errors import ConfigError
 
 from .engine import Engine
-from .instance import client_settings, instance_token
+from .instance import argument, client_settings, instance_token, read_token_file
 from .settings import TOKEN_SECRET, FunctionSettings
 from .stream import Stream, StreamReport
 
@@ -52,15 +55,25 @@ class LevelMover(Function):
 
 def _engine(context: Any) -> Engine:
     settings = FunctionSettings.from_config(context.get_user_config_map() or {})
+    token = TokenSource(_token_reader(settings, context))
+    like_it = client_settings(sys.argv)
     client = context.pulsar_client
+    if settings.token_file is not None:
+        if like_it is None:
+            raise ConfigError(
+                "the worker does not say where the cluster is: no --pulsar_serviceurl"
+            )
+        like_it["authentication"] = pulsar.AuthenticationToken(token)
+        client = pulsar.Client(**like_it)
     name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
     name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
     if settings.log_topic:
         _log_to(client, settings.log_topic, context.get_instance_id())
     admin = Admin(
         settings.admin_url,
-        token=context.get_secret(TOKEN_SECRET) or instance_token(sys.argv),
-        tls_trust_certs_file=settings.tls_trust_certs_file,
+        token=token,
+        tls_trust_certs_file=settings.tls_trust_certs_file
+        or argument(sys.argv, "tls_trust_cert_path"),
         tls_allow_insecure=settings.tls_allow_insecure,
     )
 
@@ -68,9 +81,16 @@ def _engine(context: Any) -> Engine:
         for metric, value in metrics_of(found, stream.in_flight).items():
             context.record_metric(metric, value)
 
-    like_it = client_settings(sys.argv)
     target_client = partial(pulsar.Client, **like_it) if like_it is not None else None
     return Engine(client, admin, settings, name, report, target_client)
+
+
+def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
+    """Return what reads the token: the Function's own, or else the one that the worker gives it."""
+    if settings.token_file is not None:
+        return partial(read_token_file, settings.token_file)
+    secret = context.get_secret(TOKEN_SECRET)
+    return partial(instance_token, sys.argv) if not secret else lambda: str(secret)
 
 
 def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:

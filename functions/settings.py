@@ -25,7 +25,10 @@ class FunctionSettings:
         receiver_queue: how many messages a consumer fetches ahead, for each partition.
         in_flight: the most messages that are sent and not confirmed.
         log_topic: where log lines go, beside the worker's own file; empty for nowhere.
-        tls_trust_certs_file: a file on the worker, for an ``https://`` admin interface.
+        token_file: a file on the worker with the token of a role of the Function's own; None for
+            the worker's credentials.
+        tls_trust_certs_file: a file on the worker, for an ``https://`` admin interface; None for
+            the one that the worker trusts the cluster by.
         tls_allow_insecure: accept certificates that nobody vouches for.
     """
 
@@ -34,6 +37,7 @@ class FunctionSettings:
     receiver_queue: int = DEFAULT_RECEIVER_QUEUE
     in_flight: int = DEFAULT_IN_FLIGHT
     log_topic: str = ""
+    token_file: str | None = None
     tls_trust_certs_file: str | None = None
     tls_allow_insecure: bool = False
 

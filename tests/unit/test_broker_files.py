@@ -111,14 +111,20 @@ def test_configuration_overrides_replace_and_add(
     (conf / "broker.conf").write_text("# commentedOut=1\n")
     (conf / "bookkeeper.conf").write_text("")
     (conf / "functions_worker.yml").write_text(
-        "downloadDirectory: download\nconfigs:\n    logDirectory: logs/\n"
+        "downloadDirectory: download\nuseTls: false\nconfigs:\n    logDirectory: logs/\n"
     )
     write_conf(
         tmp_path / "home",
         tmp_path / "instance" / "conf",
         service_port=1,
         web_port=2,
-        overrides={"strict": "true", "commentedOut": "5", "typo": "1", "webServicePort": "9"},
+        overrides={
+            "strict": "true",
+            "commentedOut": "5",
+            "typo": "1",
+            "webServicePort": "9",
+            "useTls": "true",
+        },
     )
     written = (tmp_path / "instance" / "conf" / "standalone.conf").read_text().splitlines()
     settings = [line for line in written if line and not line.startswith("#")]
@@ -137,6 +143,8 @@ def test_configuration_overrides_replace_and_add(
     worker = (tmp_path / "instance" / "conf" / "functions_worker.yml").read_text()
     assert f"downloadDirectory: {tmp_path}/instance/download" in worker
     assert f"    logDirectory: {tmp_path}/instance/logs" in worker
+    assert "useTls: false" not in worker
+    assert '\nuseTls: "true"' in worker
 
 
 def test_nothing_of_another_pulsar_is_inherited(

@@ -208,6 +208,13 @@ def test_the_instances_own_token_is_used(tmp_path: Path) -> None:
     assert instance_token(["--client_auth_params", f"file://{file}"]) == "from-file"
     with pytest.raises(ConfigError, match="missing"):
         instance_token(["--client_auth_params", f"file://{tmp_path}/missing"])
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        instance_token(["--client_auth_params", f"file://{file}"])
+    plugin = ["--client_auth_plugin", "org.apache.pulsar.client.impl.auth.AuthenticationToken"]
+    assert instance_token([*plugin, "--client_auth_params", "abc"]) == "abc"
+    assert instance_token(plugin) is None
+    assert instance_token(["--client_auth_params", "tlsCertFile:/a,tlsKeyFile:/b"]) is None
 
 
 def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:

@@ -1,6 +1,7 @@
 """Fixtures for a broker with tokens and TLS, on which every role has its own, smallest rights.
 
 ``secured``   a broker of the test module's own; its dictionary ``BROKER`` has further settings
+``secured_with``  further ones, with settings of their own
 ``family``    makes a level topic whose roles may do nothing yet, and grants them rights
 ``roles``     a level topic whose roles may do what docs/security.md says
 ``renewed``   a token file that is renewed all the time, until it is to be wrong
@@ -90,9 +91,11 @@ class Secured:
             raise PrerequisiteError("openssl is needed to make a certificate: install it")
         self.folder = folder
         self.certificate, key = folder / "cert.pem", folder / "key.pem"
+        # A worker inside a standalone broker calls its own broker localhost.
+        names = "IP:127.0.0.1,DNS:localhost" if functions else "IP:127.0.0.1"
         subprocess.run(
             f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker "
-            f"-addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {self.certificate}".split(),
+            f"-addext subjectAltName={names} -keyout {key} -out {self.certificate}".split(),
             check=True,
             capture_output=True,
         )
@@ -155,21 +158,28 @@ class Secured:
 
 
 @pytest.fixture(scope="module")
-def secured(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    started: Callable[[EmbeddedBroker], EmbeddedBroker],
-) -> Iterator[Secured]:
+def secured_with(
+    tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
+) -> Iterator[Callable[..., Secured]]:
+    """``secured_with(functions=False, **settings)``: another broker with tokens and TLS."""
+    with contextlib.ExitStack() as stack:
+
+        def make(functions: bool = False, **settings: Any) -> Secured:
+            try:
+                made = Secured(tmp_path_factory.mktemp("secured"), functions, **settings)
+            except PrerequisiteError as error:
+                pytest.skip(str(error))
+            stack.callback(made.broker.remove)
+            started(made.broker)
+            return made
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def secured(request: pytest.FixtureRequest, secured_with: Callable[..., Secured]) -> Secured:
     """A broker with tokens and TLS."""
-    try:
-        secured = Secured(
-            tmp_path_factory.mktemp("secured"), **getattr(request.module, "BROKER", {})
-        )
-    except PrerequisiteError as error:
-        pytest.skip(str(error))
-    started(secured.broker)
-    yield secured
-    secured.broker.remove()
+    return secured_with(**getattr(request.module, "BROKER", {}))
 
 
 @pytest.fixture
@@ -226,10 +236,10 @@ class Roles:
 
 
 @pytest.fixture
-def family(secured: Secured) -> Callable[..., Roles]:
-    """``family(**description)``: a level topic whose roles may do nothing yet."""
+def family_on() -> Callable[..., Roles]:
+    """``family_on(secured, **description)``: a level topic there; its roles may do nothing yet."""
 
-    def make(levels: Levels = BRIEF, **values: Any) -> Roles:
+    def make(secured: Secured, levels: Levels = BRIEF, **values: Any) -> Roles:
         target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
         description = LevelTopicDescription(f"{target}-delay-level", levels, (target,), **values)
         with Admin.from_connection(secured.load(token=secured.token)) as admin:
@@ -237,6 +247,12 @@ def family(secured: Secured) -> Callable[..., Roles]:
             return Roles(secured, topics.create(admin, description))
 
     return make
+
+
+@pytest.fixture
+def family(secured: Secured, family_on: Callable[..., Roles]) -> Callable[..., Roles]:
+    """``family(**description)``: the same on the module's broker."""
+    return functools.partial(family_on, secured)
 
 
 @pytest.fixture
