@@ -212,6 +212,12 @@ class SegmentFile:
                 row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
             at += run.stride
 
+    def read_stretch(self, run: Run, start: int, stop: int) -> Columns:
+        """Read some rows without their payloads; the file must be held."""
+        target = np.empty((_KEY_COLUMNS, stop - start), dtype=np.int64)
+        self.read_stretch_into(run, start, target)
+        return Columns(target[:-1], target[-1].view(np.float64))
+
     def read_columns_into(self, run: Run, target: Rows) -> None:
         """Read the last columns before the payloads into the rows of ``target``, shape (k, n).
 

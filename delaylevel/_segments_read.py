@@ -20,6 +20,10 @@ from ._timebucket_codec import (
     sort_rows,
 )
 
+#: What a cursor costs beside its rows, and how many of them are made ready at least.
+_CURSOR_BYTES = 1024
+_LEAST_READY = 64
+
 
 class Part:
     """Rows of (exact due, ledger, entry), shape (3, n), with their attributes and payloads."""
@@ -144,14 +148,17 @@ class Cursor(Protocol):
     def columns(self) -> Columns:
         """Return what is left, without payloads."""
 
+    def prepare(self, count: int) -> Key | None:
+        """Make ready at least so many rows; return the last key of those, None where all are."""
+
     def find(self, key: Key) -> int:
-        """Return how many of the rows that are left are below a key."""
+        """Return how many of the rows that are ready are below a key."""
 
     def marks(self, stride: int) -> Rows:
-        """Return the key of every so manieth row that is left."""
+        """Return the key of every so manieth row that is ready."""
 
     def take(self, count: int) -> Part:
-        """Remove and return the first rows."""
+        """Remove and return the first rows, all of them ready."""
 
     def close(self) -> None:
         """Let go of its file."""
@@ -189,6 +196,10 @@ class MemoryCursor:
         """Return what is left, without payloads."""
         return Columns(self._part.rows, self._part.attribute)
 
+    def prepare(self, count: int) -> Key | None:
+        """All rows are ready."""
+        return None
+
     def find(self, key: Key) -> int:
         """Return how many of the rows that are left are below a key."""
         return self._part.find(key, self._mask)
@@ -210,30 +221,36 @@ class MemoryCursor:
 
 
 class FileCursor:
-    """A cursor over a run in a file, of which the keys are in memory and the payloads are not."""
+    """A cursor over a run in a file, of which the next keys are in memory and payloads are not."""
 
     def __init__(self, file: SegmentFile, run: Run, mask: int) -> None:
         self._file = file
         self._run = run
-        self._head = 0
+        self._mask = mask
+        self._taken = 0  # of the run
+        self._head = 0  # of what is in memory
         file.hold()
-        self._columns = file.read_columns(run)
-        self._keys = truncated(self._columns.rows, mask) if mask != -1 else self._columns.rows
+        self._columns = Columns(empty_rows(), np.empty(0))
+        self._keys = self._columns.rows
 
     @property
     def left(self) -> int:
         """How many rows are left."""
-        return self._run.rows - self._head
+        return self._run.rows - self._taken
 
     @property
     def first_due(self) -> int:
         """The truncated due time of the first row that is left."""
+        if not self._taken:
+            return self._run.first_key[0]
+        if self._head == self._keys.shape[1]:
+            self.prepare(_LEAST_READY)
         return self._keys.item(DUE, self._head)
 
     @property
     def memory_bytes(self) -> int:
-        """Columns and keys."""
-        return self.left * 56
+        """Columns and keys that are in memory, and what there is to know of the run."""
+        return self._columns.attribute.size * 56 + _CURSOR_BYTES
 
     @property
     def payload_bytes(self) -> int:
@@ -241,24 +258,42 @@ class FileCursor:
         return self._run.payload_size * self.left // self._run.rows
 
     def columns(self) -> Columns:
-        """Return what is left, without payloads."""
-        return Columns(self._columns.rows[:, self._head :], self._columns.attribute[self._head :])
+        """Return what is left, without payloads, read anew."""
+        return self._file.read_stretch(self._run, self._taken, self._run.rows)
+
+    def prepare(self, count: int) -> Key | None:
+        """Make ready at least so many rows; return the last key of those, None where all are."""
+        ready = self._keys.shape[1] - self._head
+        if ready < min(count, self.left):
+            stop = min(self._taken + 2 * count, self._run.rows)
+            self._columns = self._file.read_stretch(self._run, self._taken, stop)
+            rows = self._columns.rows
+            self._keys = truncated(rows, self._mask) if self._mask != -1 else rows
+            self._head = 0
+            ready = stop - self._taken
+        if ready == self.left:
+            return None
+        due, ledger, entry = self._keys[:, -1].tolist()
+        return due, ledger, entry
 
     def find(self, key: Key) -> int:
-        """Return how many of the rows that are left are below a key."""
+        """Return how many of the rows that are ready are below a key."""
+        if key[0] > self._run.max_due:
+            return self.left  # the next file's first key, as a rule
         return find_key(self._keys, key, self._head) - self._head
 
     def marks(self, stride: int) -> Rows:
-        """Return the key of every so manieth row that is left."""
+        """Return the key of every so manieth row that is ready."""
         return self._keys[:, self._head + stride - 1 :: stride]
 
     def take(self, count: int) -> Part:
         """Remove and return the first rows, reading their payloads."""
         start, stop = self._head, self._head + count
-        payloads = self._file.read_payloads(self._run, start, stop)
+        payloads = self._file.read_payloads(self._run, self._taken, self._taken + count)
         rows, attribute = self._columns
         part = Part(rows[:, start:stop], attribute[start:stop], payloads)
         self._head = stop
+        self._taken += count
         return part
 
     def close(self) -> None:
@@ -273,6 +308,11 @@ def cut(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[Part]
         A key that no remaining row is below, and the rows, in order within each part.
     """
     edge: Key = (end_due, -1, -1)
+    ready = max(_LEAST_READY, 2 * want // max(1, len(cursors)))
+    for cursor in cursors:
+        last = cursor.prepare(ready)
+        if last is not None:
+            edge = min(edge, (last[0], last[1], last[2] + 1))
     if sum(cursor.left for cursor in cursors) > want + want // 2:
         # Each cursor has up to a stride of rows that no mark stands for.
         stride = max(1, want // (2 * len(cursors)))

@@ -96,8 +96,7 @@ class PendingSegments:
         Args:
             directory: created where it is missing.
             budget_bytes: the most memory for payloads and their keys, from 1 MiB.
-            bucket_ms: the range of due times of one file; while one is read, its keys take 56 bytes
-                of memory a row.
+            bucket_ms: the range of due times of one file.
             precision_ms: as the tracker's.
             clock: returns the present time, ms since the epoch.
             opener: opens a file for unbuffered binary appending.

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel import _segments_query, _segments_spill
+from delaylevel import _segments_query, _segments_read, _segments_spill
 from delaylevel import segments as segments_module
 from delaylevel._segments_file import SCHEMA
 from delaylevel.errors import InvalidInputError
@@ -236,15 +236,20 @@ RANGE = st.integers(-10_000, 200_000)
     seed=st.integers(0, 1000),
     ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
     precision=st.sampled_from([1, 1024, 1 << 14]),
+    least_ready=st.sampled_from([1, 64]),
 )
 def test_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
     precision: int,
+    least_ready: int,
 ) -> None:
     """Reads, late rows, discards and both questions, while much of it lies in files."""
-    with patch.object(segments_module, "_SLICE_ROWS", 100):
+    with (
+        patch.object(segments_module, "_SLICE_ROWS", 100),
+        patch.object(_segments_read, "_LEAST_READY", least_ready),
+    ):
         _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
 
 
@@ -484,6 +489,32 @@ def test_what_is_being_read_leaves_less_room_for_what_comes(tmp_path: Path) -> N
     reading = store._slice.size_bytes(96) + store._ahead_bytes
     assert reading > 1 << 20
     assert most <= (store.budget_bytes + reading) // 2
+
+
+def test_a_large_file_is_read_with_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file with twenty times what memory holds, only the next rows of each run are there."""
+    monkeypatch.setattr(segments_module, "_SLICE_ROWS", 500)
+    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 2048)
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 100_000, 5000):
+        rows += add(store, T0 + rng.integers(5000, 600_000, 5000), start, size=10)
+    rows = in_order(rows, 1024)
+    out: list[Row] = []
+    most = 0
+    for now in range(T0, T0 + 610_000, 10_000):
+        out += drain(store, now, 700)
+        most = max(most, store.memory_bytes)
+        if now == T0 + 300_000:  # what is left of the open runs is read for a question
+            left = sorted(row[:4] for row in rows[len(out) :] if row[3] <= 300)
+            table = store.rows_between(T0, T0 + 700_000, 0, 300)
+            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    assert out == rows
+    assert most <= store.budget_bytes
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
