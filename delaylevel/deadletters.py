@@ -20,7 +20,8 @@ from delaylevel.clock import Clock, SystemClock
 from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.envelope import Envelope
 from delaylevel.errors import BrokerError, EnvelopeError, LevelTopicError, StillPendingError
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.outlet import UNBATCHED_SETTINGS, Outlet, close_all, error_name
 from delaylevel.ports import OperatorAdmin
 from delaylevel.positions import Position

@@ -10,7 +10,8 @@ from delaylevel.claim import Claim
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.errors import LevelTopicError, NotFoundError
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.ports import OperatorAdmin, SubscriptionStats
 from delaylevel.positions import Position
 from delaylevel.reading import SourcePartition, read_range, source_partitions

@@ -68,7 +68,7 @@ def _forward_range(
     schemas: set[str | None] = {None}
     place = source.topic.removeprefix("persistent://")
     builder = _pulsar.MessageBuilder
-    numbered = forwarder.sequenced
+    numbering = forwarder.numbering
     ways: list[dict[int, _Way]] = [{} for _ in description.levels]
     count = moment = 0
     for message, ledger, entry, batch in messages:
@@ -112,8 +112,8 @@ def _forward_range(
                     event_ms = message.event_timestamp()
                     if event_ms:
                         built.event_timestamp(event_ms)
-                    if numbered:
-                        number = forwarder.number(source, ledger, entry, batch, len(value))
+                    if numbering is not None:
+                        number = numbering.next(source, ledger, entry, batch, len(value))
                         built.sequence_id(number)
                     send(built.build(), callback(len(value)))
                     way.parked += 1

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pulsar
@@ -18,11 +17,13 @@ from pulsar.schema import BytesSchema
 
 from delaylevel import envelope as env
 from delaylevel import onward
+from delaylevel._numbering import Numbering
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.delivery import Delivery, Sequence, sequence_id
 from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.envelope import Envelope, SchemaRef
-from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError, InvalidInputError
+from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.outlet import (
     BULK_SETTINGS,
     CERTAIN_REFUSALS,
@@ -43,9 +44,7 @@ log = logging.getLogger(__name__)
 # What the broker has not confirmed is kept for a second try elsewhere: at most so much.
 EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
-# Effectively once, what is sent is waited for within a part of the client's timeout, and a send
-# never waits: it would go on behind what the timeout has thrown out of the queue.
-SETTLE_WITHIN_S = 10.0
+# Effectively once a send never waits: it would go on behind what the timeout has thrown out.
 _SEQUENCED_SETTINGS: dict[str, Any] = {
     **UNBATCHED_SETTINGS,
     "block_if_queue_full": False,
@@ -57,46 +56,6 @@ NAME_PATIENCE_S = 30.0
 
 # A business topic, the schema, and, for keyless messages under deduplication, its partition.
 _TargetKey = tuple[str, SchemaRef | None, int | None]
-
-
-@dataclass
-class ForwardReport:
-    """What became of the messages of one or more flushes.
-
-    Attributes:
-        parked: how many went into each (level topic, level, partition).
-        window: how many were handed to the final window; with a tracker what is overdue, too.
-        due: how many were delivered at once, because they were due.
-        held: how many a target refused, by target.
-        dead: how many could not be understood, by reason.
-        latest_ms: the largest lateness at hand-off in ms: how long after its due time a message
-            was sent on; 0 where none was late.
-        dropped: how many were thrown away because their target does not exist, by target.
-    """
-
-    parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    window: int = 0
-    due: int = 0
-    held: Counter[str] = field(default_factory=Counter)
-    dead: Counter[str] = field(default_factory=Counter)
-    latest_ms: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def total(self) -> int:
-        """How many messages it speaks of."""
-        counted = (self.parked, self.held, self.dead, self.dropped)
-        return self.window + self.due + sum(counter.total() for counter in counted)
-
-    def add(self, other: ForwardReport) -> None:
-        """Add another report's figures to these."""
-        self.parked += other.parked
-        self.window += other.window
-        self.due += other.due
-        self.held += other.held
-        self.dead += other.dead
-        self.dropped += other.dropped
-        self.latest_ms = max(self.latest_ms, other.latest_ms)
 
 
 @dataclass(slots=True)
@@ -147,14 +106,12 @@ class Forwarder:
         self._partition_counts: dict[str, int] = {}
         self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
         self._to_hold: list[tuple[_Waiting, str]] = []
-        self._last_sequence_id = 0
-        self._already_held: frozenset[tuple[str | None, int]] | None = None
         self._report = ForwardReport()
         self._epoch_messages = 0
         self._epoch_bytes = 0
-        self._unsettled = 0
-        self._unsettled_bytes = 0
-        self._settle_at_s = 0.0
+        self.numbering: Numbering | None = None
+        if sequence is not None:
+            self.numbering = Numbering(sequence, self._settle, self._read_held)
 
     def forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         """Send one message on; it counts as arrived when :meth:`flush` has returned.
@@ -177,8 +134,8 @@ class Forwarder:
 
     def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         number = None
-        if self._sequence is not None:
-            number = self.number(source, *message[:3], len(message.value or b""))
+        if self.numbering is not None:
+            number = self.numbering.next(source, *message[:3], len(message.value or b""))
         try:
             sealed = onward.open_envelope(self._description, source.topic, message)
         except EnvelopeError as error:
@@ -211,11 +168,6 @@ class Forwarder:
     def router(self) -> Router:
         """What decides where a message goes."""
         return self._router
-
-    @property
-    def sequenced(self) -> bool:
-        """Whether it publishes with sequence ids."""
-        return self._sequence is not None
 
     def level_outlet(self, level: int, partition: int) -> Outlet[Any]:
         """Return the way into a partition of a level.
@@ -272,10 +224,9 @@ class Forwarder:
         """Start anew after a failure: what is forwarded again must not be counted twice."""
         self._report = ForwardReport()
         self._epoch_messages = self._epoch_bytes = 0
-        self._unsettled = self._unsettled_bytes = 0
         self._to_hold = []
-        self._last_sequence_id = 0
-        self._already_held = None
+        if self.numbering is not None:
+            self.numbering.forget()
         for outlet in (*self._targets.values(), *self._internal.values()):
             outlet.forget()
 
@@ -308,7 +259,7 @@ class Forwarder:
         self, message: ParkedMessage, sealed: Envelope, due: bool, number: int | None
     ) -> None:
         waiting = _Waiting(message, sealed, due)
-        if self._already_held and (sealed.id, sealed.attempt + 1) in self._already_held:
+        if self.numbering is not None and self.numbering.was_held(sealed.id, sealed.attempt + 1):
             # An earlier run of the same batch has set it aside, and the target has recovered.
             self._report.held[sealed.target] += 1
             return
@@ -508,50 +459,8 @@ class Forwarder:
                     "unconfirmed will be read and sent again"
                 )
         self._epoch_messages = self._epoch_bytes = 0
-        self._unsettled = self._unsettled_bytes = 0
-
-    # -- sequences
-
-    def number(
-        self, source: SourcePartition, ledger: int, entry: int, batch: int, length: int
-    ) -> int:
-        """Return the sequence id of what is sent on next, where there is a sequence.
-
-        Nothing may be sent behind what the client has given up after its timeout: the broker would
-        take the higher sequence id, and drop the lower one when it is sent again. So what is sent
-        is confirmed, or has failed, long before that.
-
-        Raises:
-            InvalidInputError: it is not of the sequence's partition, or out of order.
-            BrokerError: something that was sent before it is not confirmed.
-        """
-        assert self._sequence is not None
-        self._unsettled += 1
-        self._unsettled_bytes += length
-        if self._unsettled == 1:
-            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
-        elif (
-            self._unsettled > EPOCH_MESSAGES
-            or self._unsettled_bytes > EPOCH_BYTES
-            or time.monotonic() > self._settle_at_s
-        ):
-            self._settle()
-            self._unsettled, self._unsettled_bytes = 1, length
-            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
-        if source.topic != self._sequence.topic:
-            raise InvalidInputError(
-                f"a message of {source.topic} among those of {self._sequence.topic}"
-            )
-        number = sequence_id(ledger, entry, batch)
-        if number <= self._last_sequence_id:
-            raise InvalidInputError(
-                f"{source.topic}: {ledger}:{entry}:{batch} comes after a later position, or twice. "
-                "Effectively-once needs the rows of a partition once each and in their order"
-            )
-        self._last_sequence_id = number
-        if self._already_held is None:
-            self._already_held = self._read_held(number)
-        return number
+        if self.numbering is not None:
+            self.numbering.settled()
 
     def _read_held(self, first_number: int) -> frozenset[tuple[str | None, int]]:
         """Return (id, attempt) of what an earlier run of this batch has set aside already."""

@@ -12,7 +12,8 @@ from delaylevel import topics
 from delaylevel.claim import Claim
 from delaylevel.clock import Clock, SystemClock
 from delaylevel.description import LevelTopicDescription
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.frontier import ripe_bound
 from delaylevel.ports import TopicAdmin
 from delaylevel.positions import Position

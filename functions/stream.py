@@ -25,7 +25,7 @@ from delaylevel.clock import Clock, SystemClock
 from delaylevel.description import FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.envelope import Envelope, SchemaRef
 from delaylevel.errors import BrokerError, EnvelopeError
-from delaylevel.forwarder import ForwardReport
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.outlet import PRODUCER_SETTINGS, error_name
 from delaylevel.ports import TopicAdmin
 from delaylevel.reading import (

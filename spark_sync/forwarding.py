@@ -22,7 +22,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from delaylevel.clock import SystemClock
 from delaylevel.delivery import Delivery, Sequence
 from delaylevel.express import forward_range
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.positions import Position
 from delaylevel.reading import messages_in_range
 

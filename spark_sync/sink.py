@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from delaylevel.clock import SystemClock
 from delaylevel.delivery import Delivery, Sequence
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 
 from . import control
 from .forwarding import read_reports

@@ -13,7 +13,8 @@ from delaylevel.claim import Claim
 from delaylevel.clock import Clock
 from delaylevel.description import FinalWindow, LevelTopicDescription, Role
 from delaylevel.errors import EnvelopeError
-from delaylevel.forwarder import Forwarder, ForwardReport
+from delaylevel.forwarder import Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.ports import TopicAdmin
 from delaylevel.positions import Position
 from delaylevel.reading import ParkedMessage, SourcePartition, read_range

@@ -11,7 +11,7 @@ from delaylevel.clock import Clock, duration_ms
 from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.envelope import Envelope
 from delaylevel.errors import EnvelopeError, InvalidInputError
-from delaylevel.forwarder import ForwardReport
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.mover import LocalMover
 from delaylevel.ports import NamespacePolicies
 from delaylevel.reading import SourcePartition, source_partitions

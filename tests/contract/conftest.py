@@ -21,7 +21,7 @@ import pytest
 from delaylevel import DelayLevelClient, topics
 from delaylevel.admin import Admin
 from delaylevel.clock import Clock, SystemClock, duration_ms
-from delaylevel.forwarder import ForwardReport
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.mover import LocalMover
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topicname import TopicName

@@ -15,7 +15,7 @@ from delaylevel import envelope as env
 from delaylevel.claim import Claim
 from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
-from delaylevel.forwarder import ForwardReport
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.mover import LocalMover
 from delaylevel.positions import EARLIEST
 from delaylevel.reading import ParkedMessage, read_range

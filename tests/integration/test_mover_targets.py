@@ -15,7 +15,7 @@ from delaylevel.admin import Admin
 from delaylevel.client import DelayLevelClient
 from delaylevel.clock import SystemClock
 from delaylevel.description import LevelTopicDescription
-from delaylevel.forwarder import ForwardReport
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.mover import LocalMover
 from delaylevel.reading import ParkedMessage
 from delaylevel.strategy import Levels, PartitionStrategy

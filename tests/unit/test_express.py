@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel import forwarder as forwarder_module
+from delaylevel import _numbering
 from delaylevel.delivery import Sequence
 from delaylevel.description import FinalWindow, LevelTopicDescription
 from delaylevel.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
@@ -190,11 +190,11 @@ def test_effectively_once_nothing_is_sent_behind_what_may_have_failed(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {
-        "messages": ("EPOCH_MESSAGES", 1),
-        "bytes": ("EPOCH_BYTES", 5),
+        "messages": ("UNSETTLED_MESSAGES", 1),
+        "bytes": ("UNSETTLED_BYTES", 5),
         "time": ("SETTLE_WITHIN_S", -1.0),
     }
-    monkeypatch.setattr(forwarder_module, *given[limit])
+    monkeypatch.setattr(_numbering, *given[limit])
     sequence = Sequence("query", SOURCE.topic)
     rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
     client = Client()

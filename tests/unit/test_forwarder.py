@@ -16,7 +16,8 @@ from delaylevel.delivery import Delivery, Sequence
 from delaylevel.description import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
-from delaylevel.forwarder import BULK_SETTINGS, PRODUCER_SETTINGS, Forwarder, ForwardReport
+from delaylevel.forwarder import BULK_SETTINGS, PRODUCER_SETTINGS, Forwarder
+from delaylevel.forwardreport import ForwardReport
 from delaylevel.onward import check_delivery
 from delaylevel.ports import SchemaVersion
 from delaylevel.reading import ParkedMessage, SourcePartition, source_partitions
