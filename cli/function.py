@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -327,8 +328,9 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
                 note("Nothing is logged. An instance logs from the first message on that is ripe.")
             if follow:
                 every = deployment.log_lines(client, admin, where, follow=True)
-                for line in itertools.islice(every, len(kept), None):
-                    click.echo(line)
+                with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+                    for line in itertools.islice(every, len(kept), None):
+                        click.echo(line)
         finally:
             client.close()
 
