@@ -271,6 +271,12 @@ EXPECTED = Expected(
             "": BRIEF,
             "delaylevel dispatch run orders --delivery effectively-once": (DEDUPLICATED,),
         },
+        "docs/cli.md broker": {
+            "delaylevel broker logs -n 20": ("delaylevel broker start",),
+            "delaylevel broker start --conf brokerDeduplicationEnabled=true": (
+                "delaylevel broker stop",
+            ),
+        },
         "docs/cli.md function": {
             "": ("delaylevel levels create orders --max 5d --mover function",),
             "delaylevel function status orders": (_function_runs,),

@@ -317,7 +317,6 @@ class Reader:
             self.names["spark"].stop()
         for instance in instances():
             EmbeddedBroker(instance.name).remove()
-        self.empty()
 
 
 def _bare(line: str) -> str:
@@ -340,14 +339,16 @@ def _until(condition: Callable[[], object], what: str) -> None:
 def reader(
     request: pytest.FixtureRequest,
     broker_with: Callable[..., EmbeddedBroker],
+    private_broker: Callable[..., EmbeddedBroker],
     expected: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Reader]:
     """A reader of the page ``title``, beside a broker whose ``public/default`` is theirs."""
     title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
+    # A Function that is left would make its topics anew: such a page's broker goes with it.
     functions = whole and "function" in title
-    broker = broker_with({}, functions=True) if functions else broker_with()
+    broker = private_broker(functions=True) if functions else broker_with()
     connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
     _checkout(tmp_path)
     paths = (Path(sys.executable).parent, distribution_directory() / "bin", os.environ["PATH"])
@@ -369,6 +370,8 @@ def reader(
     yield found
     signal.signal(signal.SIGINT, at_first)
     found.leave()
+    if not functions:
+        found.empty()
 
 
 def _checkout(folder: Path) -> None:
