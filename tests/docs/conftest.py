@@ -214,7 +214,7 @@ BOTH = (*BRIEF, "delaylevel levels create invoices --max 5d")
 WITH_HOURS = (_nothing, "delaylevel levels create orders --then hour:24h")
 WITHOUT_DISPATCHER = "delaylevel levels create orders --final-window broker"
 # One entry for each message, as with a Function nothing is batched.
-UNBATCHED = "delaylevel levels create orders --mover function"
+UNBATCHED = "delaylevel levels create orders --max 5d --mover function"
 PENDING = (
     *BRIEF,
     "delaylevel send orders 'pay me' --after 90m --key customer-7 --property customer=acme "

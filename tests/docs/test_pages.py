@@ -40,6 +40,7 @@ from click.testing import CliRunner
 from delaylevel._broker_distribution import distribution_directory
 from delaylevel.broker import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
+from delaylevel.cli.top import top
 from delaylevel.config import Connection
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,8 @@ AS_A_WHOLE = {
     "docs/getting-started.md",
     "docs/spark.md",
     "docs/security.md",
-    *(f"docs/cli.md {section}" for section in ("levels", "dispatch", "top")),
+    "docs/functions.md",
+    *(f"docs/cli.md {section}" for section in ("levels", "dispatch", "horizon", "top")),
 }
 
 NOT_RUN = {
@@ -363,6 +365,8 @@ def reader(
         monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
     monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
+    every = next(option for option in top.params if option.name == "every")
+    monkeypatch.setattr(every, "default", "200ms")  # nobody watches
     found = Reader(tmp_path, connection)
     found.empty()
     # Where it is ignored, as in a shell's background, programs would never see it.
