@@ -14,7 +14,7 @@ deduplication, with sequence ids.
 A round is one portion of messages: published first, then moved once by each loop and once by the
 job, which runs until nothing is ripe, in one Spark session that stays. The job's rate is its rows
 by the duration of their batches: triggerExecution without latestOffset, which holds the start of
-each run (claims, connections). A first, smaller round is thrown away.
+each run (claims, connections). A first round is thrown away.
 
 Examples:
     python benchmarks/bench_spark.py
@@ -268,7 +268,7 @@ if __name__ == "__main__":
     parser = arguments(__doc__, messages=500_000, rounds=2)
     parser.add_argument("--masters", nargs="+", default=["local[1]", "local[2]"])
     parser.add_argument("--deliveries", nargs="+", default=[item.value for item in Delivery])
-    parser.add_argument("--warm-up", type=int, default=50_000, help="messages, default: 50,000")
+    parser.add_argument("--warm-up", type=int, default=250_000, help="messages, default: 250,000")
     parser.add_argument("--partitions", type=int, default=4, help="that are ripe, default: 4")
     options = parser.parse_args()
     report(run(options), options.json)

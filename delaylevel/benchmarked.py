@@ -51,10 +51,11 @@ TRACKER_BYTES = Figure(
     "python benchmarks/bench_tracker.py",
 )
 SPARK_RATE = Figure(
-    36_300,
+    35_600,
     "messages a second, core and hop, at least once",
     "docs/benchmarks.md",
-    "| at least once, `local[1]` | 17,300/s | 28,900/s | 36,300/s (36,100 to 36,600) | 2.1 |",
+    "| at least once, `local[1]` | 500,000 | 17,600/s | 28,100/s | 35,600/s (33,200 to 37,900) "
+    "| 2.0 |",
     "python benchmarks/bench_spark.py",
 )
 FUNCTION_RATE = Figure(
@@ -65,10 +66,10 @@ FUNCTION_RATE = Figure(
     "python benchmarks/bench_function.py",
 )
 PUBLISH_RATE = Figure(
-    42_500,
+    44_400,
     "delayed messages a second of one wrapped producer",
     "docs/benchmarks.md",
-    "| | wrapper | 42,600 (35,300 to 48,100) | 1.5 | 42,500 (42,100 to 42,500) | 1.4 |",
+    "| | wrapper | 50,300 (50,100 to 52,400) | 1.5 | 44,400 (42,500 to 48,400) | 1.5 |",
     "python benchmarks/bench_publish.py",
 )
 
