@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import platformdirs
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 
-from delaylevel._token import TokenSource
+from delaylevel._token import TokenSource, read_token_file
 from delaylevel.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -172,14 +172,7 @@ class Connection(BaseModel):
             return self.token.get_secret_value()
         if self.token_file is None:
             return None
-        try:
-            token = self.token_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise ConfigError(f"token_file {self.token_file} cannot be read: {reason}") from None
-        if not token:
-            raise ConfigError(f"token_file {self.token_file} is empty")
-        return token
+        return read_token_file(self.token_file, f"token_file {self.token_file}")
 
     def client_kwargs(self) -> dict[str, Any]:
         """The arguments of ``pulsar.Client`` (or ``DelayLevelClient``), ``service_url`` among them.
@@ -203,9 +196,11 @@ class Connection(BaseModel):
         if self.tls_certificate_file is not None:
             kwargs["tls_certificate_file_path"] = str(self.tls_certificate_file)
             kwargs["tls_private_key_file_path"] = str(self.tls_private_key_file)
-        if self.token is not None or self.token_file is not None:
+        if self.token is not None:
+            kwargs["authentication"] = pulsar.AuthenticationToken(self.token.get_secret_value())
+        elif self.token_file is not None:
             # A token that cannot be read now is our error, not one inside the client.
-            kwargs["authentication"] = pulsar.AuthenticationToken(TokenSource(self.read_token))
+            kwargs["authentication"] = TokenSource(self.read_token).for_client()
         elif self.tls_certificate_file is not None:
             kwargs["authentication"] = pulsar.AuthenticationTLS(
                 str(self.tls_certificate_file), str(self.tls_private_key_file)

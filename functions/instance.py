@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pulsar
 
-from delaylevel.errors import ConfigError
+from delaylevel._token import read_token_file
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:
@@ -40,25 +39,18 @@ def instance_token(arguments: Sequence[str]) -> str | None:
     if kind == "token":
         return rest
     if kind == "file":
-        return read_token_file("/" + rest.lstrip("/"))
+        return worker_token_file("/" + rest.lstrip("/"))
     plugin = argument(arguments, "client_auth_plugin") or ""
     return given or None if plugin.endswith("AuthenticationToken") else None
 
 
-def read_token_file(path: str) -> str:
+def worker_token_file(path: str) -> str:
     """Return the token in a file on this worker.
 
     Raises:
         ConfigError: it cannot be read, or is empty.
     """
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"token file {path} on this worker: {reason}") from error
-    if not token:
-        raise ConfigError(f"token file {path} on this worker is empty")
-    return token
+    return read_token_file(path, f"token file {path} on this worker")
 
 
 def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:

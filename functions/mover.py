@@ -17,7 +17,7 @@ from delaylevel.admin import Admin
 from delaylevel.errors import ConfigError
 
 from .engine import Engine
-from .instance import argument, client_settings, instance_token, read_token_file
+from .instance import argument, client_settings, instance_token, worker_token_file
 from .settings import TOKEN_SECRET, FunctionSettings
 from .stream import Stream, StreamReport
 
@@ -63,7 +63,7 @@ def _engine(context: Any) -> Engine:
             raise ConfigError(
                 "the worker does not say where the cluster is: no --pulsar_serviceurl"
             )
-        like_it["authentication"] = pulsar.AuthenticationToken(token)
+        like_it["authentication"] = token.for_client()
         client = pulsar.Client(**like_it)
     name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
     name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
@@ -88,7 +88,7 @@ def _engine(context: Any) -> Engine:
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
     """Return what reads the token: the Function's own, or else the one that the worker gives it."""
     if settings.token_file is not None:
-        return partial(read_token_file, settings.token_file)
+        return partial(worker_token_file, settings.token_file)
     secret = context.get_secret(TOKEN_SECRET)
     return partial(instance_token, sys.argv) if not secret else lambda: str(secret)
 

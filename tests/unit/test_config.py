@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,3 +274,21 @@ def test_a_token_file_that_is_away_for_a_moment_stops_nobody(
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         TokenSource(Connection(token_file=path).read_token)
+
+
+def test_what_a_client_asks_for_the_token_outlives_it(tmp_path: Path) -> None:
+    """The client's own thread must never be the last to let go: at the end that aborts us."""
+    path = tmp_path / "token"
+    path.write_text(SECRET)
+    source = TokenSource(Connection(token_file=path).read_token)
+    pulsar.Client("pulsar://127.0.0.1:1", authentication=source.for_client()).close()
+    alive = weakref.ref(source)
+    del source
+    gc.collect()
+    assert alive() is not None
+
+
+def test_a_fixed_token_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulsar, "AuthenticationToken", lambda token: token)
+    connection = Connection.load(token=SECRET, environ={})
+    assert connection.client_kwargs()["authentication"] == SECRET
