@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +23,23 @@ _BETTER_THAN_DEFAULT = {
     # With true, a Shared subscription of 4.0.8 gets some delayed entries twice while others are
     # published: the end of one dispatch lets a read begin anew before the next dispatch has run.
     "dispatcherDispatchMessagesInSubscriptionThread": "false",
+    # Without it the storage node (bookie) does not take the port that the command line gives it,
+    # but one of those that the system gives to outgoing connections as well.
+    "allowEphemeralPorts": "true",
+    # What is written at once stands in one piece of the journal, also when it is killed (kill()).
+    "journalWriteBufferSizeKB": "8192",
 }
 
 
 def conf_text(value: ConfValue) -> str:
     """A value as Pulsar's configuration files spell it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _loopback() -> dict[str, str]:
+    """What binds the storage node to loopback, too: it knows interfaces, not addresses."""
+    names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    return {"listeningInterface": min(names)} if names else {}
 
 
 def write_conf(
@@ -61,6 +73,7 @@ def write_conf(
         "brokerServicePort": str(service_port),
         "webServicePort": str(web_port),
         "bindAddress": "127.0.0.1",
+        **_loopback(),
     }
     path = folder / "standalone.conf"
     kept = [

@@ -222,7 +222,10 @@ class EmbeddedBroker:
         return status.pid is not None
 
     def kill(self) -> bool:
-        """End it as a crash would (SIGKILL); the data stays. Whether it ran."""
+        """End it as a crash would (SIGKILL, between two of its writes); whether it ran.
+
+        The data stays.
+        """
         self._end_watcher()
         pid = self.status().pid
         if pid is None:

@@ -103,6 +103,23 @@ def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
     assert runtime["bindAddress"] == "127.0.0.1"
 
 
+def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) -> None:
+    """Also the storage node: on the port that we chose, not on one for outgoing connections."""
+    table = Path("/proc/net/tcp")
+    if not table.exists():
+        pytest.skip("only Linux says who listens where in a file")
+    saved = json.loads((own.directory / "instance.json").read_text())
+    ports = {saved["service_port"], saved["web_port"], saved["bookie_port"]}
+    listening = {}
+    for file in (table, table.with_name("tcp6")):
+        for line in file.read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, _, port = local.partition(":")
+            if state == "0A" and int(port, 16) in ports:
+                listening[int(port, 16)] = address[-8:]
+    assert listening == dict.fromkeys(ports, "0100007F")
+
+
 def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     broker = own
     first = broker.status()
