@@ -27,8 +27,8 @@ Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
 _HOPS = 5
-# A topic that moves to another broker, or is opened after a crash, is refused for a moment.
-_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+# A topic that moves to another broker is refused for a moment: 503.
+_PAUSES_S = (0.2, 0.5, 1.0)
 _LONGEST_REASON = 400
 _ERRORS: dict[int, type[AdminError]] = {
     401: PermissionDeniedError,
@@ -131,7 +131,7 @@ class Rest:
             value: the body, as JSON; None for no body.
             query: parameters.
             kind: the body's content type.
-            patient: try again for 3.7 s while the broker says 503, or that it recovers a ledger.
+            patient: try again for 1.7 s while the broker says 503.
             data: the body as it is, instead of ``value``.
             api: which interface: ``v2``, or ``v3`` for functions.
 
@@ -156,7 +156,7 @@ class Rest:
             answer = self._send(method, suffix, headers, body)
             if answer.status < 300:
                 return answer
-            if pauses and _for_a_moment(answer):
+            if answer.status == 503 and pauses:
                 time.sleep(pauses.pop(0))
                 continue
             raise self._error(method, path, answer, token)
@@ -279,14 +279,6 @@ def _value(answer: urllib3.BaseHTTPResponse) -> Any:
             "Pulsar broker's web address?",
             status=answer.status,
         ) from None
-
-
-def _for_a_moment(answer: urllib3.BaseHTTPResponse) -> bool:
-    """Say whether the broker has refused what it will do soon; it has done nothing then."""
-    if answer.status == 500:
-        # Its storage node has just come back from a crash, and the topic is not open.
-        return "Error while recovering ledger" in _reason(answer)
-    return answer.status == 503
 
 
 def _reason(answer: urllib3.BaseHTTPResponse) -> str:
