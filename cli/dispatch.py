@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 from datetime import timedelta
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import platformdirs
 
+from delaylevel import _clientlog
 from delaylevel.config import Connection
 from delaylevel.delivery import Delivery
 
@@ -23,6 +23,7 @@ from .options import (
     output_option,
     pass_connection,
     require_reachable,
+    settings_of,
 )
 from .output import Column, emit, format_duration, note
 
@@ -132,8 +133,9 @@ def run(
     )
     with contextlib.ExitStack() as stack:
         # Asking for what others own fails most of the time; what matters is logged here.
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+        chosen = settings_of(click.get_current_context())
+        quiet = {} if chosen.verbosity > 1 else {"logger": _clientlog.silent()}
+        client = pulsar.Client(**{**chosen.client_kwargs(connection), **quiet})
         stack.callback(client.close)
         admin = Admin.from_connection(connection)
         dispatcher = Dispatcher(client, admin, topics, settings)

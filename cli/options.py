@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import socket
 import time
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from delaylevel import _clientlog
 from delaylevel.config import Connection
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.strategy import PartitionBy
@@ -55,8 +55,8 @@ class Settings:
         import pulsar
 
         level = pulsar.LoggerLevel.Debug if self.verbosity > 1 else pulsar.LoggerLevel.Info
-        target = "/dev/stderr" if self.verbosity else os.devnull
-        return {**connection.client_kwargs(), "logger": pulsar.FileLogger(level, target)}
+        logger = _clientlog.to_stderr(level) if self.verbosity else _clientlog.silent()
+        return {**connection.client_kwargs(), "logger": logger}
 
 
 def settings_of(ctx: click.Context) -> Settings:

@@ -21,7 +21,7 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema, JsonSchema, Record, String, StringSchema
 
-from delaylevel import topics
+from delaylevel import _clientlog, topics
 from delaylevel.admin import Admin
 from delaylevel.client import DelayLevelClient
 from delaylevel.clock import SystemClock
@@ -206,8 +206,7 @@ def run(
     snapshot = Snapshot("starting the Spark job", messages)
     show(snapshot)
     with contextlib.ExitStack() as stack:
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
-        client = DelayLevelClient.from_connection(connection, logger=quiet)
+        client = DelayLevelClient.from_connection(connection, logger=_clientlog.silent())
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
         ledger = _Ledger()
@@ -384,8 +383,7 @@ def _dispatching(
     connection: Connection, description: LevelTopicDescription, directory: Path
 ) -> Iterator[Dispatcher]:
     """Run a dispatcher in a thread, with a client of its own; return when it owns the window."""
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
-    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    client = pulsar.Client(**connection.client_kwargs(), logger=_clientlog.silent())
     try:
         with Admin.from_connection(connection) as admin:
             settings = DispatchSettings(directory=directory)

@@ -10,7 +10,7 @@ import gc
 import os
 from typing import Any
 
-from delaylevel import topics
+from delaylevel import _clientlog, topics
 from delaylevel.admin import Admin
 from delaylevel.clock import SystemClock
 from delaylevel.description import LevelTopicDescription
@@ -46,10 +46,9 @@ class Runtime:
                 raise
             # One that is being renewed may be away for a moment, which must not end the job.
             raise BrokerError(str(error)) from error
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr")
         self.client: Any = pulsar.Client(
             **settings,
-            logger=logger,
+            logger=_clientlog.to_stderr(pulsar.LoggerLevel.Warn),
             stats_interval_in_seconds=0,  # nobody reads them, and each message is timed for them
         )
         self._clock = SystemClock()
