@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import importlib.util
 import logging
@@ -157,23 +156,8 @@ def cli(ctx: click.Context, verbose: int) -> None:
     )
 
 
-def append_to_stderr() -> None:
-    """Let everybody who writes to a file that is our stderr write at its end.
-
-    With ``-v`` the Pulsar client opens the file for itself: without this, what we write goes over
-    what it wrote.
-    """
-    try:
-        descriptor = sys.stderr.fileno()
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
-    except (AttributeError, OSError, ValueError):
-        return  # There is none, or it is nothing that can be appended to.
-
-
 def main() -> None:
     """The entry point of the ``delaylevel`` program."""
-    append_to_stderr()
     cli(prog_name="delaylevel")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
+import select
 import threading
 from typing import TYPE_CHECKING
 
@@ -35,24 +37,33 @@ def to_stderr(level: pulsar.LoggerLevel) -> pulsar.FileLogger:
 
     try:
         with open(_STDERR, "ab"):
-            return pulsar.FileLogger(level, _STDERR)
+            pass
     except OSError:
         return pulsar.FileLogger(level, _pipe_to_stderr())
+    # In a file the client has a place of its own: what we write must not go over what it wrote.
+    fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
+    return pulsar.FileLogger(level, _STDERR)
 
 
 def _pipe_to_stderr() -> str:
     source, target = os.pipe()
-    threading.Thread(target=_copy, args=(source,), name="client-log", daemon=True).start()
-    atexit.register(_copy_rest, source)
-    return f"/dev/fd/{target}"
-
-
-def _copy(source: int) -> None:
-    with contextlib.suppress(OSError):
-        while data := os.read(source, _CHUNK):
-            os.write(2, data)
-
-
-def _copy_rest(source: int) -> None:
     os.set_blocking(source, False)
-    _copy(source)
+    turn = threading.Lock()
+
+    def copy() -> None:
+        # Whoever has read something also writes it: at the end of the process the thread is gone.
+        with turn, contextlib.suppress(BlockingIOError):
+            while data := os.read(source, _CHUNK):
+                with contextlib.suppress(OSError):  # nobody listens; the client must not wait
+                    os.write(2, data)
+
+    def follow() -> None:
+        waiting = select.poll()
+        waiting.register(source, select.POLLIN)
+        while True:
+            waiting.poll()
+            copy()
+
+    threading.Thread(target=follow, name="client-log", daemon=True).start()
+    atexit.register(copy)
+    return f"/dev/fd/{target}"

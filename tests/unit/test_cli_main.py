@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import _pulsar
 import click
@@ -201,17 +200,3 @@ def test_settings_are_passed() -> None:
         click.echo(f"{type(settings).__name__} {number}")
 
     assert CliRunner().invoke(show, ["--number", "3"]).stdout == "Settings 3\n"
-
-
-def test_what_is_written_to_a_file_of_errors_goes_over_nothing(tmp_path: Path) -> None:
-    """The Pulsar client opens stderr anew by its name, and so has a place of its own in it."""
-    said = tmp_path / "errors"
-    program = (
-        "import sys; from delaylevel.cli.main import append_to_stderr; append_to_stderr();"
-        "print('first', file=sys.stderr, flush=True); other = open('/dev/stderr', 'a');"
-        "print('second', file=other, flush=True); print('third', file=sys.stderr, flush=True);"
-        "print('fourth', file=other)"
-    )
-    with said.open("w") as errors:
-        subprocess.run([sys.executable, "-c", program], stderr=errors, check=True)
-    assert said.read_text().split() == ["first", "second", "third", "fourth"]

@@ -24,11 +24,14 @@ def journal() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair()
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_a_file_in_which_nothing_goes_over_anything(tmp_path: Path) -> None:
     path = tmp_path / "errors"
+    says = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
     with path.open("wb") as errors:
-        subprocess.run([sys.executable, "-c", TO_STDERR], stderr=errors, check=True)
-    assert CLOSED in path.read_bytes()
+        subprocess.run([sys.executable, "-c", says], stderr=errors, check=True)
+    first, *_, last = path.read_bytes().splitlines()
+    assert CLOSED in first
+    assert last == b"ours"
 
 
 def test_a_pipe() -> None:
