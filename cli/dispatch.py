@@ -134,8 +134,10 @@ def run(
     with contextlib.ExitStack() as stack:
         # Asking for what others own fails most of the time; what matters is logged here.
         chosen = settings_of(click.get_current_context())
-        quiet = {} if chosen.verbosity > 1 else {"logger": _clientlog.silent()}
-        client = pulsar.Client(**{**chosen.client_kwargs(connection), **quiet})
+        if chosen.verbosity > 1:
+            client = pulsar.Client(**chosen.client_kwargs(connection))
+        else:
+            client = pulsar.Client(**connection.client_kwargs(), logger=_clientlog.silent())
         stack.callback(client.close)
         admin = Admin.from_connection(connection)
         dispatcher = Dispatcher(client, admin, topics, settings)

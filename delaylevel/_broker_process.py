@@ -29,8 +29,7 @@ def command_line(pid: int) -> str:
     while True:
         try:
             raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-            # The state follows the name, which stands in brackets and may hold anything.
-            state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            state = _state(Path(f"/proc/{pid}/stat"))
         except OSError:
             return ""
         if raw or state in (b"Z", b"X"):
@@ -111,12 +110,17 @@ def _wait_stopped(pid: int) -> None:
         time.sleep(_EXEC_POLL_SECONDS)
 
 
+def _state(stat: Path) -> bytes:
+    """The state in a ``stat`` file of /proc; it follows the name, which may hold anything."""
+    return stat.read_bytes().rpartition(b")")[2].split()[0]
+
+
 def _states(pid: int) -> set[bytes]:
     """The states of a process' threads, as /proc has them; none where it is gone."""
     found = set()
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            found.add(path.read_bytes().rpartition(b")")[2].split()[0])
+            found.add(_state(path))
     return found
 
 
@@ -129,7 +133,7 @@ def _is_ending(pid: int) -> bool:
     try:
         if (folder / "cmdline").read_bytes():
             return False  # somebody else has the number now
-        state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        state = _state(folder / "stat")
         return state not in (b"Z", b"X") or len(os.listdir(folder / "task")) > 1
     except OSError:
         return False
