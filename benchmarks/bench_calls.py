@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from baselines import Case, main_of
 
-from delaylevel.segments import PendingSegments
-from delaylevel.timebucket import TimeBucketTracker
+from delaylevel.structures.segments.pending import PendingSegments
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
 DAY_MS = 86_400_000

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from baselines import Case, SeedDeduplicator, SetDeduplicator, give_back, main_of, resident_mb
 
-from delaylevel.dedup import Deduplicator
+from delaylevel.structures.deduplicator import Deduplicator
 
 KINDS = ["message ids", "batched message ids", "random 63 bits"]
 LAYOUTS: dict[str, Any] = {

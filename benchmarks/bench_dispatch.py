@@ -35,14 +35,14 @@ from baselines import Case
 from common import BODY, QUIET, arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.config import Connection
-from delaylevel.description import FinalWindow, LevelTopicDescription
-from delaylevel.envelope import DUE
-from delaylevel.ports import TopicPolicies
-from delaylevel.strategy import Levels
-from delaylevel.topicname import TopicName
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.model.envelope import DUE
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
 
 SIDES = ("tracker", "tracker, deduplicated", "native")
 

@@ -33,15 +33,15 @@ import pulsar
 from common import BODY, arguments, connected, in_turn, note, rate_row, report
 
 from delaylevel import topics
-from delaylevel._rest import Rest
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.functions import deployment
 from delaylevel.functions.worker import FunctionsWorker
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 
 SIMPLE = """
 from functools import partial

@@ -25,9 +25,9 @@ from baselines import Case
 from common import BODY, arguments, connected, note, private_broker, report
 
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
-from delaylevel.admin import Admin
-from delaylevel.config import Connection
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.topic_name import TopicName
 
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=24))

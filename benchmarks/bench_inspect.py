@@ -35,12 +35,12 @@ from baselines import Case
 from common import arguments, connected, note, private_broker, report
 
 from delaylevel import Levels, PartitionStrategy, topics
-from delaylevel.admin import Admin
-from delaylevel.config import Connection
-from delaylevel.description import FinalWindow, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.router import Hop, Router
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.router import Hop, Router
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = Levels(

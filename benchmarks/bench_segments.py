@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from baselines import Case, main_of, resident_mb
 
-from delaylevel.segments import PendingSegments
+from delaylevel.structures.segments.pending import PendingSegments
 
 T0 = 1_700_000_000_000
 BATCH = 1000

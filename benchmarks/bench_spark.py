@@ -37,10 +37,10 @@ from common import BODY, arguments, connected, note, private_broker, rate_row, r
 from pyspark.sql import SparkSession
 
 from delaylevel import DelayLevelClient, PartitionStrategy
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery, sequence_id
-from delaylevel.description import LevelTopicDescription
-from delaylevel.envelope import DUE, ID, TARGET
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.delivery import Delivery, sequence_id
+from delaylevel.model.envelope import DUE, ID, TARGET
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.spark_sync.job import SparkSyncJob, SyncSettings
 from delaylevel.spark_sync.session import spark_session
 

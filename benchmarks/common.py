@@ -18,8 +18,8 @@ import pulsar
 from baselines import Case, print_table
 
 from delaylevel import DelayLevelClient
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.config import Connection
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.connection import Connection
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 BODY = b"x" * 1024

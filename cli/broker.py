@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from delaylevel.broker import BrokerStatus, EmbeddedBroker, fetch, instances
+from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.errors import AlreadyRunningError
 
 from .options import examples, output_option

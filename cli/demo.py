@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from delaylevel.broker import EmbeddedBroker
+from delaylevel.broker.embedded import EmbeddedBroker
 
 from .options import examples, output_option
 from .output import Column, emit, format_duration, note

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 import platformdirs
 
-from delaylevel import _clientlog
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
+from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.delivery import Delivery
 
 from .options import (
     DURATION,
@@ -117,7 +117,7 @@ def run(
     """
     import pulsar
 
-    from delaylevel.admin import Admin
+    from delaylevel.cluster.admin import Admin
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
 
     require_reachable(connection)
@@ -175,7 +175,7 @@ class _Seen:
 
     def show(self, dispatcher: Dispatcher) -> None:
         """Say on a terminal, once a second, how it stands."""
-        from delaylevel.dispatcher.figures import quantile_ms, total_lateness
+        from delaylevel.dispatcher.stats import quantile_ms, total_lateness
 
         found = dispatcher.figures()
         before = self.released
@@ -221,7 +221,7 @@ _STATUS = (
 @pass_connection
 def status(connection: Connection, topic: str, output: str) -> None:
     """Show who owns each partition of TOPIC's window, and what waits there."""
-    from delaylevel.admin import Admin
+    from delaylevel.cluster.admin import Admin
     from delaylevel.dispatcher.service import owners
 
     require_reachable(connection)

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from delaylevel import deadletters, topics
-from delaylevel.admin import Admin
-from delaylevel.deadletters import DeadLetter
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError, LevelTopicError
-from delaylevel.positions import Position
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import dead_letters as deadletters
+from delaylevel.mover.dead_letters import DeadLetter
+from delaylevel.topics import registry as topics
 
 from .options import TIME, Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, note

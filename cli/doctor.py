@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from delaylevel import doctor as examination
-from delaylevel.clock import duration_ms
-from delaylevel.delivery import Delivery
 from delaylevel.doctor import ExamOptions, Finding, State
+from delaylevel.model.clock import duration_ms
+from delaylevel.model.delivery import Delivery
 
 from .options import DURATION, Settings, examples, output_option, pass_settings
 from .output import Column, emit, note

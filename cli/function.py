@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics import registry as topics
 
 from .options import Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, note
@@ -312,8 +312,8 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
     ledger is rolled over, some hours at the most). What went wrong before an instance could start
     is in the worker's own output only.
     """
-    from delaylevel.client import DelayLevelClient
     from delaylevel.functions import deployment
+    from delaylevel.producer.client import DelayLevelClient
 
     connection = settings.connection()
     with Admin.from_connection(connection) as admin:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from delaylevel.cli.views.pending import horizon_note, horizon_text, horizon_view, within_view
+
 from .inspecting import inspector, reading, screen, target_option
-from .inspectviews import horizon_note, horizon_text, horizon_view, within_view
 from .options import Settings, examples, output_option, pass_settings
 from .output import emit, emit_one, note
 

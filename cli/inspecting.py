@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from delaylevel.clock import duration_ms
-from delaylevel.pending_ranges import DEFAULT_SLACK_MS
+from delaylevel.model.clock import duration_ms
+from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .options import DURATION, Settings, require_reachable
 from .output import Progress, progress

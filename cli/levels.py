@@ -7,10 +7,20 @@ from typing import Any
 
 import click
 
-from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock, duration_ms
-from delaylevel.description import (
+from delaylevel.cli.views.levels import (
+    DESCRIBE,
+    DESCRIPTION,
+    LIST,
+    PARTITIONS,
+    description_view,
+    list_view,
+    partition_view,
+    status_view,
+)
+from delaylevel.cluster.admin import Admin
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.level_topic import (
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
     LEVEL_SUFFIX,
@@ -21,21 +31,11 @@ from delaylevel.description import (
     Mover,
     default_level_topic,
 )
-from delaylevel.errors import InvalidInputError
-from delaylevel.levelstatus import status
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry as topics
+from delaylevel.topics.status import status
 
-from .levelviews import (
-    DESCRIBE,
-    DESCRIPTION,
-    LIST,
-    PARTITIONS,
-    description_view,
-    list_view,
-    partition_view,
-    status_view,
-)
 from .lifecycle import delete, drain, expand, orphans, set_
 from .options import (
     DURATION,

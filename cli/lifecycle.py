@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from delaylevel import lifecycle, topics
-from delaylevel.admin import Admin
-from delaylevel.description import LevelTopicDescription, MissingTarget, Mover
-from delaylevel.draining import DrainReport
+from delaylevel.cli.views.levels import DESCRIPTION, description_view
+from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError, StillPendingError
+from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
+from delaylevel.mover.drain import DrainReport
+from delaylevel.topics import lifecycle
+from delaylevel.topics import registry as topics
 
-from .levelviews import DESCRIPTION, description_view
 from .options import (
     DURATION,
     Settings,
@@ -259,7 +260,7 @@ def _drain(
 ) -> DrainReport:
     import pulsar
 
-    from delaylevel.draining import drain as drain_now
+    from delaylevel.mover.drain import drain as drain_now
 
     client = pulsar.Client(**settings.client_kwargs(settings.connection()))
     try:

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from delaylevel import _clientlog
-from delaylevel.config import Connection
+from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerUnreachableError
-from delaylevel.strategy import PartitionBy
+from delaylevel.model.strategy import PartitionBy
 
 from .output import FORMATS
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
+from delaylevel.cli.views.pending import histogram_text, histogram_view, row_view, shortened
 from delaylevel.errors import InvalidInputError
 from delaylevel.inspection import Selection, Window
 
 from .inspecting import inspector, reading, screen, slack_option, target_option
-from .inspectviews import histogram_text, histogram_view, row_view, shortened
 from .options import TIME, Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, format_duration, note
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from delaylevel import plan as planning
-from delaylevel.benchmarked import FIGURES
-from delaylevel.description import FinalWindow, Mover
-from delaylevel.plan import Load, Plan
+from delaylevel.model import plan as planning
+from delaylevel.model.benchmarked import FIGURES
+from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.plan import Load, Plan
 
 from .options import DURATION, examples, output_option
 from .output import Column, emit, emit_one, note

@@ -16,9 +16,9 @@ from typing import Any, TextIO
 
 import click
 
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import SystemClock
 
 from .options import (
     DURATION,
@@ -228,7 +228,7 @@ def deliver(
     Raises:
         InvalidInputError: a message cannot be sent; those before it have been.
     """
-    from delaylevel.client import DelayLevelClient
+    from delaylevel.producer.client import DelayLevelClient
 
     kwargs = settings_of(click.get_current_context()).client_kwargs(connection)
     client = DelayLevelClient.from_connection(connection, logger=kwargs["logger"])

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
-from delaylevel.clock import format_duration
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.clock import format_duration
+from delaylevel.model.delivery import Delivery
 
 from .options import DURATION, Settings, examples, pass_settings, require_reachable
 from .output import note

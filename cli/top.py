@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import click
 
+from delaylevel.cli.views.pending import flow_text, flow_view
+
 from .inspecting import inspector, screen
-from .inspectviews import flow_text, flow_view
 from .options import DURATION, Settings, examples, output_option, pass_settings
 from .output import emit, emit_one
 

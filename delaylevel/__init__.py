@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from delaylevel import _moved
 from delaylevel._version import __version__
 from delaylevel.errors import DelayLevelError, MissingExtraError
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 
 if TYPE_CHECKING:
-    from delaylevel.client import DelayLevelClient, wrap
-    from delaylevel.dedup import Deduplicator
-    from delaylevel.producer import DelayLevelProducer
-    from delaylevel.timebucket import TimeBucketTracker
+    from delaylevel.producer.client import DelayLevelClient, wrap
+    from delaylevel.producer.producer import DelayLevelProducer
+    from delaylevel.structures.deduplicator import Deduplicator
+    from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 __all__ = [
     "Deduplicator",
@@ -31,12 +32,14 @@ __all__ = [
 # Name -> (module, the extra it needs or None). Loaded on first use, so that importing the package
 # stays light.
 _LAZY: dict[str, tuple[str, str | None]] = {
-    "DelayLevelClient": ("delaylevel.client", None),
-    "DelayLevelProducer": ("delaylevel.producer", None),
-    "Deduplicator": ("delaylevel.dedup", "window"),
-    "TimeBucketTracker": ("delaylevel.timebucket", "window"),
-    "wrap": ("delaylevel.client", None),
+    "DelayLevelClient": ("delaylevel.producer.client", None),
+    "DelayLevelProducer": ("delaylevel.producer.producer", None),
+    "Deduplicator": ("delaylevel.structures.deduplicator", "window"),
+    "TimeBucketTracker": ("delaylevel.structures.timebucket.tracker", "window"),
+    "wrap": ("delaylevel.producer.client", None),
 }
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -21,18 +21,19 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema, JsonSchema, Record, String, StringSchema
 
-from delaylevel import _clientlog, topics
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.envelope import DUE, ID
 from delaylevel.errors import BrokerError
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import read_range
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.envelope import DUE, ID
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import registry as topics
 
 LEVELS = Levels(
     [

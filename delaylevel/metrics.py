@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from delaylevel.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from delaylevel.description import LevelTopicDescription
+    from delaylevel.model.level_topic import LevelTopicDescription
 
 
 class Collector(Protocol):

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from delaylevel._installed import distributions, is_wanted, own_files
 from delaylevel.errors import ConfigError
+from delaylevel.installed import distributions, is_wanted, own_files
 
 NAME = "delaylevel-function"
 FILE_NAME = f"{NAME}.zip"

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from delaylevel.outlet import error_name
+from delaylevel.cluster.publisher import error_name
 
-from .lane import Starter, in_thread
+from .publisher import Starter, in_thread
 
 log = logging.getLogger(__name__)
 

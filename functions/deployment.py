@@ -12,16 +12,16 @@ from typing import Any
 import pulsar
 
 from delaylevel import __version__
-from delaylevel.admin import Admin
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError, LevelTopicError, NotFoundError
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
 
 from .archive import FILE_NAME, WorkerPython, build
-from .engine import check_movable, source_topics
+from .consumer_loop import check_movable, source_topics
+from .relay import DEFAULT_IN_FLIGHT
 from .settings import DEFAULT_RECEIVER_QUEUE, FunctionSettings
-from .stream import DEFAULT_IN_FLIGHT
 from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel import __version__, levelstatus
-from delaylevel.clock import format_duration
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel import __version__
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
-from delaylevel.levelstatus import LevelTopicStatus
-from delaylevel.ports import TopicAdmin
+from delaylevel.model.clock import format_duration
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.topics import status as levelstatus
+from delaylevel.topics.status import LevelTopicStatus
 
+from .consumer_loop import source_topics
 from .deployment import not_deployed
-from .engine import source_topics
 from .worker import FunctionsWorker
 
 _METRIC = "user_metric_delaylevel_function_"

@@ -12,14 +12,14 @@ from typing import Any
 import pulsar
 from pulsar import Function
 
-from delaylevel._token import TokenSource
-from delaylevel.admin import Admin
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.token import TokenSource
 from delaylevel.errors import ConfigError
 
-from .engine import Engine
+from .consumer_loop import Engine
 from .instance import argument, client_settings, instance_token, worker_token_file
+from .relay import Stream, StreamReport
 from .settings import TOKEN_SECRET, FunctionSettings
-from .stream import Stream, StreamReport
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from delaylevel.errors import ConfigError
 
-from .stream import DEFAULT_IN_FLIGHT
+from .relay import DEFAULT_IN_FLIGHT
 
 DEFAULT_RECEIVER_QUEUE = 500
 # The name of a secret that holds a token for the admin interface.

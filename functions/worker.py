@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from urllib3.filepost import encode_multipart_formdata
 
-from delaylevel._rest import Rest
-from delaylevel.config import Connection
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.errors import AdminError, LevelTopicError, NotFoundError
 
 _API = "v3"

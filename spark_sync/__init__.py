@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from .batch import pending
+    from .batch_source import pending
     from .cluster import Executors
     from .job import SparkSyncJob, SyncSettings, default_checkpoint
     from .source import DelayLevelDataSource

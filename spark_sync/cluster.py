@@ -18,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from delaylevel.config import ENVIRONMENT_PREFIX, Connection
+from delaylevel.cluster.connection import ENVIRONMENT_PREFIX, Connection
 from delaylevel.errors import ConfigError
 
 from .packages import FOLDER, pack

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from delaylevel.admin import Admin
-from delaylevel.deduplication import without_deduplication
-from delaylevel.description import LevelTopicDescription, Member
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.port import TopicPolicies
 from delaylevel.errors import LevelTopicError
-from delaylevel.ports import TopicPolicies
+from delaylevel.model.level_topic import LevelTopicDescription, Member
+from delaylevel.topics.deduplication import without_deduplication
 
 _PATIENCE_S = 20.0
 _PAUSE_S = 0.05

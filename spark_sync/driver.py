@@ -11,14 +11,14 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from delaylevel.claim import Claim
-from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.cluster.data_loss import find_gap
+from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.reader import SourcePartition, read_range, source_partitions
 from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
-from delaylevel.frontier import Bound, ripe_bound
-from delaylevel.gaps import find_gap
-from delaylevel.positions import EARLIEST, Position
-from delaylevel.reading import SourcePartition, read_range, source_partitions
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.mover.ready import Bound, ripe_bound
 
 from .offsets import Offset, make_offset, positions_of, skipped_of
 from .options import SyncOptions

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from delaylevel.pending_ranges import ALWAYS, Window
-from delaylevel.reading import SourcePartition
+from delaylevel.cluster.reader import SourcePartition
+from delaylevel.topics.scan import ALWAYS, Window
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {

@@ -19,13 +19,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 
-from delaylevel.clock import SystemClock
-from delaylevel.delivery import Delivery, Sequence
-from delaylevel.express import forward_range
-from delaylevel.forwarder import Forwarder
-from delaylevel.forwardreport import ForwardReport
-from delaylevel.positions import Position
-from delaylevel.reading import messages_in_range
+from delaylevel.cluster.reader import messages_in_range
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.position import Position
+from delaylevel.model.report import ForwardReport
+from delaylevel.mover.express import forward_range
+from delaylevel.mover.forwarder import Forwarder
 
 from .options import SyncOptions
 from .runtime import Runtime, runtime

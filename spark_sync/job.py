@@ -18,12 +18,10 @@ from typing import Any
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.claim import describe_owner
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.cluster.reader import source_partitions
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -33,20 +31,22 @@ from delaylevel.errors import (
     LevelTopicError,
     StepsError,
 )
-from delaylevel.onward import check_delivery
-from delaylevel.reading import source_partitions
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.mover.hop import check_delivery
+from delaylevel.topics import registry as topics
 
 from . import control
+from .arrow_rows import SCHEMA
 from .cluster import Executors, end_on_sigterm, enter_environment
 from .deduplication import require_deduplication
 from .driver import CLAIM_PATIENCE_S
-from .figures import JobFigures, Standing
 from .listener import SyncListener
 from .metrics import serve_metrics
 from .options import connection_options
-from .rows import SCHEMA
 from .session import spark_session
 from .source import FORMAT, DelayLevelDataSource
+from .stats import JobFigures, Standing
 from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)

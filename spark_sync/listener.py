@@ -9,10 +9,10 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from delaylevel.clock import format_duration
+from delaylevel.model.clock import format_duration
 
 from . import control
-from .figures import BatchFigures, JobFigures, Standing, Waiting
+from .stats import BatchFigures, JobFigures, Standing, Waiting
 from .steps import dropped
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 
 from delaylevel.metrics import serve
 
-from .figures import LATENESS_BOUNDS_MS, OUTCOMES, JobFigures, Standing
+from .stats import LATENESS_BOUNDS_MS, OUTCOMES, JobFigures, Standing
 
 
 def serve_metrics(

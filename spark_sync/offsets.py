@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from delaylevel.positions import Position
+from delaylevel.model.position import Position
 
 Offset = dict[str, Any]
 

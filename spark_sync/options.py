@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import DEFAULT_POLL_TIMEOUT_MS
 from delaylevel.errors import ConfigError, DelayLevelError
-from delaylevel.positions import Position
-from delaylevel.reading import DEFAULT_POLL_TIMEOUT_MS
-from delaylevel.topicname import TopicName
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
 
 # Connection settings that may stand in a query's plan. A token may not: it comes from a file or
 # from the environment of the process that needs it.

@@ -16,7 +16,8 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from delaylevel import __version__, _installed
+from delaylevel import __version__
+from delaylevel import installed as _installed
 
 # What executors call the folder that Spark unpacks the archive into.
 FOLDER = "delaylevel-packages"

@@ -10,12 +10,13 @@ import gc
 import os
 from typing import Any
 
-from delaylevel import _clientlog, topics
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster.admin import Admin
 from delaylevel.errors import BrokerError, ConfigError
-from delaylevel.forwarder import Forwarder
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.mover.forwarder import Forwarder
+from delaylevel.topics import registry as topics
 
 from .options import SyncOptions
 

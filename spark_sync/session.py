@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from delaylevel.config import Connection
+from delaylevel.cluster.connection import Connection
 
 from .cluster import TOKEN_VARIABLE, cluster_conf, enter_environment, is_local, python_environment
 

@@ -11,15 +11,15 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from delaylevel.clock import SystemClock
-from delaylevel.delivery import Delivery, Sequence
-from delaylevel.forwarder import Forwarder
-from delaylevel.forwardreport import ForwardReport
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.report import ForwardReport
+from delaylevel.mover.forwarder import Forwarder
 
 from . import control
+from .arrow_rows import from_batch
 from .forwarding import read_reports
 from .options import SyncOptions
-from .rows import from_batch
 from .runtime import Runtime, runtime
 from .steps import TwiceCheck
 

@@ -20,17 +20,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import ConfigError
-from delaylevel.positions import Position
-from delaylevel.reading import read_range
+from delaylevel.model.position import Position
 
 from . import control
-from .batch import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
+from .arrow_rows import to_batches
+from .batch_source import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
 from .driver import Driver, Slice
 from .forwarding import FORWARDED_SCHEMA, forward_slice
 from .offsets import Offset
 from .options import SyncOptions
-from .rows import to_batches
 from .runtime import runtime
 
 FORMAT = "delaylevel"
@@ -43,8 +43,8 @@ class DelayLevelDataSource(DataSource):
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``, and for the sink
     ``delivery`` (``at-least-once`` or ``effectively-once``). The rows are those of
-    :data:`delaylevel.spark_sync.batch.PENDING_SCHEMA`, or those that ``.schema(…)`` names. A batch
-    read has options of its own: see :class:`delaylevel.spark_sync.batch.BatchOptions`.
+    :data:`delaylevel.spark_sync.batch_source.PENDING_SCHEMA`, or those that ``.schema(…)`` names.
+    A batch read has options of its own: see `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
     """

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from delaylevel.delivery import Delivery
 from delaylevel.errors import ConfigError, StepsError
+from delaylevel.model.delivery import Delivery
 
-from .rows import SCHEMA
+from .arrow_rows import SCHEMA
 
 Steps = Callable[[DataFrame], DataFrame]
 

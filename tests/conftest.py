@@ -25,8 +25,8 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.config import Connection
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import PrerequisiteError
 
 # PySpark's workers run in the Python that runs the tests.

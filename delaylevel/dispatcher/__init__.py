@@ -3,7 +3,7 @@
 `Dispatcher` shares out window partitions among those that run; a `Pump` owns one of them.
 """
 
-from delaylevel.dispatcher.figures import PartitionFigures
-from delaylevel.dispatcher.service import Dispatcher, DispatchSettings
+from .service import Dispatcher, DispatchSettings
+from .stats import PartitionFigures
 
 __all__ = ["DispatchSettings", "Dispatcher", "PartitionFigures"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from delaylevel.clock import Clock, SystemClock
+from delaylevel.model.clock import Clock, SystemClock
 
-from .figures import LATENESS_BOUNDS_MS
 from .service import Dispatcher
+from .stats import LATENESS_BOUNDS_MS
 
 _LABELS = ("level_topic", "partition")
 

@@ -14,23 +14,19 @@ from typing import Any
 
 import pulsar
 
-from delaylevel import topics
-from delaylevel.claim import Claim
-from delaylevel.clock import Clock, SystemClock
-from delaylevel.deduplication import without_deduplication
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
-from delaylevel.errors import (
-    AlreadyRunningError,
-    BrokerError,
-    LevelTopicError,
-)
-from delaylevel.ports import SubscriptionStats, TopicAdmin
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.port import SubscriptionStats, TopicAdmin
+from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry as topics
+from delaylevel.topics.deduplication import without_deduplication
 
-from .figures import PartitionFigures
-from .pump import Pump, PumpSettings, window_sources
-from .sharing import Membership, Moves, share
+from .assignment import Membership, Moves, share
+from .owner import Pump, PumpSettings, window_sources
+from .stats import PartitionFigures
 
 log = logging.getLogger(__name__)
 

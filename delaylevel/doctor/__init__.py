@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from delaylevel.doctor.examination import CHECKS, CLUSTER_CHECKS, examine
-from delaylevel.doctor.finding import Finding, Problem, State
-from delaylevel.doctor.patient import ExamOptions
+from .context import ExamOptions
+from .examination import CHECKS, CLUSTER_CHECKS, examine
+from .finding import Finding, Problem, State
 
 __all__ = ["CHECKS", "CLUSTER_CHECKS", "ExamOptions", "Finding", "Problem", "State", "examine"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from delaylevel.clock import format_duration
-from delaylevel.doctor.finding import Outcome, Problem
-from delaylevel.doctor.patient import Cluster
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
+from delaylevel.model.clock import format_duration
+
+from .context import Cluster
+from .finding import Outcome, Problem
 
 # Brokers before this were not tried, and say less of missing topics.
 _OLDEST = (3, 0)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.clock import Clock, SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription
-from delaylevel.doctor import cluster_checks, running_checks, topic_checks
-from delaylevel.doctor.finding import Finding, Outcome, Problem
-from delaylevel.doctor.patient import Cluster, ExamOptions, Patient
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
@@ -19,7 +13,14 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry as topics
+
+from . import cluster_checks, running_checks, topic_checks
+from .context import Cluster, ExamOptions, Patient
+from .finding import Finding, Outcome, Problem
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[Patient], Outcome]], ...] = (
     ("partitions", topic_checks.partitions),

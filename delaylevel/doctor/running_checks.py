@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from delaylevel.clock import format_duration
-from delaylevel.description import SUBSCRIPTION, FinalWindow, Mover, Role
-from delaylevel.doctor.finding import Outcome, Problem
-from delaylevel.doctor.patient import Patient
 from delaylevel.errors import DelayLevelError
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import format_duration
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
+from delaylevel.model.topic_name import TopicName
+
+from .context import Patient
+from .finding import Outcome, Problem
 
 # Of the broker's limit of acknowledgement ranges that it keeps.
 _HOLES = 0.1

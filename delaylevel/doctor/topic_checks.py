@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from delaylevel import _topics_safety as safety
-from delaylevel.clock import format_duration
-from delaylevel.delivery import Delivery
-from delaylevel.description import FinalWindow, Mover, Role
-from delaylevel.doctor.finding import Outcome, Problem
-from delaylevel.doctor.patient import Patient
-from delaylevel.draining import early_subscriptions
+from delaylevel.model.clock import format_duration
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import FinalWindow, Mover, Role
+from delaylevel.mover.drain import early_subscriptions
+from delaylevel.topics import safety
+
+from .context import Patient
+from .finding import Outcome, Problem
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360

@@ -7,9 +7,10 @@ Everything here only reads: nothing is acknowledged, moved or locked, and no sub
         table = orders.table(Selection(due=Window(from_ms, before_ms), where="size > 1000"))
 """
 
-from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon, Part
-from delaylevel.inspection.inspector import Inspector
-from delaylevel.inspection.selection import Selection
-from delaylevel.pending_ranges import Window
+from delaylevel.topics.scan import Window
+
+from .horizon import Bucket, DueWithin, Horizon, Part
+from .inspector import Inspector
+from .selection import Selection
 
 __all__ = ["Bucket", "DueWithin", "Horizon", "Inspector", "Part", "Selection", "Window"]

@@ -8,15 +8,15 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.description import Role
-from delaylevel.envelope import TARGET
-from delaylevel.pending_ranges import PendingRange
-from delaylevel.reading import messages_in_range
+from delaylevel.cluster.reader import messages_in_range
+from delaylevel.model.envelope import TARGET
+from delaylevel.model.level_topic import Role
+from delaylevel.topics.scan import PendingRange
 
-from .finalwindow import Place, WindowView
 from .horizon import Tally
+from .parallel import Progress, side_by_side
 from .sampling import due_of
-from .streams import Progress, side_by_side
+from .window_view import Place, WindowView
 
 _CHUNK = 2000
 

@@ -12,12 +12,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.cluster.port import PartitionStats, TopicAdmin
+from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import NotFoundError
-from delaylevel.ports import PartitionStats, TopicAdmin
-from delaylevel.positions import Position
-from delaylevel.reading import messages_in_range
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
 
 from .sampling import due_of
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
 
-from delaylevel.description import Role
+from delaylevel.model.level_topic import Role
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 WEEK = 7 * DAY

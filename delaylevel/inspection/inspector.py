@@ -7,29 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from delaylevel import topics
-from delaylevel.clock import Clock, SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import SourcePartition
 from delaylevel.errors import InvalidInputError
-from delaylevel.pending_ranges import (
-    ALWAYS,
-    DEFAULT_SLACK_MS,
-    PendingRange,
-    Window,
-    pending_ranges,
-)
-from delaylevel.positions import Position
-from delaylevel.reading import SourcePartition
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry as topics
+from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, PendingRange, Window, pending_ranges
 
 from .counting import count_all
-from .finalwindow import WindowView, window_view
 from .flow import Flow, look
 from .horizon import Horizon, Part, Pieces, Tally, build, edges
+from .parallel import Progress, side_by_side
 from .sampling import CountingAdmin, expected, sample
 from .selection import Selection
-from .streams import Progress, side_by_side
+from .window_view import WindowView, window_view
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +66,7 @@ class Inspector:
         topic: a business topic, its level topic, or another topic of its family.
         target: a business topic, to leave out what is pending for others.
         slack_ms: outages and differences of clocks that searches by due time allow for; see
-            :mod:`delaylevel.pending_ranges`.
+            :mod:`delaylevel.topics.scan`.
         clock: says what time it is.
 
     Raises:
@@ -116,7 +110,7 @@ class Inspector:
         """
         import pulsar
 
-        from delaylevel.admin import Admin
+        from delaylevel.cluster.admin import Admin
 
         client_options = options.pop("client_options", {})
         admin = Admin.from_connection(connection)

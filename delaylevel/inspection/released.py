@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from delaylevel.dedup import Deduplicator
-from delaylevel.description import SUBSCRIPTION
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import messages_in_range
+from delaylevel.dispatcher.journal.state import ReleaseState, pack
 from delaylevel.errors import NotFoundError
-from delaylevel.ports import TopicAdmin
-from delaylevel.positions import EARLIEST, Position
-from delaylevel.reading import messages_in_range
-from delaylevel.releaselog import ReleaseState, pack
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.deduplicator import Deduplicator
 
 Released = Callable[[Sequence[tuple[int, int, int]]], list[bool]]
 _TRIES = 4

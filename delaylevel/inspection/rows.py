@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from delaylevel import envelope as env
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import InvalidInputError, MissingExtraError
-from delaylevel.pending_ranges import PendingRange
-from delaylevel.positions import Position, stable_id
-from delaylevel.reading import messages_in_range
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.position import Position, stable_id
+from delaylevel.topics.scan import PendingRange
 
-from .finalwindow import WindowView
+from .parallel import Progress
 from .sampling import due_of
 from .selection import Selection
-from .streams import Progress
+from .window_view import WindowView
 
 try:
     import pyarrow as pa

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-from delaylevel import envelope as env
-from delaylevel.description import Role
-from delaylevel.duetime import LATEST_DUE_MS
-from delaylevel.parking import LARGEST_BATCH
-from delaylevel.pending_ranges import PendingRange
-from delaylevel.ports import LedgerInfo, TopicAdmin
-from delaylevel.positions import Position
-from delaylevel.reading import batch_size, messages_in_range
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.entries import Entries, choose_places
+from delaylevel.cluster.port import LedgerInfo, TopicAdmin
+from delaylevel.cluster.reader import batch_size, messages_in_range
+from delaylevel.model import envelope as env
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.level_topic import Role
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.routing import LARGEST_BATCH
+from delaylevel.topics.scan import PendingRange
 
-from .finalwindow import Place, WindowView
 from .horizon import Piece, Pieces
-from .places import Entries, choose_places
+from .window_view import Place, WindowView
 
 _THREADS = 8
 # Places in all level partitions together, and how many a partition has at the most.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from delaylevel.pending_ranges import ALWAYS, Window
+from delaylevel.topics.scan import ALWAYS, Window
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import MissingExtraError
+from delaylevel.model.level_topic import LevelTopicDescription
 
 from .query import (
     Average,

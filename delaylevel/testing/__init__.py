@@ -15,9 +15,10 @@ Example::
 No call waits: what would have to wait raises ``pulsar.Timeout`` at once.
 """
 
-from delaylevel.testing._admin import MemoryAdmin
-from delaylevel.testing._client import MemoryClient
-from delaylevel.testing._clock import ManualClock
-from delaylevel.testing._memory import MemoryPulsar, TopicMessage
+from delaylevel.testing.memory.client import MemoryClient
+
+from .admin import MemoryAdmin
+from .clock import ManualClock
+from .pulsar import MemoryPulsar, TopicMessage
 
 __all__ = ["ManualClock", "MemoryAdmin", "MemoryClient", "MemoryPulsar", "TopicMessage"]

@@ -19,12 +19,12 @@ import pulsar
 import pytest
 
 from delaylevel import DelayLevelClient, topics
-from delaylevel.admin import Admin
-from delaylevel.clock import Clock, SystemClock, duration_ms
-from delaylevel.forwardreport import ForwardReport
-from delaylevel.mover import LocalMover
+from delaylevel.cluster.admin import Admin
+from delaylevel.model.clock import Clock, SystemClock, duration_ms
+from delaylevel.model.report import ForwardReport
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
-from delaylevel.topicname import TopicName
 
 
 class Ahead:

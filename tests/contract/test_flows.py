@@ -11,14 +11,14 @@ from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import PartitionStrategy, wrap
-from delaylevel import envelope as env
-from delaylevel.claim import Claim
-from delaylevel.description import FinalWindow, LevelTopicDescription
+from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.reader import ParkedMessage, read_range
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
-from delaylevel.forwardreport import ForwardReport
-from delaylevel.mover import LocalMover
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import ParkedMessage, read_range
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.report import ForwardReport
+from delaylevel.mover.local import LocalMover
 
 UNIT = timedelta(seconds=1)
 SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))

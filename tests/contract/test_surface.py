@@ -10,10 +10,10 @@ import pytest
 from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
+from delaylevel.cluster.port import TopicMetadata
+from delaylevel.cluster.reader import batch_size
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
-from delaylevel.ports import TopicMetadata
-from delaylevel.positions import Position
-from delaylevel.reading import batch_size
+from delaylevel.model.position import Position
 
 EARLIEST = InitialPosition.Earliest
 

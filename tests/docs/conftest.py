@@ -19,10 +19,10 @@ import pytest
 import urllib3
 
 from delaylevel import topics
-from delaylevel._broker_process import free_ports
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.mover import LocalMover
+from delaylevel.broker.process import free_ports
+from delaylevel.cluster.admin import Admin
+from delaylevel.model.clock import SystemClock
+from delaylevel.mover.local import LocalMover
 
 Step = str | Callable[[Any], None]  # a command line, or what is done for a reader
 

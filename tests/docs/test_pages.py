@@ -37,11 +37,11 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from delaylevel._broker_distribution import distribution_directory
-from delaylevel.broker import EmbeddedBroker, instances
+from delaylevel.broker.distribution import distribution_directory
+from delaylevel.broker.embedded import EmbeddedBroker, instances
 from delaylevel.cli.main import cli
 from delaylevel.cli.top import top
-from delaylevel.config import Connection
+from delaylevel.cluster.connection import Connection
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -35,17 +35,17 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel._broker_distribution import distribution_directory, java
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import Clock, SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.mover import LocalMover
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import ParkedMessage, read_range, source_partitions
-from delaylevel.strategy import Levels
-from delaylevel.topicname import TopicName
+from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage, read_range, source_partitions
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
 
 JAVA_SOURCE = Path(__file__).parents[1] / "java" / "SkewedProducer.java"
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)

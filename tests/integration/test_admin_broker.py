@@ -10,12 +10,12 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
-from delaylevel.admin import Admin
-from delaylevel.config import Connection
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.port import TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
-from delaylevel.ports import TopicPolicies
-from delaylevel.positions import Position
-from delaylevel.topicname import TopicName
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from delaylevel._broker_ready import Registrations
-from delaylevel.admin import Admin
-from delaylevel.broker import BrokerStatus, EmbeddedBroker, running_instance
+from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, running_instance
+from delaylevel.broker.ready import Registrations
 from delaylevel.cli.main import cli
+from delaylevel.cluster.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
 
 BrokerFactory = Callable[..., EmbeddedBroker]

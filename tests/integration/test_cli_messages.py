@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.admin import Admin
 from delaylevel.cli.main import cli
-from delaylevel.config import Connection
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.topics import describe
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.mover.local import LocalMover
+from delaylevel.topics.registry import describe
 
 Run = Callable[..., Result]
 Stored = Callable[[str], list[ParkedMessage]]

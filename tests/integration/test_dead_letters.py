@@ -12,16 +12,18 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel import deadletters, lifecycle, topics
-from delaylevel.admin import Admin
+from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError, LevelTopicError, StillPendingError
-from delaylevel.mover import LocalMover
-from delaylevel.positions import Position
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.position import Position
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover import dead_letters as deadletters
+from delaylevel.mover.local import LocalMover
+from delaylevel.topics import lifecycle
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 HOUR_MS = 3_600_000

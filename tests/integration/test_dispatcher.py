@@ -15,20 +15,20 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel import envelope as env
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import Clock, SystemClock
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.lanes import java_string_hash
 from delaylevel.dispatcher.service import owners
+from delaylevel.dispatcher.targets import java_string_hash
 from delaylevel.errors import LevelTopicError
-from delaylevel.ports import TopicPolicies
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model import envelope as env
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = pytest.mark.broker
 

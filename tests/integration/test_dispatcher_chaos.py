@@ -18,20 +18,20 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel import envelope as env
 from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.clock import SystemClock
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher.service import owners
 from delaylevel.errors import BrokerError
-from delaylevel.ports import TopicPolicies
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import read_range
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model import envelope as env
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

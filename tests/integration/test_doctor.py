@@ -15,18 +15,19 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from delaylevel import lifecycle, topics
-from delaylevel.admin import Admin
+from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
-from delaylevel.mover import LocalMover
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import lifecycle
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 

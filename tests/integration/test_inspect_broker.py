@@ -17,14 +17,14 @@ pytest.importorskip("duckdb")
 import pulsar
 from click.testing import CliRunner
 
-from delaylevel.admin import Admin
 from delaylevel.cli.main import cli
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = Levels(

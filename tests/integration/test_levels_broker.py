@@ -16,10 +16,18 @@ import urllib3
 from click.testing import CliRunner, Result
 
 from delaylevel import topics
-from delaylevel.admin import Admin
 from delaylevel.cli.main import cli
-from delaylevel.config import Connection
-from delaylevel.description import (
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import (
+    InvalidInputError,
+    InvalidStrategyError,
+    LevelTopicError,
+    NotFoundError,
+    StrategyMismatchError,
+    UnsafeNamespaceError,
+)
+from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
@@ -29,17 +37,9 @@ from delaylevel.description import (
     Mover,
     Role,
 )
-from delaylevel.errors import (
-    InvalidInputError,
-    InvalidStrategyError,
-    LevelTopicError,
-    NotFoundError,
-    StrategyMismatchError,
-    UnsafeNamespaceError,
-)
-from delaylevel.levelstatus import status
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import status
 
 LEVELS = Levels(
     [

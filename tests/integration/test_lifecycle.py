@@ -13,15 +13,11 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel import lifecycle, topics
-from delaylevel import mover as mover_module
-from delaylevel.admin import Admin
-from delaylevel.asyncio import DelayLevelClient as AsyncClient
+from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.client import DelayLevelClient
-from delaylevel.config import Connection
-from delaylevel.description import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
-from delaylevel.draining import drain, early_subscriptions
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import (
     AlreadyRunningError,
     DelayTooLongError,
@@ -30,10 +26,15 @@ from delaylevel.errors import (
     StillPendingError,
     StrategyMismatchError,
 )
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import local as mover_module
+from delaylevel.mover.drain import drain, early_subscriptions
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.aio import DelayLevelClient as AsyncClient
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import lifecycle
 
 UNIT = timedelta(milliseconds=300)
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
@@ -122,7 +123,7 @@ def test_expanded_while_producers_and_mover_run_nothing_is_lost(
             producer.send(b"too long", deliver_after=9 * UNIT)
         longer = lifecycle.longer_levels(BRIEF, 10 * UNIT)
         expanded = lifecycle.expand(admin, description.topic, longer)
-        monkeypatch.setattr("delaylevel.following._REFUSED_EVERY_S", 0)
+        monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
         for number in range(4, 10):
             body = f"long{number}".encode()
             producer.send(body, deliver_after=UNIT * number)
@@ -175,7 +176,7 @@ def test_the_asyncio_twin_follows_too(
     stored: Stored,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delaylevel.following._REFUSED_EVERY_S", 0)
+    monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
     description = level_topic(MINUTES)
 
     async def go() -> None:

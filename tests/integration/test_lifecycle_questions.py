@@ -16,16 +16,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel import topics
-from delaylevel.admin import Admin
 from delaylevel.cli.main import cli
-from delaylevel.client import DelayLevelClient
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import LevelTopicError
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
 
 FIVE_MINUTES = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5))
 

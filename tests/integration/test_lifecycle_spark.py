@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from delaylevel import lifecycle
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.description import LevelTopicDescription
-from delaylevel.lifecycle import longer_levels
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.cluster.admin import Admin
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import lifecycle
+from delaylevel.topics.lifecycle import longer_levels
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -13,17 +13,19 @@ import pulsar
 import pytest
 from click.testing import CliRunner
 
-from delaylevel import deadletters, lifecycle, topics
-from delaylevel.admin import Admin
+from delaylevel import topics
 from delaylevel.cli.main import cli
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import FinalWindow, LevelTopicDescription, MissingTarget
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import dead_letters as deadletters
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import lifecycle
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 Stored = Callable[[str], list[ParkedMessage]]

@@ -14,13 +14,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
 
 UNIT_MS, LEAD_MS = 60_000, 20_000
 MINUTES = Levels(

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover.local import LocalMover
 
 UNIT_MS = 600_000
 DAY_MS = 86_400_000

@@ -11,15 +11,15 @@ import pytest
 import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.description import LevelTopicDescription
-from delaylevel.forwardreport import ForwardReport
-from delaylevel.mover import LocalMover
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.report import ForwardReport
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
 
 BRIEF = Levels(
     PartitionStrategy(

@@ -10,11 +10,11 @@ import pulsar
 import pytest
 from pulsar.schema import BytesSchema
 
-from delaylevel.admin import Admin
-from delaylevel.outlet import BULK_SETTINGS, Outlet
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import ParkedMessage, read_range
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.publisher import BULK_SETTINGS, Outlet
+from delaylevel.cluster.reader import ParkedMessage, read_range
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.topic_name import TopicName
 
 MESSAGES = 3000
 

@@ -18,13 +18,12 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-import delaylevel.asyncio
+import delaylevel.producer.aio
 from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.client import DelayLevelClient, wrap
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import (
     BrokerError,
     DelayTooLongError,
@@ -35,9 +34,10 @@ from delaylevel.errors import (
     TargetNotAllowedError,
     UnsupportedOptionError,
 )
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient, wrap
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
@@ -355,7 +355,7 @@ def test_a_producer_that_cannot_be_wrapped_works_on(
 
 def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:
     async def run() -> None:
-        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection)
+        client = delaylevel.producer.aio.DelayLevelClient.from_connection(connection)
         producer = await client.create_producer(
             orders,
             enable_delay_level_topic=True,

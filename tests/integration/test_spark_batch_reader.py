@@ -14,15 +14,15 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import LongType, StructField, StructType
 
-from delaylevel.admin import Admin
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
-from delaylevel.spark_sync.batch import PENDING_SCHEMA, BatchOptions, PendingReader
+from delaylevel.spark_sync.batch_source import PENDING_SCHEMA, BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
 
 pytestmark = pytest.mark.spark
 

@@ -23,16 +23,16 @@ import pulsar
 import pytest
 
 from delaylevel import Levels, PartitionStrategy, topics
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.client import DelayLevelClient
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.envelope import ID
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BrokerError
-from delaylevel.positions import EARLIEST
-from delaylevel.reading import read_range
-from delaylevel.topicname import TopicName
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.envelope import ID
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 

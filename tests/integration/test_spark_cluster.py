@@ -25,9 +25,9 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.client import DelayLevelClient
-from delaylevel.description import LevelTopicDescription
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = [
     pytest.mark.broker,

@@ -11,16 +11,16 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Mover
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
-from delaylevel.positions import Position
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.position import Position
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -11,12 +11,12 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.description import LevelTopicDescription
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

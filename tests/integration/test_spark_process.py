@@ -18,12 +18,12 @@ import psutil
 import pytest
 import urllib3
 
-from delaylevel.admin import Admin
-from delaylevel.claim import describe_owner
-from delaylevel.client import DelayLevelClient
-from delaylevel.description import LevelTopicDescription
-from delaylevel.reading import ParkedMessage, source_partitions
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.cluster.reader import ParkedMessage, source_partitions
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -20,16 +20,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from delaylevel.cli.main import cli
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
-from delaylevel.description import LevelTopicDescription
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import ConfigError, StepsError
-from delaylevel.reading import ParkedMessage
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
-from delaylevel.spark_sync.rows import SCHEMA
+from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
-from delaylevel.strategy import Levels, PartitionStrategy
 
 pytestmark = pytest.mark.spark
 

@@ -13,11 +13,11 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.admin import Admin
-from delaylevel.description import SUBSCRIPTION, Role
-from delaylevel.reading import source_partitions
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.reader import source_partitions
+from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 
 pytestmark = [
     pytest.mark.broker,

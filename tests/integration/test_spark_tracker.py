@@ -12,13 +12,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.port import AcknowledgedRange
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.ports import AcknowledgedRange
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

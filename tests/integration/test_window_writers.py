@@ -11,20 +11,20 @@ from typing import Any
 import pulsar
 import pytest
 
-import delaylevel.asyncio
+import delaylevel.producer.aio
 from delaylevel import topics
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.delivery import Delivery
-from delaylevel.description import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
-from delaylevel.functions.engine import Engine
+from delaylevel.functions.consumer_loop import Engine
 from delaylevel.functions.settings import FunctionSettings
-from delaylevel.reading import ParkedMessage
-from delaylevel.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = pytest.mark.broker
 
@@ -124,7 +124,7 @@ def test_the_asyncio_twin_writes_to_the_window(
     orders = f"persistent://{namespace}/orders"
 
     async def run() -> LevelTopicDescription:
-        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection)
+        client = delaylevel.producer.aio.DelayLevelClient.from_connection(connection)
         producer = await client.create_producer(
             orders,
             enable_delay_level_topic=True,

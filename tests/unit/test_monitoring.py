@@ -12,14 +12,14 @@ import click
 import pytest
 
 from delaylevel.cli.main import cli
-from delaylevel.description import (
+from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
+from delaylevel.model.level_topic import (
     DEAD_LETTER_SUFFIX,
     HELD_SUFFIX,
     LOG_SUFFIX,
     SUBSCRIPTION,
     WINDOW_SUFFIX,
 )
-from delaylevel.dispatcher.figures import LATENESS_BOUNDS_MS
 
 yaml = pytest.importorskip("yaml")
 
@@ -104,7 +104,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "state":
         assert f"`{value}`" in (DOCS / "metrics.md").read_text("utf-8")
     elif label == "became":
-        from delaylevel.spark_sync.figures import OUTCOMES
+        from delaylevel.spark_sync.stats import OUTCOMES
 
         assert value in OUTCOMES
     elif label == "topic":

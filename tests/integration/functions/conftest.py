@@ -20,13 +20,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel._rest import Rest
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.errors import DelayLevelError
 from delaylevel.functions import deployment
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 
 
 @pytest.fixture(scope="session")

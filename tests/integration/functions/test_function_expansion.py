@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from delaylevel import lifecycle
-from delaylevel.admin import Admin
-from delaylevel.description import LevelTopicDescription, Mover
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.cluster.admin import Admin
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.topics import lifecycle
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -11,14 +11,14 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel._rest import Rest
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.functions import deployment, health
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
 
 pytestmark = pytest.mark.long
 

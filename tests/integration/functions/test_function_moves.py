@@ -19,14 +19,14 @@ import urllib3
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import topics
-from delaylevel._broker_distribution import distribution_directory, java
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
-from delaylevel.strategy import Levels, PartitionStrategy
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
 
 TWO_LEVELS = Levels(
     [

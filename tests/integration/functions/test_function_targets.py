@@ -10,13 +10,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel._rest import Rest
-from delaylevel.admin import Admin
-from delaylevel.clock import SystemClock
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Mover
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=30))]

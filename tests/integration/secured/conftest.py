@@ -34,15 +34,15 @@ import pulsar
 import pytest
 
 from delaylevel import topics
-from delaylevel._broker_process import free_ports
-from delaylevel.admin import Admin
-from delaylevel.broker import EmbeddedBroker
-from delaylevel.client import DelayLevelClient
-from delaylevel.config import Connection
-from delaylevel.description import LevelTopicDescription, Role
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.broker.process import free_ports
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import PrerequisiteError
-from delaylevel.strategy import Levels, PartitionStrategy
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.client import DelayLevelClient
 
 UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20

@@ -14,17 +14,18 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel import levelstatus, topics
-from delaylevel.admin import Admin
-from delaylevel.client import DelayLevelClient
-from delaylevel.config import Connection
-from delaylevel.description import Role
+from delaylevel import topics
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.inspection import Inspector
-from delaylevel.mover import LocalMover
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import Role
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.producer.client import DelayLevelClient
+from delaylevel.topics import status as levelstatus
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.

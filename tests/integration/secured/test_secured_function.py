@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from delaylevel import levelstatus
-from delaylevel.description import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.functions import deployment
-from delaylevel.topicname import TopicName
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import status as levelstatus
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from delaylevel import levelstatus
-from delaylevel.mover import LocalMover
+from delaylevel.mover.local import LocalMover
+from delaylevel.topics import status as levelstatus
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -21,11 +21,11 @@ import psutil
 import pytest
 import urllib3
 
-from delaylevel import levelstatus
-from delaylevel._broker_process import free_ports
-from delaylevel.admin import Admin
-from delaylevel.description import FinalWindow, Role
+from delaylevel.broker.process import free_ports
+from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.level_topic import FinalWindow, Role
+from delaylevel.topics import status as levelstatus
 
 pytestmark = [
     pytest.mark.broker,

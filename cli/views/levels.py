@@ -1,0 +1,129 @@
+"""What ``delaylevel levels`` shows: level topics as rows with stable keys; nothing is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from delaylevel.cli.output import Column
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.topics.registry import FoundLevelTopic
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+
+DESCRIPTION = (
+    Column("topic", head="LEVEL TOPIC"),
+    Column("strategy"),
+    Column("targets"),
+    Column("partitions", "number"),
+    Column("mover"),
+    Column("final_window"),
+    Column("window_partitions", "number", wide=True),
+    Column("hold_pause_ms", "duration", wide=True),
+    Column("on_missing_target", wide=True),
+)
+STANDING = (
+    Column("backlog_entries", "number", head="BACKLOG"),
+    Column("next_hand_off_ms", "time"),
+    Column("behind_ms", "duration"),
+    Column("mover_alive", head="CONSUMED"),
+)
+LIST = (*DESCRIPTION, *STANDING, Column("problem"))
+DESCRIBE = (
+    *DESCRIPTION,
+    *STANDING,
+    Column("held_entries", "number", head="HELD"),
+    Column("dead_letter_entries", "number", head="DEAD LETTERS"),
+    Column("window_entries", "number", head="WINDOW"),
+    Column("log_entries", "number", head="RELEASE LOG"),
+    Column("consumers"),
+    Column("dispatchers"),
+    Column("problems"),
+)
+PARTITIONS = (
+    Column("level_name", head="LEVEL"),
+    Column("partition", "number"),
+    Column("backlog_entries", "number", head="BACKLOG"),
+    Column("oldest_publish_ms", "time"),
+    Column("oldest_hand_off_ms", "time"),
+    Column("next_hand_off_ms", "time"),
+    Column("behind_ms", "duration"),
+    Column("storage_bytes", "number", head="BYTES", wide=True),
+    Column("consumers", head="CONSUMED BY"),
+    Column("topic", wide=True),
+)
+
+
+def description_view(description: LevelTopicDescription) -> dict[str, Any]:
+    """A level topic's description as one row."""
+    return {
+        "topic": description.topic,
+        "strategy": str(description.levels),
+        **description.levels.to_json(),
+        "targets": list(description.targets),
+        "partitions": description.levels.partitions,
+        "mover": description.mover.value,
+        "final_window": description.final_window.value,
+        "window_partitions": description.window_partitions
+        if description.final_window is FinalWindow.TRACKER
+        else None,
+        "hold_pause_ms": description.hold_pause_ms,
+        "on_missing_target": description.on_missing_target.value,
+    }
+
+
+def list_view(found: FoundLevelTopic, at: LevelTopicStatus | None) -> dict[str, Any]:
+    """A level topic as one row of a list; without a description only its name and why."""
+    if found.description is None or at is None:
+        return {"topic": found.topic, "problem": found.problem}
+    problem = f"{len(at.problems)}: {at.problems[0]}" if at.problems else None
+    return {**description_view(found.description), **_standing_view(at), "problem": problem}
+
+
+def status_view(at: LevelTopicStatus) -> dict[str, Any]:
+    """How a level topic stands as a whole, as one row."""
+    return {
+        **description_view(at.description),
+        **_standing_view(at),
+        "held_entries": at.held_entries,
+        "dead_letter_entries": at.dead_letter_entries,
+        "window_entries": at.window_entries,
+        "log_entries": at.log_entries,
+        "dispatchers": list(at.dispatchers),
+        "consumers": list(at.consumers),
+        "problems": _some(at.problems),
+    }
+
+
+def partition_view(row: PartitionStatus, now_ms: int) -> dict[str, Any]:
+    """One partition as one row."""
+    return {
+        "level": row.level,
+        "level_name": row.level_name,
+        "role": row.role.value,
+        "partition": row.partition,
+        "backlog_entries": row.backlog_entries,
+        "oldest_publish_ms": row.oldest_publish_ms,
+        "oldest_hand_off_ms": row.oldest_hand_off_ms,
+        "next_hand_off_ms": row.next_hand_off_ms,
+        "behind_ms": row.behind_ms(now_ms) or None,
+        "storage_bytes": row.storage_bytes,
+        "consumers": list(row.consumers),
+        "topic": row.topic,
+    }
+
+
+def _standing_view(at: LevelTopicStatus) -> dict[str, Any]:
+    return {
+        "now_ms": at.now_ms,
+        "backlog_entries": at.backlog_entries,
+        "next_hand_off_ms": at.next_hand_off_ms,
+        "behind_ms": at.behind_ms or None,
+        "mover_alive": at.mover_alive,
+    }
+
+
+def _some(lines: Sequence[str], most: int = 5) -> list[str]:
+    """The first lines, and how many more there are."""
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"and {len(lines) - most} more"]

@@ -1,0 +1,5 @@
+"""A private real Pulsar broker for first steps and tests; no Docker is needed."""
+
+from .embedded import BrokerStatus, EmbeddedBroker, instances, running_instance
+
+__all__ = ["BrokerStatus", "EmbeddedBroker", "instances", "running_instance"]

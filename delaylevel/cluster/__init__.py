@@ -1,0 +1,1 @@
+"""Communication with Pulsar: connection, admin REST, readers, publishers, partition locks."""

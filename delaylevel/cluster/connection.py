@@ -1,0 +1,299 @@
+"""Where the cluster is and how to speak to it: flag over environment over file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import platformdirs
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
+
+from delaylevel.errors import ConfigError
+
+from .token import TokenSource, read_token_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
+DEFAULT_ADMIN_URL = "http://localhost:8080"
+ENVIRONMENT_PREFIX = "DELAYLEVEL_"
+
+_PATHS = ("token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file")
+
+
+class Connection(BaseModel):
+    """The addresses of a cluster, and what is needed to be let in.
+
+    Parameters:
+        service_url: ``pulsar://`` or ``pulsar+ssl://``, several hosts separated by commas.
+        admin_url: ``http://`` or ``https://``, of the admin REST interface.
+        token: a token for both; kept out of ``repr``, logs and error texts.
+        token_file: a file that holds the token; read anew at every use, so that it can be renewed.
+        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
+        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
+        tls_allow_insecure: accept certificates that nobody vouches for.
+        tls_validate_hostname: compare the certificate's name with the host's.
+        operation_timeout_seconds: for the client's own operations (create, subscribe, close).
+        origin: where the addresses were found, in words, for error texts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    service_url: str = DEFAULT_SERVICE_URL
+    admin_url: str = DEFAULT_ADMIN_URL
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    tls_trust_certs_file: Path | None = None
+    tls_certificate_file: Path | None = None
+    tls_private_key_file: Path | None = None
+    tls_allow_insecure: bool = False
+    tls_validate_hostname: bool = True
+    operation_timeout_seconds: int = 30
+    origin: str = "given"
+
+    @field_validator("service_url")
+    @classmethod
+    def _check_service_url(cls, value: str) -> str:
+        return _checked_url(value, ("pulsar", "pulsar+ssl"))
+
+    @field_validator("admin_url")
+    @classmethod
+    def _check_admin_url(cls, value: str) -> str:
+        return _checked_url(value, ("http", "https")).rstrip("/")
+
+    @field_validator("operation_timeout_seconds")
+    @classmethod
+    def _check_timeout(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("must be at least 1 second")
+        return value
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        service_url: str | None = None,
+        admin_url: str | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_trust_certs_file: str | os.PathLike[str] | None = None,
+        tls_certificate_file: str | os.PathLike[str] | None = None,
+        tls_private_key_file: str | os.PathLike[str] | None = None,
+        tls_allow_insecure: bool | None = None,
+        tls_validate_hostname: bool | None = None,
+        operation_timeout_seconds: int | None = None,
+        config_file: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Connection:
+        """Collect the settings from every place they may stand in.
+
+        An argument wins over an environment variable (``DELAYLEVEL_`` and the name in capitals),
+        that over the configuration file (TOML; ``DELAYLEVEL_CONFIG``, or
+        ``delaylevel/config.toml`` in the user's configuration directory). Where no address is set
+        at all, those of a running embedded broker are taken, or else Pulsar's own defaults. Where
+        only one of the two is set, the other is the same host's, at Pulsar's default port. A token
+        and a token file replace each other.
+
+        Returns:
+            The connection; nothing has been contacted yet.
+
+        Raises:
+            ConfigError: a value or file that cannot be used; it names the place, never a secret.
+        """
+        arguments = {
+            "service_url": service_url,
+            "admin_url": admin_url,
+            "token": token,
+            "token_file": token_file,
+            "tls_trust_certs_file": tls_trust_certs_file,
+            "tls_certificate_file": tls_certificate_file,
+            "tls_private_key_file": tls_private_key_file,
+            "tls_allow_insecure": tls_allow_insecure,
+            "tls_validate_hostname": tls_validate_hostname,
+            "operation_timeout_seconds": operation_timeout_seconds,
+        }
+        given = {name: value for name, value in arguments.items() if value is not None}
+        from_environment = {
+            name: environ[ENVIRONMENT_PREFIX + name.upper()]
+            for name in arguments
+            if environ.get(ENVIRONMENT_PREFIX + name.upper())
+        }
+        path, must_exist = _config_path(config_file, environ)
+        from_file = _read_config(path, tuple(arguments), must_exist=must_exist)
+
+        values: dict[str, Any] = {}
+        places: dict[str, str] = {}
+        for settings, place in (
+            (from_file, f"the file {path}"),
+            (from_environment, "the environment"),
+            (given, "the command line or call"),
+        ):
+            if {"token", "token_file"} <= settings.keys():
+                raise ConfigError(f"{place} sets both token and token_file: keep one of them")
+            if {"token", "token_file"} & settings.keys():
+                values.pop("token", None)
+                values.pop("token_file", None)
+            values.update(settings)
+            places.update(dict.fromkeys(settings, place))
+        _complete_addresses(values, places)
+        for name in _PATHS:
+            if name in values:
+                values[name] = Path(values[name]).expanduser()
+        try:
+            connection = cls(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, places)) from None
+        connection._check_pairs()
+        return connection
+
+    def _check_pairs(self) -> None:
+        if (self.tls_certificate_file is None) != (self.tls_private_key_file is None):
+            raise ConfigError(
+                "tls_certificate_file and tls_private_key_file belong together: set both or neither"
+            )
+        for name in _PATHS:
+            path: Path | None = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{name}: there is no file {path}")
+
+    def read_token(self) -> str | None:
+        """The token as it is now, or None where there is none.
+
+        Raises:
+            ConfigError: the token file cannot be read, or is empty.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        if self.token_file is None:
+            return None
+        return read_token_file(self.token_file, f"token_file {self.token_file}")
+
+    def client_kwargs(self) -> dict[str, Any]:
+        """The arguments of ``pulsar.Client`` (or ``DelayLevelClient``), ``service_url`` among them.
+
+        The token file is read again whenever the client asks for the token; where it cannot be
+        read then, the token that was read before is used.
+
+        Raises:
+            ConfigError: the token file cannot be read now, or is empty.
+        """
+        import pulsar
+
+        kwargs: dict[str, Any] = {
+            "service_url": self.service_url,
+            "operation_timeout_seconds": self.operation_timeout_seconds,
+            "tls_allow_insecure_connection": self.tls_allow_insecure,
+            "tls_validate_hostname": self.tls_validate_hostname,
+        }
+        if self.tls_trust_certs_file is not None:
+            kwargs["tls_trust_certs_file_path"] = str(self.tls_trust_certs_file)
+        if self.tls_certificate_file is not None:
+            kwargs["tls_certificate_file_path"] = str(self.tls_certificate_file)
+            kwargs["tls_private_key_file_path"] = str(self.tls_private_key_file)
+        if self.token is not None:
+            kwargs["authentication"] = pulsar.AuthenticationToken(self.token.get_secret_value())
+        elif self.token_file is not None:
+            # A token that cannot be read now is our error, not one inside the client.
+            kwargs["authentication"] = TokenSource(self.read_token).for_client()
+        elif self.tls_certificate_file is not None:
+            kwargs["authentication"] = pulsar.AuthenticationTLS(
+                str(self.tls_certificate_file), str(self.tls_private_key_file)
+            )
+        return kwargs
+
+
+def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
+    scheme, _, rest = value.partition("://")
+    if scheme not in schemes or not rest.strip("/"):
+        raise ValueError(f"must look like {' or '.join(f'{s}://host:port' for s in schemes)}")
+    if "@" in rest:
+        raise ValueError("must not carry a user or password: use token, token_file or certificates")
+    return value
+
+
+def _config_path(
+    config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
+) -> tuple[Path, bool]:
+    chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
+    if chosen:
+        return Path(chosen).expanduser(), True
+    return Path(platformdirs.user_config_dir("delaylevel")) / "config.toml", False
+
+
+def _read_config(path: Path, known: tuple[str, ...], *, must_exist: bool) -> dict[str, Any]:
+    try:
+        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if must_exist:
+            raise ConfigError(f"there is no configuration file {path}") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        # Only the first line of the reason: later ones may quote what stands in the file.
+        raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    unknown = sorted(settings.keys() - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{path} has unknown settings: {', '.join(unknown)} (known: {', '.join(known)})"
+        )
+    for name in _PATHS:
+        if isinstance(settings.get(name), str):
+            settings[name] = path.parent / Path(settings[name]).expanduser()
+        elif name in settings:
+            raise ConfigError(f"{path}: {name} must be a string")
+    return settings
+
+
+def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> None:
+    """Add the address that is missing; both come from one and the same cluster."""
+    service, admin = values.get("service_url"), values.get("admin_url")
+    origins = {places[name] for name in ("service_url", "admin_url") if name in values}
+    values["origin"] = " and ".join(sorted(origins))
+    if service and not admin:
+        secure = str(service).startswith("pulsar+ssl")
+        values["admin_url"] = f"{'https' if secure else 'http'}://{_host(service)}:" + (
+            "8443" if secure else "8080"
+        )
+    elif admin and not service:
+        secure = str(admin).startswith("https")
+        values["service_url"] = f"{'pulsar+ssl' if secure else 'pulsar'}://{_host(admin)}:" + (
+            "6651" if secure else "6650"
+        )
+    elif not service and not admin:
+        from delaylevel.broker.embedded import running_instance
+
+        running = running_instance()
+        if running is not None:
+            values["service_url"], values["admin_url"] = running.service_url, running.admin_url
+            values["origin"] = f"the embedded broker {running.name!r}"
+        else:
+            values["origin"] = "Pulsar's default addresses"
+
+
+def _host(url: object) -> str:
+    """The first host of an address, in brackets where it is an IPv6 address."""
+    first = str(url).partition("://")[2].split(",")[0].split("/")[0]
+    try:
+        host = urlsplit(f"//{first}").hostname or "localhost"
+    except ValueError:
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
+    lines = []
+    for detail in error.errors(include_input=False, include_url=False, include_context=False):
+        name = str(detail["loc"][0]) if detail["loc"] else "connection"
+        message = detail["msg"].removeprefix("Value error, ")
+        lines.append(f"{name} (from {places.get(name, 'the defaults')}): {message}")
+    return "; ".join(lines)

@@ -1,0 +1,311 @@
+"""HTTP to the admin interface: addresses, token, TLS, redirects, and errors of our own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode, urljoin, urlsplit
+
+import certifi
+import urllib3
+
+from delaylevel.errors import (
+    AdminError,
+    BrokerUnreachableError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from delaylevel.model.clock import SystemClock, format_instant
+
+Token = str | Callable[[], str | None] | None
+_Path = str | os.PathLike[str] | None
+
+_HOPS = 5
+# A topic that moves to another broker is refused for a moment: 503.
+_PAUSES_S = (0.2, 0.5, 1.0)
+_LONGEST_REASON = 400
+_ERRORS: dict[int, type[AdminError]] = {
+    401: PermissionDeniedError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    412: ConflictError,
+}
+
+
+class Rest:
+    """One cluster's admin REST interface; may be used by many threads at once.
+
+    Args:
+        admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
+        token: the token, or what returns the one that is valid now.
+        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
+        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
+        tls_allow_insecure: accept certificates that nobody vouches for.
+        tls_validate_hostname: compare the certificate's name with the host's.
+        timeout_s: seconds to wait for an answer.
+
+    Raises:
+        ConfigError: the address or a certificate file cannot be used.
+    """
+
+    def __init__(
+        self,
+        admin_url: str,
+        *,
+        token: Token = None,
+        tls_trust_certs_file: _Path = None,
+        tls_certificate_file: _Path = None,
+        tls_private_key_file: _Path = None,
+        tls_allow_insecure: bool = False,
+        tls_validate_hostname: bool = True,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.admin_url = admin_url
+        self._bases = _bases(admin_url)
+        self._token = token
+        for file in (tls_trust_certs_file, tls_certificate_file, tls_private_key_file):
+            if file is not None and not os.path.isfile(file):
+                raise ConfigError(f"there is no certificate or key file {os.fspath(file)}")
+        tls: dict[str, Any] = {}
+        if self._bases[0].startswith("https"):
+            tls["cert_reqs"] = "CERT_NONE" if tls_allow_insecure else "CERT_REQUIRED"
+            tls["ca_certs"] = os.fspath(tls_trust_certs_file or certifi.where())
+            if tls_allow_insecure or not tls_validate_hostname:
+                tls["assert_hostname"] = False
+            if tls_allow_insecure:
+                urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+            if tls_certificate_file is not None:
+                tls["cert_file"] = os.fspath(tls_certificate_file)
+            if tls_private_key_file is not None:
+                tls["key_file"] = os.fspath(tls_private_key_file)
+        self._pool = urllib3.PoolManager(
+            maxsize=16,
+            timeout=urllib3.Timeout(connect=min(timeout_s, 10.0), read=timeout_s),
+            **tls,
+        )
+
+    def close(self) -> None:
+        """Close all connections; a later call opens new ones."""
+        self._pool.clear()
+
+    def get(self, path: str, **query: str) -> Any:
+        """GET a value; None where the answer is empty."""
+        return _value(self.request("GET", path, query=query))
+
+    def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
+        """PUT a value."""
+        self.request("PUT", path, value=value, kind=kind)
+
+    def post(self, path: str, value: Any = None, **query: str) -> None:
+        """POST a value."""
+        self.request("POST", path, value=value, query=query)
+
+    def delete(self, path: str, **query: str) -> None:
+        """DELETE what the path names."""
+        self.request("DELETE", path, query=query)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        value: Any = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+        patient: bool = True,
+        data: bytes | None = None,
+        api: str = "v2",
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request and return the answer, if it is a good one.
+
+        Args:
+            method: the HTTP method.
+            path: behind ``/admin/v2/`` (or another ``api``), encoded.
+            value: the body, as JSON; None for no body.
+            query: parameters.
+            kind: the body's content type.
+            patient: try again for 1.7 s while the broker says 503.
+            data: the body as it is, instead of ``value``.
+            api: which interface: ``v2``, or ``v3`` for functions.
+
+        Raises:
+            BrokerUnreachableError: nothing answers.
+            AdminError: the broker refused; its subclasses say how.
+        """
+        token = self._token() if callable(self._token) else self._token
+        headers = {"Accept": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        body = None
+        if value is not None:
+            headers["Content-Type"] = kind
+            body = json.dumps(value).encode()
+        elif data is not None:
+            headers["Content-Type"] = kind
+            body = data
+        suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
+        pauses = list(_PAUSES_S) if patient else []
+        while True:
+            answer = self._send(method, suffix, headers, body)
+            if answer.status < 300:
+                return answer
+            if answer.status == 503 and pauses:
+                time.sleep(pauses.pop(0))
+                continue
+            raise self._error(method, path, answer, token)
+
+    def _send(
+        self, method: str, suffix: str, headers: dict[str, str], body: bytes | None
+    ) -> urllib3.BaseHTTPResponse:
+        failure: Exception | None = None
+        for base in self._bases:
+            url = base + suffix
+            try:
+                for _ in range(_HOPS):
+                    # Redirects are followed here: urllib3 would drop the token, and turn a
+                    # 303 into GET; Pulsar sends 307 to the broker that owns the topic.
+                    answer = self._ask(method, url, headers, body)
+                    place = answer.headers.get("Location")
+                    if answer.status not in (307, 308) or not place:
+                        return answer
+                    place = urljoin(url, place)
+                    if url.startswith("https:") and not place.startswith("https:"):
+                        raise AdminError(
+                            f"{base} redirects to {_host(place)} without TLS; the token was not "
+                            "sent there: set brokerServicePortTls and webServicePortTls on every "
+                            "broker",
+                            status=answer.status,
+                        )
+                    url = place
+                raise AdminError(
+                    f"{base} redirects in a circle: no broker owns the topic now; try again",
+                    status=307,
+                )
+            except urllib3.exceptions.HTTPError as error:
+                failure = error
+        raise BrokerUnreachableError(
+            f"the admin interface at {self.admin_url} does not answer ({_words(failure)}): "
+            "is the broker running, and is this its web "
+            "address? Name it with admin_url, --admin-url or DELAYLEVEL_ADMIN_URL"
+        ) from failure
+
+    def _ask(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None
+    ) -> urllib3.BaseHTTPResponse:
+        def ask() -> urllib3.BaseHTTPResponse:
+            return self._pool.request(
+                method, url, headers=headers, body=body, redirect=False, retries=False
+            )
+
+        try:
+            return ask()
+        except urllib3.exceptions.ProtocolError:
+            # A kept connection that the server closed just now. What was sent may have been done
+            # although no answer came: only reading is repeated.
+            if method != "GET":
+                raise
+            return ask()
+
+    def _error(
+        self, method: str, path: str, answer: urllib3.BaseHTTPResponse, token: str | None
+    ) -> AdminError:
+        reason = _reason(answer)
+        if token:
+            reason = reason.replace(token, "…")
+        kind = _ERRORS.get(answer.status, AdminError)
+        advice = ""
+        if kind is PermissionDeniedError:
+            advice = _advice(token)
+        return kind(
+            f"{method} {path} was refused with {answer.status}: {reason}{advice}",
+            status=answer.status,
+            reason=reason,
+        )
+
+
+def _advice(token: str | None) -> str:
+    """What to do about a refusal; the broker itself does not say that a token has expired."""
+    if not token:
+        return ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
+    expired_ms = _expired_ms(token)
+    if expired_ms is not None:
+        return (
+            f": the token expired at {format_instant(expired_ms)}; put a new one in its place "
+            "(--token-file, DELAYLEVEL_TOKEN_FILE: a file is read again at every use)"
+        )
+    return ": check the token (--token-file, DELAYLEVEL_TOKEN_FILE) and what its role may do"
+
+
+def _expired_ms(token: str) -> int | None:
+    """When a JSON web token expired, in ms since the epoch; None where it has not."""
+    try:
+        claims = token.split(".")[1]
+        expires_ms = int(json.loads(base64.urlsafe_b64decode(claims + "==="))["exp"] * 1000)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
+    return expires_ms if expires_ms <= SystemClock().now_ms() else None
+
+
+def _bases(admin_url: str) -> list[str]:
+    scheme, separator, rest = admin_url.partition("://")
+    hosts = [host.strip().rstrip("/") for host in rest.split(",") if host.strip("/ ")]
+    if not separator or scheme not in ("http", "https") or not hosts:
+        raise ConfigError(f"admin_url {admin_url!r} must look like http://host:port")
+    if "@" in rest:
+        raise ConfigError("admin_url must not carry a user or password: use a token")
+    return [f"{scheme}://{host}" for host in hosts]
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).netloc
+
+
+def _value(answer: urllib3.BaseHTTPResponse) -> Any:
+    text = answer.data
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise AdminError(
+            "the admin interface answered with something that is not JSON: is this address a "
+            "Pulsar broker's web address?",
+            status=answer.status,
+        ) from None
+
+
+def _reason(answer: urllib3.BaseHTTPResponse) -> str:
+    """What the broker says, in one line without stack traces."""
+    text = answer.data.decode("utf-8", "replace")
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):  # "message" is what the web server says by itself
+            value = value.get("reason") or value.get("message") or ""
+        text = str(value)
+    except ValueError:
+        text = "" if text.lstrip().startswith("<") else text
+    text = text.partition("Stacktrace:")[0]
+    text = text.partition("Message:")[2] or text
+    return " ".join(text.split())[:_LONGEST_REASON] or (answer.reason or "no reason given")
+
+
+def _words(failure: Exception | None) -> str:
+    """Why there was no answer, without the pool's own wrapping."""
+    if isinstance(failure, urllib3.exceptions.NameResolutionError):
+        return "the host name is unknown"
+    if isinstance(failure, urllib3.exceptions.NewConnectionError):
+        return str(failure.__cause__ or failure).rpartition("] ")[2].lower()
+    if isinstance(failure, urllib3.exceptions.ConnectTimeoutError):
+        return "no connection in time"
+    if isinstance(failure, urllib3.exceptions.ReadTimeoutError):
+        return "no answer in time"
+    if isinstance(failure, urllib3.exceptions.SSLError):
+        return f"TLS: {failure}"
+    return str(failure)

@@ -1,0 +1,178 @@
+"""Reading what the admin REST interface answers into the port's types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from delaylevel.model.clock import instant_ms
+from delaylevel.model.position import Position
+
+from .port import (
+    AcknowledgedRange,
+    BacklogQuota,
+    BrokerSettings,
+    ConsumerStats,
+    LedgerInfo,
+    NamespacePolicies,
+    PartitionStats,
+    SchemaVersion,
+    SubscriptionStats,
+)
+
+
+def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
+    """Read the runtime configuration; all its values are strings."""
+    deletes = _flag(value, "brokerDeleteInactiveTopicsEnabled")
+    policies = (_flag(value, "topicLevelPoliciesEnabled"), _flag(value, "systemTopicEnabled"))
+    mode = value.get("brokerDeleteInactiveTopicsMode")
+    return BrokerSettings(
+        cluster=value.get("clusterName") or None,
+        topic_policies=None if None in policies else all(policies),
+        max_partitions=_number(value, "maxNumPartitionsPerPartitionedTopic"),
+        message_ttl_s=_number(value, "ttlDurationDefaultInSeconds"),
+        subscription_expiration_min=_number(value, "subscriptionExpirationTimeMinutes"),
+        delete_inactive_topics="" if deletes is False else mode,
+        backlog_quotas=_default_quotas(value),
+    )
+
+
+def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
+    """Read the policies of a namespace; quotas that limit nothing are left out."""
+    quotas = []
+    for kind, quota in (value.get("backlog_quota_map") or {}).items():
+        size, age = quota.get("limitSize", -1), quota.get("limitTime", -1)
+        by_size = kind == "destination_storage"
+        if size >= 0 if by_size else age > 0:
+            quotas.append(
+                BacklogQuota(
+                    type=kind,
+                    limit_bytes=size if by_size else None,
+                    limit_s=None if by_size else age,
+                    policy=str(quota.get("policy", "")),
+                )
+            )
+    return NamespacePolicies(
+        message_ttl_s=value.get("message_ttl_in_seconds"),
+        subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
+        backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
+        replication_clusters=frozenset(value.get("replication_clusters") or ()),
+    )
+
+
+def schema_versions(value: Mapping[str, Any]) -> list[SchemaVersion]:
+    """Read every version of a topic's schema, oldest first."""
+    versions = [
+        SchemaVersion(
+            type=item["type"],
+            definition=item.get("data") or "",
+            version=int(item["version"]),
+            properties=item.get("properties") or {},
+        )
+        for item in value["getSchemaResponses"]
+    ]
+    return sorted(versions, key=lambda schema: schema.version)
+
+
+def ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
+    """Read the ledgers of a partition's internal statistics."""
+    found = [LedgerInfo(item["ledgerId"], item["entries"]) for item in value["ledgers"]]
+    if found:
+        # The open ledger says 0 in the list.
+        last = found[-1]
+        entries = max(last.entries, value.get("currentLedgerEntries", 0))
+        found[-1] = LedgerInfo(last.ledger, entries)
+    return found
+
+
+# (7:1..7:3] is entries 2 and 3 of ledger 7.
+_RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
+
+
+def acknowledged_ranges(text: str) -> tuple[AcknowledgedRange, ...]:
+    """Read ``individuallyDeletedMessages`` of a cursor: ``[(7:1..7:3],(7:6..7:7]]``."""
+    return tuple(
+        AcknowledgedRange(int(ledger), int(before) + 1 if ledger == first else 0, int(last))
+        for first, before, ledger, last in _RANGE.findall(text)
+    )
+
+
+def position(value: Mapping[str, int]) -> Position:
+    """Read a message id."""
+    return Position(value["ledgerId"], value["entryId"], value.get("batchIndex", -1))
+
+
+def instant(said: str) -> int:
+    """Read an ISO-8601 instant into milliseconds since the epoch."""
+    moment = datetime.fromisoformat(said.removesuffix("Z"))
+    return instant_ms(moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment)
+
+
+def says_no_such_entry(reason: str) -> bool:
+    """Say whether the reason of a 500 means that an entry is not there (any more, or yet)."""
+    return any(
+        words in reason for words in ("LastConfirmedEntry is", "No such entry", "No such ledger")
+    )
+
+
+# Between these are states of change, which say nothing yet.
+_DEDUPLICATION = {"Enabled": True, "Disabled": False}
+
+
+def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
+    """Read the statistics of one partition."""
+    subscriptions = {}
+    for name, item in value["subscriptions"].items():
+        oldest = item.get("earliestMsgPublishTimeInBacklog", -1)
+        backlog = item["msgBacklog"]
+        subscriptions[name] = SubscriptionStats(
+            backlog_entries=backlog,
+            oldest_publish_ms=oldest if oldest > 0 and backlog > 0 else None,
+            type=item.get("type") or "None",
+            durable=item.get("isDurable", True),
+            consumers=tuple(
+                ConsumerStats(
+                    name=consumer.get("consumerName") or "",
+                    address=(consumer.get("address") or "").removeprefix("/"),
+                    connected_since=consumer.get("connectedSince") or "",
+                )
+                for consumer in item.get("consumers") or ()
+            ),
+            delayed_entries=item.get("msgDelayed", 0),
+            messages_out=item.get("msgOutCounter", 0),
+        )
+    return PartitionStats(
+        storage_bytes=value["storageSize"],
+        subscriptions=subscriptions,
+        producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
+        deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
+        messages_in=value.get("msgInCounter", 0),
+    )
+
+
+def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
+    if _flag(value, "backlogQuotaCheckEnabled") is False:
+        return ()
+    policy = value.get("backlogQuotaDefaultRetentionPolicy", "")
+    size = _number(value, "backlogQuotaDefaultLimitBytes") or 0
+    if size <= 0:
+        size = int(float(value.get("backlogQuotaDefaultLimitGB") or 0) * (1 << 30))
+    age = _number(value, "backlogQuotaDefaultLimitSecond") or 0
+    quotas = []
+    if size > 0:
+        quotas.append(BacklogQuota("destination_storage", size, None, policy))
+    if age > 0:
+        quotas.append(BacklogQuota("message_age", None, age, policy))
+    return tuple(quotas)
+
+
+def _flag(value: Mapping[str, str], name: str) -> bool | None:
+    said = value.get(name)
+    return None if said is None else said == "true"
+
+
+def _number(value: Mapping[str, str], name: str) -> int | None:
+    said = value.get(name)
+    return int(said) if said and said.lstrip("-").isdigit() else None

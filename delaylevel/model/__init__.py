@@ -1,0 +1,1 @@
+"""The definition of a level topic and the next hop of a message: pure values and rules."""

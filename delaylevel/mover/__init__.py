@@ -1,0 +1,5 @@
+"""Hand-off of ready messages: the forwarder, and the code that drives it in one process."""
+
+from .local import LocalMover
+
+__all__ = ["LocalMover"]

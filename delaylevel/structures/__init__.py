@@ -1,0 +1,1 @@
+"""Data structures of the final window: arrays and files, independent of Pulsar."""

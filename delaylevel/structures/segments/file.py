@@ -1,0 +1,291 @@
+"""One spill file: an Arrow IPC stream of record batches, each sorted by due time, read by offsets.
+
+The stream is valid Arrow, which any tool can read. Where each column of a batch lies is remembered
+when it is written, so that a few of its rows can be read without the rest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from delaylevel.errors import DelayLevelError
+from delaylevel.structures.timebucket.chunks import DUE, Int64s, Key, Rows
+
+Floats = npt.NDArray[np.float64]
+
+SCHEMA = pa.schema(
+    [
+        ("due_ms", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("attribute", pa.float64()),
+        ("payload", pa.binary()),
+    ]
+)
+_HEAD = SCHEMA.serialize().to_pybytes()
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_KEY_COLUMNS = 4
+
+
+class DamagedSegmentError(DelayLevelError):
+    """A spill file that is shorter than, or not, what was written; read the topic again instead.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, message: str, *, path: Path) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class SegmentState(NamedTuple):
+    """What ``inspect_segment`` finds.
+
+    Attributes:
+        rows: how many are whole.
+        intact_bytes: up to where the file is whole.
+        closed: an end mark is there, as other writers leave it.
+        cut_short: it ends within a batch, as after a crash.
+    """
+
+    rows: int
+    intact_bytes: int
+    closed: bool
+    cut_short: bool
+
+
+class Columns(NamedTuple):
+    """Rows without their payloads: due times and positions of shape (3, n), attributes (n,)."""
+
+    rows: Rows
+    attribute: Floats
+
+
+class Run(NamedTuple):
+    """Where a batch lies in its file, and the range of its rows.
+
+    Attributes:
+        columns_at, stride: the offset of the first column, and from each column to the next.
+        offsets_at, payload_at: the offsets of the payloads, and their bytes.
+        payload_size: in bytes.
+        rows: how many.
+        first_key: the least (truncated due, ledger, entry).
+        min_due, max_due: exact, ms.
+        min_attribute, max_attribute: their range.
+    """
+
+    columns_at: int
+    stride: int
+    offsets_at: int
+    payload_at: int
+    payload_size: int
+    rows: int
+    first_key: Key
+    min_due: int
+    max_due: int
+    min_attribute: float
+    max_attribute: float
+
+
+def arrow_of(values: Int64s | Floats) -> pa.Array:
+    """Return a column as an Arrow array, without a copy where it lies in one piece.
+
+    ``pa.array`` does the same, but imports pandas where that is installed: 26 MB, and a pause.
+    """
+    kind = pa.float64() if values.dtype == np.float64 else pa.int64()
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, values.size, [None, data])
+
+
+def _range_of(attribute: Floats) -> tuple[float, float]:
+    """Return minimum and maximum; what is not a number may be anywhere."""
+    low, high = float(attribute.min()), float(attribute.max())
+    return (-np.inf, np.inf) if np.isnan(low) else (low, high)
+
+
+class SegmentFile:
+    """An append-only file of runs; what is written stays, whatever happens to a later write."""
+
+    def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
+        """Create the file at the first write.
+
+        Args:
+            path: where.
+            opener: opens a path for unbuffered binary appending.
+        """
+        self.path = path
+        self.runs: list[Run] = []
+        self.size = 0
+        self._opener = opener
+        self._handle = -1
+        self._users = 0
+
+    def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
+        """Write one sorted batch.
+
+        Raises:
+            OSError: it could not be written; the file is as it was before.
+        """
+        rows, attribute = columns
+        offsets = np.zeros(attribute.size + 1, dtype=np.int32)
+        np.cumsum(np.fromiter(map(len, payloads), np.int32, attribute.size), out=offsets[1:])
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
+        batch = pa.record_batch(
+            [
+                *map(arrow_of, rows),
+                arrow_of(attribute),
+                pa.Array.from_buffers(pa.binary(), attribute.size, buffers),
+            ],
+            schema=SCHEMA,
+        )
+        del buffers
+        # Arrow's own allocator keeps what was freed beside malloc, which needs it for payloads.
+        message = batch.serialize(memory_pool=pa.system_memory_pool())
+        parsed = pa.ipc.read_record_batch(message, SCHEMA)
+        starts = [column.buffers()[-1].address - message.address for column in parsed.columns]
+        head = b"" if self.size else _HEAD
+        at = self.size + len(head)
+        with self._opener(self.path) as file:
+            try:
+                for part in (head, message):
+                    view = memoryview(part)
+                    while view.nbytes:
+                        view = view[file.write(view) :]
+            except OSError:
+                file.truncate(self.size)
+                raise
+        self.size = at + message.size
+        run = Run(
+            at + starts[0],
+            starts[1] - starts[0],
+            at + parsed.columns[-1].buffers()[1].address - message.address,
+            at + starts[-1],
+            int(offsets[-1]),
+            attribute.size,
+            first_key,
+            int(rows[DUE].min()),
+            int(rows[DUE].max()),
+            *_range_of(attribute),
+        )
+        self.runs.append(run)
+        return run
+
+    def hold(self) -> None:
+        """Open the file for reading; it may be deleted from now on, and is read all the same."""
+        if not self._users:
+            try:
+                self._handle = os.open(self.path, os.O_RDONLY)
+            except OSError as error:
+                raise self.damaged(error) from error
+        self._users += 1
+
+    def release(self) -> None:
+        """Close the file when as many have let go of it as have held it."""
+        self._users -= 1
+        if not self._users:
+            os.close(self._handle)
+
+    def read_columns(self, run: Run) -> Columns:
+        """Read a run without its payloads; the file must be held."""
+        data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
+        columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
+        return Columns(columns[:3], columns[3].view(np.float64))
+
+    def read_due(self, run: Run) -> Int64s:
+        """Read the due times of a run; the file must be held."""
+        return np.frombuffer(self._read(8 * run.rows, run.columns_at), dtype=np.int64)
+
+    def read_stretch_into(self, run: Run, start: int, target: Rows) -> None:
+        """Read the last columns of some rows, from ``start`` on, as ``read_columns_into``."""
+        at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
+        for row in target:
+            if os.preadv(self._handle, [row.data], at) < row.nbytes:
+                row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
+            at += run.stride
+
+    def read_stretch(self, run: Run, start: int, stop: int) -> Columns:
+        """Read some rows without their payloads; the file must be held."""
+        target = np.empty((_KEY_COLUMNS, stop - start), dtype=np.int64)
+        self.read_stretch_into(run, start, target)
+        return Columns(target[:-1], target[-1].view(np.float64))
+
+    def read_columns_into(self, run: Run, target: Rows) -> None:
+        """Read the last columns before the payloads into the rows of ``target``, shape (k, n).
+
+        The file must be held.
+        """
+        first = _KEY_COLUMNS - len(target)
+        parts: list[Any] = []
+        gap = bytearray(run.stride - 8 * run.rows)
+        for row in target:
+            parts += (row, gap)
+        parts.pop()
+        size = (len(target) - 1) * run.stride + 8 * run.rows
+        if os.preadv(self._handle, parts, run.columns_at + first * run.stride) < size:
+            rows, attribute = self.read_columns(run)  # or say what is wrong
+            target[:-1], target[-1] = rows[first:], attribute.view(np.int64)
+
+    def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
+        """Read the payloads of a run's rows from ``start`` up to ``stop``; it must be held."""
+        data = self._read(4 * (stop - start + 1), run.offsets_at + 4 * start)
+        offsets = np.frombuffer(data, dtype=np.int32).tolist()
+        base = offsets[0]
+        body = self._read(offsets[-1] - base, run.payload_at + base)
+        return [body[first - base : last - base] for first, last in pairwise(offsets)]
+
+    def damaged(self, reason: object) -> DamagedSegmentError:
+        """Return the error to raise where the file is not as it was written."""
+        return DamagedSegmentError(
+            f"the spill file {self.path} was changed by something else: {reason}; "
+            "start again and read the topic from its low-water mark",
+            path=self.path,
+        )
+
+    def _read(self, size: int, at: int) -> bytes:
+        data = os.pread(self._handle, size, at)
+        while len(data) < size:
+            more = os.pread(self._handle, size - len(data), at + len(data))
+            if not more:
+                raise self.damaged(f"it ends at {at + len(data)} bytes, {self.size} were written")
+            data += more
+        return data
+
+
+def inspect_segment(path: str | Path) -> SegmentState:
+    """Say how much of a spill file is whole; it may be from a process that crashed.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DamagedSegmentError: it does not begin as a spill file.
+    """
+    path = Path(path)
+    total = path.stat().st_size
+    if total < len(_HEAD):
+        return SegmentState(0, 0, False, total > 0)
+    rows = 0
+    with pa.memory_map(str(path)) as source:
+        if source.read(len(_HEAD)) != _HEAD:
+            raise DamagedSegmentError(f"{path} is not a spill file", path=path)
+        intact = len(_HEAD)
+        while intact < total:
+            if total - intact == len(_END) and source.read(len(_END)) == _END:
+                return SegmentState(rows, intact, True, False)
+            source.seek(intact)
+            try:
+                message = pa.ipc.read_message(source)
+                rows += pa.ipc.read_record_batch(message, SCHEMA).num_rows
+            except (pa.ArrowInvalid, OSError, EOFError):
+                return SegmentState(rows, intact, False, True)
+            intact = source.tell()
+    return SegmentState(rows, intact, False, False)

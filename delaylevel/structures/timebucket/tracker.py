@@ -1,0 +1,311 @@
+"""What is pending and when it is due: ten million messages in a few megabytes."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.errors import InvalidInputError
+
+from .chunks import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
+from .front import Front
+from .store import SPLIT_ROWS, BucketStore, first_position
+
+#: Rows that single adds may gather before they are sorted into their buckets.
+_STAGE_ROWS = 4096
+#: Rows of a large batch that are handled at once.
+_BATCH_ROWS = 8192
+#: Rows that are unpacked ahead at once, at the end of a get.
+_LOAD_ROWS = 4096
+#: What is due within this time is kept unpacked.
+_LOOKAHEAD_MS = 5_000
+_LIMIT = 1 << 62
+_ROW = struct.Struct("=3q")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class TimeBucketTracker:
+    """Positions by due time, truncated to a power of two of milliseconds.
+
+    Far rows are packed by coarse bucket, near ones lie sorted in arrays. Equal due times come out
+    in the order of their positions, which is the order in which they reached the topic. The same
+    row added twice comes out twice. Not safe for use by several threads at once.
+
+    After Apache Pulsar's TimeBucket algorithm (PR 23611); the layout differs, see
+    docs/final-window-structures.md.
+    """
+
+    def __init__(self, precision_ms: int = 1024, clock: Callable[[], int] = _now_ms) -> None:
+        """Create an empty tracker.
+
+        Args:
+            precision_ms: 1 for exact times, or a power of two: rows come out early by less than
+                this.
+            clock: returns the present time, ms since the epoch.
+
+        Raises:
+            InvalidInputError: ``precision_ms`` is not a power of two up to 2**40.
+        """
+        if precision_ms not in {1 << bit for bit in range(41)}:
+            raise InvalidInputError(
+                f"precision_ms must be 1 or a power of two up to 2**40, not {precision_ms!r}"
+            )
+        self.precision_ms = precision_ms
+        self._mask = -precision_ms
+        self._shift = precision_ms.bit_length() - 1
+        self._clock = clock
+        self._stage = bytearray(_STAGE_ROWS * _ROW.size)
+        self._pack = _ROW.pack_into
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._store = BucketStore(self._shift)
+        self._front = Front()
+        self._staged = 0
+        self._stage_due = _LIMIT
+
+    def __len__(self) -> int:
+        """Return the number of rows that are tracked."""
+        return self._staged // _ROW.size + self._front.rows + self._store.rows
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
+        """Track one message; amortised O(log rows).
+
+        Args:
+            ledger_id: not negative.
+            entry_id: not negative; for one message of a batch: entry << 10 | batch index.
+            deliver_at_ms: due time, ms since the epoch.
+
+        Returns:
+            False, and nothing is tracked, where it is due already.
+
+        Raises:
+            InvalidInputError: an argument is not an integer in its range.
+        """
+        try:
+            due = deliver_at_ms & self._mask
+            if due <= self._clock():
+                return False
+            if ledger_id < 0 or entry_id < 0 or due >= _LIMIT or entry_id >= _LIMIT:
+                raise ValueError
+            self._pack(self._stage, self._staged, due, ledger_id, entry_id)
+        except (TypeError, ValueError, struct.error):
+            raise InvalidInputError(
+                "ledger_id and entry_id must be integers from 0, and deliver_at_ms an integer, "
+                f"all below 2**62; got {ledger_id!r}, {entry_id!r}, {deliver_at_ms!r}"
+            ) from None
+        self._staged += 24
+        if due < self._stage_due:
+            self._stage_due = due
+        if self._staged == _STAGE_ROWS * 24:
+            self._flush()
+        return True
+
+    def add_messages(
+        self,
+        ledger_ids: npt.ArrayLike,
+        entry_ids: npt.ArrayLike,
+        deliver_at_ms: npt.ArrayLike,
+    ) -> int:
+        """Track many messages; as ``add_message`` for each, except that the time is read once.
+
+        Args:
+            ledger_ids: integers, shape (n,).
+            entry_ids: integers, shape (n,).
+            deliver_at_ms: due times, ms since the epoch, shape (n,).
+
+        Returns:
+            How many are tracked; those that are due already are not.
+
+        Raises:
+            InvalidInputError: a value is out of range, or the shapes differ; nothing was tracked.
+        """
+        ledgers = _column(ledger_ids, "ledger_ids", 0)
+        entries = _column(entry_ids, "entry_ids", 0)
+        dues = _column(deliver_at_ms, "deliver_at_ms", -_LIMIT)
+        if not ledgers.shape == entries.shape == dues.shape:
+            raise InvalidInputError(
+                "ledger_ids, entry_ids and deliver_at_ms must have one length, "
+                f"not {ledgers.size}, {entries.size} and {dues.size}"
+            )
+        now = self._clock()
+        tracked = 0
+        for start in range(0, dues.size, _BATCH_ROWS):
+            part = slice(start, start + _BATCH_ROWS)
+            due = dues[part] & self._mask
+            rows = np.empty((3, due.size), dtype=np.int64)
+            rows[DUE], rows[LEDGER], rows[ENTRY] = due, ledgers[part], entries[part]
+            pending = due > now
+            if not pending.all():
+                rows = rows[:, pending]
+            if rows.shape[1]:
+                tracked += rows.shape[1]
+                self._insert(rows, now)
+        return tracked
+
+    def get_scheduled_messages(
+        self, max_messages: int, now_ms: int | None = None
+    ) -> tuple[Int64s, Int64s]:
+        """Remove and return what is due, in the order (truncated due time, ledger, entry).
+
+        At its end it unpacks a little of what comes next, so that later calls need not wait for it.
+
+        Args:
+            max_messages: at most so many.
+            now_ms: the present time; the clock's where None.
+
+        Returns:
+            Ledger ids and entry ids, each of shape (k,).
+        """
+        if max_messages < 0:
+            raise InvalidInputError(f"max_messages must not be negative, got {max_messages}")
+        now = self._clock() if now_ms is None else now_ms
+        if self._stage_due <= now:
+            self._flush()
+        parts: list[Rows] = []
+        need = max_messages
+        while need:
+            end = (now + 1, -1, -1)
+            bound = self._store.bound()
+            rows = self._front.take(need, end if bound is None else min(bound, end))
+            if rows.shape[1]:
+                parts.append(rows)
+                need -= rows.shape[1]
+            if not need or bound is None or bound[0] > now:
+                break
+            self._front.add(self._store.load(_LOAD_ROWS, now))
+        self.prepare(now, max(_LOAD_ROWS, 2 * (max_messages - need)))
+        if not parts:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        return (
+            np.concatenate([rows[LEDGER] for rows in parts]),
+            np.concatenate([rows[ENTRY] for rows in parts]),
+        )
+
+    def prepare(self, now_ms: int | None = None, max_rows: int = _LOAD_ROWS) -> bool:
+        """Unpack some of what is due within the next seconds; every get does so too.
+
+        Args:
+            now_ms: the present time; the clock's where None.
+            max_rows: about how many rows to unpack, the unit of work.
+
+        Returns:
+            True where more remains to be done.
+        """
+        horizon = (self._clock() if now_ms is None else now_ms) + _LOOKAHEAD_MS
+        loaded = 0
+        while self._front.rows < SPLIT_ROWS:
+            bound = self._store.bound()
+            if bound is None or bound[0] > horizon:
+                return False
+            if loaded >= max_rows:
+                return True
+            rows = self._store.load(_LOAD_ROWS, horizon)
+            self._front.add(rows)
+            loaded += rows.shape[1]
+        return False
+
+    def remove(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
+        """Stop tracking one message; unpacks a few chunks where it is far off.
+
+        Args:
+            ledger_id, entry_id, deliver_at_ms: as they were added.
+
+        Returns:
+            False where no such message is tracked.
+        """
+        self._flush()
+        key = (deliver_at_ms & self._mask, ledger_id, entry_id)
+        if max(key) >= _LIMIT or min(key) < -_LIMIT:
+            return False
+        return self._front.remove(key) or self._store.remove(key)
+
+    def next_deliver_at_ms(self) -> int | None:
+        """Return the earliest time, ms, at which a get returns something; None where empty."""
+        bound = self._store.bound()
+        dues = [self._front.min_due(), None if bound is None else bound[0]]
+        dues.append(self._stage_due if self._staged else None)
+        return min((due for due in dues if due is not None), default=None)
+
+    def has_message_available(self, now_ms: int | None = None) -> bool:
+        """Return whether something is due at ``now_ms`` (the clock's time where None)."""
+        due = self.next_deliver_at_ms()
+        return due is not None and due <= (self._clock() if now_ms is None else now_ms)
+
+    def first_pending(self) -> tuple[int, int] | None:
+        """Return the lowest (ledger, entry) tracked, or None: all before is released; O(chunks)."""
+        self._flush()
+        lows = [self._store.first_position(), *map(first_position, self._front.parts())]
+        return min((low for low in lows if low is not None), default=None)
+
+    def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
+        """Count what is pending between given times.
+
+        Args:
+            edges_ms: ascending times, ms, shape (k + 1,), k from 1.
+
+        Returns:
+            Shape (k,): how many have a truncated due time in [edges_ms[i], edges_ms[i + 1]).
+
+        Raises:
+            InvalidInputError: fewer than two edges, or not ascending.
+        """
+        edges = _column(edges_ms, "edges_ms", -_LIMIT)
+        if edges.size < 2 or bool((edges[1:] <= edges[:-1]).any()):
+            raise InvalidInputError("edges_ms must be two or more ascending times in ms")
+        self._flush()
+        counts = np.zeros(edges.size + 1, dtype=np.int64)
+        for rows in self._front.parts():
+            index = edges.searchsorted(rows[DUE], side="right")
+            counts += np.bincount(index, minlength=counts.size)
+        self._store.count_into(edges, counts)
+        return counts[1:-1]
+
+    def _flush(self) -> None:
+        """Sort in what single adds have gathered."""
+        if not self._staged:
+            return
+        staged = np.frombuffer(self._stage, dtype=np.int64, count=self._staged // 8)
+        rows = np.ascontiguousarray(staged.reshape(-1, 3).T)
+        self._staged = 0
+        self._stage_due = _LIMIT
+        self._insert(rows, self._clock())
+
+    def _insert(self, rows: Rows, now: int) -> None:
+        near = rows[DUE] <= now + _LOOKAHEAD_MS
+        if near.any():
+            self._front.add(sort_rows(rows[:, near]))
+            rows = rows[:, ~near]
+        if rows.shape[1]:
+            self._store.add(rows)
+
+    def _check(self) -> None:
+        """Assert every invariant of the structure; O(rows), for tests."""
+        self._front.check()
+        self._store.check()
+        for rows in self._front.parts():
+            assert not (rows[DUE] & ~self._mask).any()
+        assert 0 <= self._staged < _STAGE_ROWS * _ROW.size
+
+
+def _column(values: npt.ArrayLike, name: str, least: int) -> Int64s:
+    array: npt.NDArray[Any] = np.asarray(values)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"{name} must be a one-dimensional array of integers, "
+            f"not {array.dtype} of shape {array.shape}"
+        )
+    if int(array.min()) < least or int(array.max()) >= _LIMIT:
+        raise InvalidInputError(f"{name} must lie between {least} and 2**62")
+    return array.astype(np.int64, copy=False)

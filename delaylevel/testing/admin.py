@@ -1,0 +1,292 @@
+"""The admin interface of the in-memory Pulsar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from delaylevel.cluster.port import (
+    AcknowledgedRange,
+    BrokerSettings,
+    ConsumerStats,
+    LedgerInfo,
+    NamespacePolicies,
+    PartitionStats,
+    SchemaVersion,
+    SubscriptionStats,
+    TopicMetadata,
+    TopicPolicies,
+)
+from delaylevel.errors import ConflictError
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.memory.broker import Broker, Partition, missing
+from delaylevel.testing.memory.subscription import Subscription
+
+_TYPE_NAMES = {"KeyShared": "Key_Shared"}
+
+
+class MemoryAdmin:
+    """The admin REST interface of the in-memory Pulsar."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lock = broker.lock
+
+    # -- delaylevel.cluster.port.TopicAdmin
+
+    def topic_exists(self, topic: TopicName) -> bool:
+        """Say whether the topic exists, partitioned or not."""
+        return topic in self._broker.partitioned or topic in self._broker.partitions
+
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        """Return partitions (0: not partitioned) and properties."""
+        with self._lock:
+            found = self._broker.partitioned.get(topic)
+            if found is not None:
+                return found
+            self._broker.existing(topic)
+            return TopicMetadata(0)
+
+    def create_partitioned(
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Create a partitioned topic and all its partitions."""
+        with self._lock:
+            self._broker.create_partitioned(topic, partitions, properties or {})
+
+    def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        """Set properties of a partitioned topic; those that are not named stay as they are."""
+        with self._lock:
+            known = self._broker.partitioned.get(topic)
+            if known is None:
+                raise missing(f"partitioned topic {topic}")
+            self._broker.partitioned[topic] = replace(
+                known, properties={**known.properties, **properties}
+            )
+            self._broker.changes += 1
+
+    def create_subscription(
+        self, topic: TopicName, subscription: str, *, earliest: bool = True
+    ) -> None:
+        """Create a durable subscription on every partition."""
+        with self._lock:
+            partitions = self._all(topic)
+            lacking = [item for item in partitions if subscription not in item.subscriptions]
+            if not lacking:
+                raise ConflictError(
+                    f"subscription {subscription} of {topic} exists", status=409, reason="exists"
+                )
+            for partition in lacking:
+                partition.subscribe(subscription, earliest=earliest)
+
+    def last_message_id(self, partition: TopicName) -> Position | None:
+        """Return the position of the last message; None where nothing is stored."""
+        with self._lock:
+            entries = self._broker.existing(partition).log.entries
+            return entries[-1].last_position if entries else None
+
+    def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
+        """Return the front of the first entry published at or after a time, or None for none."""
+        with self._lock:
+            log = self._broker.existing(partition).log
+            number = log.first_published_at(publish_ms)
+            return log.entries[number].position if number < len(log) else None
+
+    def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
+        """Return when an entry was published, or None if it is not there."""
+        with self._lock:
+            log = self._broker.existing(partition).log
+            number = log.find(position)
+            return None if number is None else log.entries[number].publish_ms
+
+    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+        """Return the ledgers of a partition, oldest first."""
+        with self._lock:
+            log = self._broker.existing(partition).log
+            return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
+
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and the entries that it has got."""
+        with self._lock:
+            return self.ledgers(partition), len(self._broker.existing(partition).log.entries)
+
+    def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
+        """Return the messages that each partition has got; nothing where there is no topic."""
+        with self._lock:
+            found = list(self._broker.walk(topic)) if topic in self._broker.partitioned else []
+            if topic in self._broker.partitions:
+                found = [self._broker.partitions[topic]]
+            return {
+                item.name: sum(len(entry.messages) for entry in item.log.entries) for item in found
+            }
+
+    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
+        """Return the last position up to which a subscription has acknowledged everything."""
+        with self._lock:
+            found = self._broker.existing(partition).subscriptions.get(subscription)
+            if found is None:
+                raise missing(f"subscription {subscription} of {partition}")
+            return found.mark_delete_position
+
+    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
+        """Return every version of the topic's schema, oldest first."""
+        with self._lock:
+            return list(self._broker.schemas.get(topic.without_partition, ()))
+
+    def partition_stats(self, partition: TopicName) -> PartitionStats:
+        """Return the figures of one partition."""
+        with self._lock:
+            return _stats(self._broker.existing(partition))
+
+    def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
+        """Return the figures of all partitions, by number."""
+        with self._lock:
+            if topic not in self._broker.partitioned:
+                raise missing(f"partitioned topic {topic}")
+            return dict(enumerate(_stats(item) for item in self._broker.walk(topic)))
+
+    def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
+        """Return the partitioned topics of a namespace, sorted."""
+        with self._lock:
+            self._broker.policies_of(namespace)
+            return sorted(
+                name for name in self._broker.partitioned if name.namespace_path == namespace
+            )
+
+    def namespace_policies(self, namespace: str) -> NamespacePolicies:
+        """Return what applies to the topics of a namespace."""
+        return self._broker.policies_of(namespace)
+
+    def broker_settings(self) -> BrokerSettings:
+        """Return what a standalone broker has by default."""
+        return BrokerSettings(
+            cluster="memory",
+            topic_policies=True,
+            max_partitions=0,
+            message_ttl_s=0,
+            subscription_expiration_min=0,
+            delete_inactive_topics="delete_when_no_subscriptions",
+        )
+
+    def topic_policies(self, topic: TopicName) -> TopicPolicies:
+        """Return the policies that are set for this very topic."""
+        return self._broker.policies.get(topic, TopicPolicies())
+
+    def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
+        """Set policies of a topic; they are kept, and nothing here acts on them."""
+        with self._lock:
+            old = self.topic_policies(topic)
+            self._broker.policies[topic] = TopicPolicies(
+                *(
+                    getattr(old if getattr(policies, name) is None else policies, name)
+                    for name in TopicPolicies.__dataclass_fields__
+                )
+            )
+
+    # -- what an operator does; named as in delaylevel.cluster.admin.Admin
+
+    def list_topics(self, namespace: str) -> list[TopicName]:
+        """Return every partition, and every topic that is not partitioned, sorted."""
+        with self._lock:
+            self._broker.policies_of(namespace)
+            return sorted(
+                name for name in self._broker.partitions if name.namespace_path == namespace
+            )
+
+    def delete(self, topic: TopicName, *, force: bool = False) -> None:
+        """Delete a topic with its data, schemas and subscriptions.
+
+        Whoever is connected to it connects again and so makes it anew, without its partitions and
+        with no data, as on a broker with automatic creation.
+
+        Raises:
+            ConflictError: somebody is connected, and ``force`` is not given.
+        """
+        with self._lock:
+            self._broker.delete(topic, force=force)
+
+    def expand(self, topic: TopicName, partitions: int) -> None:
+        """Give a partitioned topic more partitions; the new ones get its subscriptions."""
+        with self._lock:
+            self._broker.expand(topic, partitions)
+
+    def acknowledged_ranges(
+        self, partition: TopicName, subscription: str
+    ) -> tuple[AcknowledgedRange, ...]:
+        """Return what is acknowledged behind the acknowledged front, an entry each."""
+        with self._lock:
+            front = self.mark_delete_position(partition, subscription)
+            found = self._broker.existing(partition)
+            waiting = set(found.subscriptions[subscription].unacknowledged())
+            return tuple(
+                AcknowledgedRange(entry.position.ledger, entry.position.entry, entry.position.entry)
+                for number, entry in enumerate(found.log.entries)
+                if number not in waiting and entry.position.entry_start > front.entry_start
+            )
+
+    def terminate(self, topic: TopicName) -> None:
+        """Let a topic take no more messages."""
+        with self._lock:
+            for partition in self._all(topic):
+                partition.terminated = True
+
+    def subscriptions(self, topic: TopicName) -> list[str]:
+        """Return the names of a topic's subscriptions, sorted."""
+        with self._lock:
+            return sorted({name for item in self._all(topic) for name in item.subscriptions})
+
+    def delete_subscription(
+        self, topic: TopicName, subscription: str, *, force: bool = False
+    ) -> None:
+        """Delete a subscription of every partition.
+
+        Raises:
+            ConflictError: it has consumers, and ``force`` is not given.
+        """
+        with self._lock:
+            for partition in self._all(topic):
+                found = partition.subscriptions.get(subscription)
+                if found is None:
+                    raise missing(f"subscription {subscription} of {partition.name}")
+                if found.consumers and not force:
+                    raise ConflictError(
+                        f"subscription {subscription} of {partition.name} has consumers",
+                        status=412,
+                        reason="in use",
+                    )
+                del partition.subscriptions[subscription]
+                for consumer in tuple(found.consumers):
+                    consumer.reconnect()
+
+    def _all(self, topic: TopicName) -> list[Partition]:
+        if topic in self._broker.partitioned:
+            return list(self._broker.walk(topic))
+        return [self._broker.existing(topic)]
+
+
+def _stats(partition: Partition) -> PartitionStats:
+    return PartitionStats(
+        storage_bytes=sum(
+            len(message.value or b"")
+            for entry in partition.log.entries
+            for message in entry.messages
+        ),
+        subscriptions={
+            name: _subscription_stats(partition, item)
+            for name, item in partition.subscriptions.items()
+        },
+        producers=tuple(sorted(partition.producers)),
+        messages_in=sum(len(entry.messages) for entry in partition.log.entries),
+    )
+
+
+def _subscription_stats(partition: Partition, subscription: Subscription) -> SubscriptionStats:
+    waiting = subscription.unacknowledged()
+    kind = str(subscription.kind).rpartition(".")[2]
+    return SubscriptionStats(
+        backlog_entries=len(waiting),
+        oldest_publish_ms=partition.log.entries[waiting[0]].publish_ms if waiting else None,
+        type=_TYPE_NAMES.get(kind, kind) if subscription.consumers else "None",
+        consumers=tuple(ConsumerStats(item.name) for item in subscription.consumers),
+    )

@@ -1,0 +1,1 @@
+"""The in-memory Pulsar, below the surface of the official client."""

@@ -1,0 +1,166 @@
+"""The final window in memory: what a dispatcher does, without its log, threads and files."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
+from delaylevel.errors import EnvelopeError
+from delaylevel.model.clock import Clock
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import Position
+from delaylevel.model.report import ForwardReport
+from delaylevel.mover import hop as onward
+from delaylevel.mover.forwarder import Forwarder
+
+
+@dataclass
+class Released:
+    """What dispatchers have released; a real one keeps it in the release log.
+
+    Attributes:
+        positions: of messages behind the acknowledged front, with their partition.
+        ids: target, ``delaylevel.id`` and attempt of everything that was released.
+    """
+
+    positions: set[tuple[str, Position]] = field(default_factory=set)
+    ids: set[tuple[str, str, int]] = field(default_factory=set)
+
+
+class _Partition:
+    """One window partition: what of it is read and not released."""
+
+    def __init__(self, source: SourcePartition, start: Position) -> None:
+        self.source = source
+        self.next = start
+        self.waiting: list[tuple[int, int, ParkedMessage]] = []  # (due, order of arrival, message)
+        self.unreleased: deque[Position] = deque()
+        self.arrived = 0
+
+
+class MemoryDispatcher:
+    """Publishes what is due in the window topic of one level topic, step by step.
+
+    Args:
+        client: an in-memory client; it is not closed here.
+        admin: of the same Pulsar.
+        description: a level topic with a tracker.
+        clock: the time.
+        released: what was released so far, by this and earlier ones.
+
+    Raises:
+        AlreadyRunningError: another dispatcher has the window topic.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        description: LevelTopicDescription,
+        clock: Clock,
+        released: Released,
+    ) -> None:
+        self._client = client
+        self._admin = admin
+        self._description = description
+        self._clock = clock
+        self._released = released
+        finest = len(description.levels) - 1
+        sources = [
+            SourcePartition(
+                description.topic, member.topic.partition(index).full, member.role, finest, index, 0
+            )
+            for member in description.members()
+            if member.role is Role.WINDOW
+            for index in range(member.partitions)
+        ]
+        self._claim = Claim(client, admin, sources, "dispatch")
+        starts = self._claim.start_positions(sources)
+        self._partitions = [_Partition(source, starts[source.topic]) for source in sources]
+        # What is due goes to the business topic as it does without a tracker.
+        plain = replace(description, final_window=FinalWindow.BROKER)
+        self._forwarder = Forwarder(client, admin, plain, clock)
+
+    def run_once(self) -> ForwardReport:
+        """Publish everything that is due now, and acknowledge what lies before all that waits.
+
+        Returns:
+            What became of it.
+        """
+        total = ForwardReport()
+        now_ms = self._clock.now_ms()
+        # A listener that is called by what is published may send what is due at once.
+        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            for partition in self._partitions:
+                self._release(partition, now_ms)
+            total.add(self._forwarder.flush())
+            self._forwarder.close_targets()
+            for partition in self._partitions:
+                self._acknowledge(partition)
+        return total
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due of all that is in the window; None for none."""
+        for partition in self._partitions:
+            self._read(partition)
+        return min((item.waiting[0][0] for item in self._partitions if item.waiting), default=None)
+
+    def close(self) -> None:
+        """Close producers and consumers; another dispatcher may take over."""
+        self._forwarder.close()
+        self._claim.close()
+
+    def __enter__(self) -> MemoryDispatcher:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _read(self, partition: _Partition) -> None:
+        source = partition.source
+        last = self._admin.last_message_id(source.name)
+        if last is None or last.entry < 0 or last.next_entry <= partition.next:
+            return
+        for message in read_range(self._client, source.topic, partition.next, last.next_entry):
+            partition.unreleased.append(message.position)
+            if (source.topic, message.position) in self._released.positions:
+                continue
+            due_ms = 0  # of what cannot be understood: the forwarder knows where it goes
+            with contextlib.suppress(EnvelopeError):
+                due_ms = onward.open_envelope(self._description, source.topic, message).due_ms
+            partition.arrived += 1
+            heapq.heappush(partition.waiting, (due_ms, partition.arrived, message))
+        partition.next = last.next_entry
+
+    def _release(self, partition: _Partition, now_ms: int) -> None:
+        source, waiting, released = partition.source, partition.waiting, self._released
+        while waiting and waiting[0][0] <= now_ms:
+            message = heapq.heappop(waiting)[2]
+            released.positions.add((source.topic, message.position))
+            try:
+                sealed = onward.open_envelope(self._description, source.topic, message)
+            except EnvelopeError:
+                self._forwarder.forward(source, message, now_ms)
+                continue
+            assert sealed.id is not None
+            identity = (sealed.target, sealed.id, sealed.attempt)
+            if identity not in released.ids:
+                released.ids.add(identity)
+                self._forwarder.forward(source, message, now_ms)
+
+    def _acknowledge(self, partition: _Partition) -> None:
+        """Acknowledge up to the first message that waits, which may be in the middle of a batch."""
+        source, unreleased = partition.source, partition.unreleased
+        front: Position | None = None
+        while unreleased and (source.topic, unreleased[0]) in self._released.positions:
+            front = unreleased.popleft()
+        if front is None:
+            return
+        inside = bool(unreleased) and unreleased[0].entry_start == front.entry_start
+        self._claim.acknowledge(source, front.entry_start if inside else front.next_entry)

@@ -1,0 +1,130 @@
+"""A reader of the in-memory Pulsar, below pulsar.Reader's own surface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+
+from .broker import Broker
+from .log import NOWHERE, Entry
+from .message import NOTHING_COMES, Received
+
+
+class ReaderCore:
+    """What ``pulsar.Reader`` calls.
+
+    Args:
+        broker: the broker.
+        topic: as the application names it.
+        start: a message id.
+        options: every argument of ``create_reader``, by name.
+    """
+
+    def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
+        self._broker = broker
+        self._partitions = broker.partition_names(topic)
+        self._topic = TopicName.parse(topic).full
+        self._inclusive = bool(options["start_message_id_inclusive"])
+        self.name: str = options["reader_name"] or broker.new_name("reader")
+        self._closed = False
+        schema = options["schema"].schema_info()
+        kind = str(schema.schema_type()).rpartition(".")[2]
+        for name in self._partitions:
+            partition = broker.partition(name)
+            broker.check_consumer_schema(partition, kind, schema.schema())
+            partition.consumers.append(self)
+        self._next: dict[TopicName, Position] = {}
+        self._start_at(start)
+
+    def topic(self) -> str:
+        """Return the full name of the topic."""
+        return self._topic
+
+    def is_connected(self) -> bool:
+        """Return whether it is open."""
+        return not self._closed
+
+    def reconnect(self) -> None:
+        """Connect again: a partition is made anew."""
+        for name in self._partitions:
+            partition = self._broker.partition(name)
+            if self not in partition.consumers:
+                partition.consumers.append(self)
+
+    def read_next(self, timeout_millis: int | None = None) -> Received:
+        """Return the next message; raises Timeout at once where there is none."""
+        self._check_open()
+        with self._broker.lock:
+            for name in self._partitions:
+                found = self._find(name)
+                if found is not None:
+                    entry, index, number = found
+                    self._next[name] = entry.message_position(index).next
+                    return Received(name, entry, index, 0, number)
+        raise pulsar.Timeout(NOTHING_COMES)
+
+    def has_message_available(self) -> bool:
+        """Return whether a message is stored that was not read."""
+        self._check_open()
+        with self._broker.lock:
+            return any(self._find(name) is not None for name in self._partitions)
+
+    def seek(self, target: Any) -> None:
+        """Read on from a message id or a publish time."""
+        self._check_open()
+        self._start_at(target)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._check_open()
+        self.shut()
+
+    def shut(self) -> None:
+        """Disconnect, if that is not done yet."""
+        self._closed = True
+        with self._broker.lock:
+            for name in self._partitions:
+                partition = self._broker.partitions.get(name)
+                if partition is not None and self in partition.consumers:
+                    partition.consumers.remove(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
+
+    def _start_at(self, start: Any) -> None:
+        for name in self._partitions:
+            self._next[name] = self._position(name, start)
+
+    def _position(self, name: TopicName, start: Any) -> Position:
+        log = self._broker.partition(name).log
+        if isinstance(start, int):
+            number = log.first_published_at(start)
+            at_end = Position(log.ledgers[-1][0], log.ledgers[-1][1])
+            return log.entries[number].position if number < len(log) else at_end
+        position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
+        if position.ledger == pulsar.MessageId.latest.ledger_id():
+            if not log.entries:
+                return NOWHERE
+            last = log.entries[-1].last_position
+            return last if self._inclusive else last.next
+        if self._inclusive:
+            return position
+        number = log.first_at(position)
+        batch = number < len(log) and log.entries[number].batched
+        # Without an index, what lies behind the position is all of a batch, or the next entry.
+        return position if batch and position.batch < 0 else position.next
+
+    def _find(self, name: TopicName) -> tuple[Entry, int, int] | None:
+        log = self._broker.partition(name).log
+        start = self._next[name]
+        for number in range(log.first_at(start), len(log)):
+            entry = log.entries[number]
+            for index in range(len(entry.messages)):
+                if entry.message_position(index) >= start:
+                    return entry, index, number
+        return None

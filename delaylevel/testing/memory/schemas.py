@@ -1,0 +1,47 @@
+"""The rules of the schema registry, as far as the default (FULL compatibility) needs them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.schemas import canonical
+
+RECORD_TYPES = ("AVRO", "JSON")
+UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
+
+
+def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
+    """Return the version that a schema has already; None where it is new."""
+    for stored in known:
+        if stored.type == schema_type and canonical(stored.definition) == canonical(definition):
+            return stored.version
+    return None
+
+
+def is_compatible(known: list[SchemaVersion], schema_type: str, definition: str) -> bool:
+    """Say whether a new schema may follow: the last one's data can be read by it and vice versa.
+
+    Record types may gain and lose fields that have a default; the types of the others must stay as
+    they are. (Avro's promotions of one type to another are not known here.)
+    """
+    if not known:
+        return True
+    last = known[-1]
+    if last.type != schema_type:
+        return False
+    if schema_type not in RECORD_TYPES:
+        return canonical(last.definition) == canonical(definition)
+    old, new = _fields(last.definition), _fields(definition)
+    for name in old.keys() | new.keys():
+        if name in old and name in new:
+            if old[name].get("type") != new[name].get("type"):
+                return False
+        elif "default" not in (old.get(name) or new[name]):
+            return False
+    return True
+
+
+def _fields(definition: str) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in json.loads(definition).get("fields", ())}

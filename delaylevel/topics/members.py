@@ -1,0 +1,259 @@
+"""The topics of one level topic's family, one by one: looked at, made, subscribed, protected."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from delaylevel.cluster.port import (
+    BrokerSettings,
+    NamespacePolicies,
+    TopicAdmin,
+    TopicMetadata,
+    TopicPolicies,
+)
+from delaylevel.errors import (
+    AdminError,
+    ConflictError,
+    LevelTopicError,
+    NotFoundError,
+    StrategyMismatchError,
+    UnsafeNamespaceError,
+)
+from delaylevel.model.clock import format_duration
+from delaylevel.model.level_topic import (
+    MEMBER_PROPERTY,
+    PLAN_PROPERTY,
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+)
+from delaylevel.model.topic_name import TopicName
+
+from . import safety
+
+# Policies of a topic travel through a system topic of the namespace, which is made at first use.
+_POLICY_WAIT_S = 20.0
+# A topic that another client has made is refused at once, and shown a moment later.
+_SHOW_WAIT_S = 20.0
+_POLICY_PAUSE_S = 0.02
+_NO_TOPIC_POLICIES = 405
+_SUBSCRIBE_WAIT_S = 20.0
+_SUBSCRIBE_PAUSE_S = 0.1
+_BAD_VERSION = "BadVersion"
+
+
+def check_same(wanted: LevelTopicDescription, described: LevelTopicDescription) -> None:
+    """Raise StrategyMismatchError, with both in words, unless all but the targets is the same."""
+    if _identity(wanted) != _identity(described):
+        raise _mismatch(wanted, described, "The topic's own")
+
+
+def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
+    """Return partitions and properties of a topic, or None where there is none."""
+    try:
+        return admin.partitioned_metadata(name)
+    except NotFoundError:
+        return None
+
+
+def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
+    """Return what applies in the topic's namespace.
+
+    Raises:
+        NotFoundError: the namespace does not exist; the text says how to make it.
+    """
+    try:
+        return admin.namespace_policies(name.namespace_path)
+    except NotFoundError as error:
+        raise no_namespace(name.namespace_path, error) from None
+
+
+def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
+    """Return the error that says how to make a namespace that is missing."""
+    return NotFoundError(
+        f"namespace {namespace} does not exist: create it first "
+        f"(`pulsar-admin namespaces create {namespace}`)",
+        status=404,
+        reason=error.reason,
+    )
+
+
+def refuse_unsafe(
+    description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
+) -> None:
+    """Raise UnsafeNamespaceError, with all problems and remedies, if there are any."""
+    problems = safety.problems(description, policies, settings)
+    if problems:
+        raise UnsafeNamespaceError(
+            f"{description.topic} cannot be made in {description.name.namespace_path}, where what "
+            "is parked would not be safe:\n  " + "\n  ".join(problems),
+            problems=problems,
+        )
+
+
+def _identity(description: LevelTopicDescription) -> tuple[object, ...]:
+    windows = description.window_partitions
+    return (
+        description.levels,
+        description.mover,
+        description.final_window,
+        description.hold_pause_ms,
+        windows if description.final_window is FinalWindow.TRACKER else None,
+    )
+
+
+def _words(description: LevelTopicDescription) -> str:
+    window = description.final_window.value
+    if description.final_window is FinalWindow.TRACKER:
+        window += f" ({description.window_partitions} partitions)"
+    return (
+        f"{description.levels}; mover {description.mover.value}, final window {window}, "
+        f"hold pause {format_duration(description.hold_pause_ms)}"
+    )
+
+
+def _mismatch(
+    wanted: LevelTopicDescription, described: LevelTopicDescription, whose: str
+) -> StrategyMismatchError:
+    configured, own = _words(wanted), _words(described)
+    return StrategyMismatchError(
+        f"level topic {wanted.topic} exists with another strategy. Asked for: {configured}. "
+        f"{whose}: {own}. Ask for that, or name another level topic",
+        configured=configured,
+        described=own,
+    )
+
+
+def not_ours(name: TopicName, metadata: TopicMetadata) -> LevelTopicError:
+    owner = metadata.properties.get(MEMBER_PROPERTY)
+    if owner is not None:
+        why = f"belongs to the level topic {owner}"
+    elif not metadata.partitions:
+        why = "is an ordinary topic without partitions, not a level topic"
+    else:
+        why = "is an ordinary partitioned topic: it does not describe itself as a level topic"
+    return LevelTopicError(
+        f"{name} exists and {why}; nothing was changed. Name another level topic "
+        "(delay_level_topic=…, --level-topic)"
+    )
+
+
+def existing(
+    admin: TopicAdmin, member: Member, description: LevelTopicDescription
+) -> TopicMetadata | None:
+    """Return what exists under a member's name, if it is a fitting part of this family."""
+    metadata = metadata_of(admin, member.topic)
+    if metadata is None:
+        return None
+    properties = metadata.properties
+    if not metadata.partitions or properties.get(MEMBER_PROPERTY) != description.topic:
+        raise not_ours(member.topic, metadata)
+    if member.topic == description.name:
+        described = LevelTopicDescription.from_properties(description.topic, properties)
+        if described is not None:
+            check_same(description, described)
+        elif PLAN_PROPERTY in properties:
+            plan = LevelTopicDescription.from_json(description.topic, properties[PLAN_PROPERTY])
+            if _identity(plan) != _identity(description):
+                raise _mismatch(description, plan, "It is being made, or was left unfinished, as")
+    if metadata.partitions != member.partitions:
+        raise LevelTopicError(
+            f"{member.topic} has {metadata.partitions} partitions and should have "
+            f"{member.partitions}: somebody has changed it, or `delaylevel levels expand` was not "
+            "finished (run it again)"
+        )
+    return metadata
+
+
+def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> None:
+    """Make a topic of the family; where somebody else was quicker, it has to be the same."""
+    properties: Mapping[str, str] = {MEMBER_PROPERTY: description.topic}
+    if member.topic == description.name:
+        properties = {**properties, PLAN_PROPERTY: description.to_json()}
+    try:
+        admin.create_partitioned(member.topic, member.partitions, properties)
+    except ConflictError:
+        # Somebody else was quicker: is it the same?
+        deadline = time.monotonic() + _SHOW_WAIT_S
+        while existing(admin, member, description) is None:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLICY_PAUSE_S)
+    except AdminError as error:
+        limit = re.search(r"less than or equal to (\d+)", error.reason)
+        if error.status == 406 and limit:
+            safety.check_partition_limit(description, int(limit[1]))
+        raise
+
+
+def subscribe(admin: TopicAdmin, member: Member) -> None:
+    """Make sure that every partition has its durable subscription."""
+    deadline = time.monotonic() + _SUBSCRIBE_WAIT_S
+    while True:
+        try:
+            admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
+            break
+        except ConflictError as error:
+            if error.status != 409:
+                raise
+            break
+        except AdminError as error:
+            # What a broker says where two clients make the same subscription at the same moment.
+            if _BAD_VERSION not in error.reason or time.monotonic() > deadline:
+                raise
+            time.sleep(_SUBSCRIBE_PAUSE_S)
+    figures = admin.partitioned_stats(member.topic)
+    for index in range(member.partitions):
+        stats = figures.get(index) or admin.partition_stats(member.topic.partition(index))
+        subscription = stats.subscriptions.get(SUBSCRIPTION)
+        if subscription is None or not subscription.durable:
+            raise LevelTopicError(
+                f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
+                "although it was made just now: nothing may be parked there; try again"
+            )
+
+
+def protect(
+    admin: TopicAdmin,
+    member: Member,
+    description: LevelTopicDescription,
+    policies: NamespacePolicies,
+    settings: BrokerSettings,
+) -> None:
+    """Set the policies that keep what is parked, and wait until the broker shows them."""
+    if settings.topic_policies is False:
+        return
+    local = None
+    if len(policies.replication_clusters) > 1 and settings.cluster is not None:
+        local = frozenset({settings.cluster})
+    wanted = TopicPolicies(message_ttl_s=0, delete_while_inactive=False, replication_clusters=local)
+    try:
+        if _holds(admin, member.topic, wanted):
+            return
+        admin.set_topic_policies(member.topic, wanted)
+    except AdminError as error:
+        if error.status != _NO_TOPIC_POLICIES:
+            raise
+        unable = BrokerSettings(cluster=settings.cluster, topic_policies=False)
+        refuse_unsafe(description, policies, unable)
+        return
+    deadline = time.monotonic() + _POLICY_WAIT_S
+    while not _holds(admin, member.topic, wanted):
+        if time.monotonic() > deadline:
+            raise LevelTopicError(
+                f"the broker took the policies of {member.topic} but does not show them after "
+                f"{_POLICY_WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
+            )
+        time.sleep(_POLICY_PAUSE_S)
+
+
+def _holds(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> bool:
+    current = admin.topic_policies(topic)
+    return (
+        current.message_ttl_s == wanted.message_ttl_s
+        and current.delete_while_inactive == wanted.delete_while_inactive
+        and wanted.replication_clusters in (None, current.replication_clusters)
+    )

@@ -1,0 +1,199 @@
+"""What a running job has moved, and how late it is: collected batch by batch, read by anybody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import DelayLevelError
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.status import status
+
+OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
+#: Upper bounds of the lateness histogram, ms; what is later than the last counts behind it.
+LATENESS_BOUNDS_MS = (100, 1_000, 5_000, 15_000, 60_000, 300_000, 600_000, 3_600_000, 86_400_000)
+# The broker is asked at most so often, however many batches and readers there are.
+LAG_LIFETIME_S = 5.0
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """One batch that moved something.
+
+    Attributes:
+        batch_id: Spark's number of it.
+        rows: how many rows were read.
+        duration_ms: how long it took, from looking for what is ripe to the commit.
+        outcomes: how many messages became what, by level topic: ``parked``, ``window``, ``due``,
+            ``held``, ``dead``, ``dropped``.
+        latest_ms: the largest lateness at hand-off, in ms, by level topic.
+    """
+
+    batch_id: int
+    rows: int
+    duration_ms: int
+    outcomes: Mapping[str, Mapping[str, int]]
+    latest_ms: Mapping[str, int]
+
+    @classmethod
+    def collect(
+        cls, batch_id: int, rows: int, duration_ms: int, report: Mapping[str, Mapping[str, Any]]
+    ) -> BatchFigures:
+        """Put together what Spark and the sink say of a batch.
+
+        Args:
+            batch_id, rows, duration_ms: of Spark's progress.
+            report: what :func:`delaylevel.spark_sync.control.take_report` found.
+        """
+        return cls(
+            batch_id,
+            rows,
+            duration_ms,
+            {
+                topic: {name: int(figures.get(name, 0)) for name in OUTCOMES}
+                for topic, figures in report.items()
+            },
+            {topic: int(figures.get("latest_ms", 0)) for topic, figures in report.items()},
+        )
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows for each second of the batch."""
+        return self.rows * 1000 / max(1, self.duration_ms)
+
+    def count(self, outcome: str) -> int:
+        """Return how many messages became something, in all level topics together."""
+        return sum(figures[outcome] for figures in self.outcomes.values())
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How a level topic stands on the broker.
+
+    Attributes:
+        lag_ms: for how long the oldest message that is ripe and not moved yet has been ripe; 0
+            where there is none.
+        parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
+        window: entries in the window topic; None where there is none.
+        by_level: what is parked, by the level's unit.
+    """
+
+    lag_ms: int
+    parked: int
+    held: int
+    dead_letters: int
+    window: int | None = None
+    by_level: Mapping[str, int] = field(default_factory=dict)
+
+
+class Standing:
+    """Asks the broker how level topics stand, at most every few seconds.
+
+    Args:
+        admin: the cluster.
+        descriptions: the level topics.
+        clock: says what is ripe by now.
+    """
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        descriptions: Sequence[LevelTopicDescription],
+        clock: Clock | None = None,
+    ) -> None:
+        self._admin = admin
+        self._descriptions = descriptions
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._found: dict[str, Waiting] | None = None
+        self._asked_s = float("-inf")
+
+    def ask(self) -> dict[str, Waiting] | None:
+        """Return how each level topic stands; None where the broker does not say."""
+        with self._lock:
+            if time.monotonic() - self._asked_s > LAG_LIFETIME_S:
+                self._found = self._ask()
+                self._asked_s = time.monotonic()
+            return self._found
+
+    def _ask(self) -> dict[str, Waiting] | None:
+        found = {}
+        for description in self._descriptions:
+            try:
+                here = status(self._admin, description, self._clock.now_ms())
+            except DelayLevelError:
+                return None
+            found[description.topic] = Waiting(
+                here.behind_ms,
+                here.backlog_entries,
+                here.held_entries,
+                here.dead_letter_entries,
+                here.window_entries,
+                {
+                    level.name: sum(
+                        row.backlog_entries for row in here.partitions if row.level == level.index
+                    )
+                    for level in description.levels
+                },
+            )
+        return found
+
+
+@dataclass
+class JobFigures:
+    """The sums of a job since its start; every attribute is replaced or added to under ``lock``.
+
+    Attributes:
+        batches: batches that moved something.
+        rows: rows they read.
+        messages: what became of them, by (level topic, outcome).
+        batch_ms: how long they took in all.
+        latest_ms: the lateness at hand-off in the last batch, in ms, by level topic.
+        lateness: how many batches had a largest lateness within each of `LATENESS_BOUNDS_MS`, and
+            a larger one, by level topic; of batches that sent on something of it.
+        lateness_ms: the sum of these.
+        failures: how often the query failed and was started again.
+        last: the last batch that moved something.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    batch_ms: int = 0
+    latest_ms: dict[str, int] = field(default_factory=dict)
+    lateness: dict[str, list[int]] = field(default_factory=dict)
+    lateness_ms: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
+    last: BatchFigures | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, batch: BatchFigures) -> None:
+        """Add a batch."""
+        with self.lock:
+            self.batches += 1
+            self.rows += batch.rows
+            self.batch_ms += batch.duration_ms
+            self.last = batch
+            self.latest_ms.update(batch.latest_ms)
+            for topic, figures in batch.outcomes.items():
+                for outcome, count in figures.items():
+                    self.messages[topic, outcome] += count
+                if figures["window"] or figures["due"]:
+                    self._add_lateness(topic, max(0, batch.latest_ms[topic]))
+
+    def _add_lateness(self, topic: str, late_ms: int) -> None:
+        counts = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
+        counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+        self.lateness_ms[topic] += late_ms
+
+    def add_failure(self) -> None:
+        """Count a query that failed."""
+        with self.lock:
+            self.failures += 1

@@ -1,0 +1,337 @@
+"""The parts of the embedded broker that need no broker: prerequisites, files, processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from delaylevel.broker import distribution, process
+from delaylevel.broker.conf import environment, write_conf
+from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
+from delaylevel.broker.ready import Registrations, UnsettledError, wait_ready
+from delaylevel.errors import InvalidInputError, PrerequisiteError
+
+
+def program(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without Java, Maven or a fetched server; programs go to the returned folder."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('openjdk version "17-internal" 2021-09-14', 17),
+        ('java version "1.8.0_452"', 8),
+        ("command not found", None),
+    ],
+)
+def test_java_versions(text: str, version: int | None) -> None:
+    assert distribution.java_version(text) == version
+
+
+def test_without_java_it_says_what_to_install(empty_machine: Path) -> None:
+    with pytest.raises(PrerequisiteError, match=r"needs Java.*openjdk-17"):
+        distribution.fetch()
+
+
+def test_an_old_java_is_refused(empty_machine: Path) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "11.0.2" 2019' >&2""")
+    with pytest.raises(PrerequisiteError, match=r"is Java 11, which is too old.*openjdk-17"):
+        distribution.fetch()
+
+
+def test_java_home_goes_first(
+    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "11"' >&2""")
+    java = program(tmp_path / "jdk" / "bin", "java", """echo 'openjdk version "21"' >&2""")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    assert distribution.java() == str(java)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(PrerequisiteError, match="JAVA_HOME"):
+        distribution.java()
+
+
+def test_without_maven_it_says_what_to_install(empty_machine: Path) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    with pytest.raises(PrerequisiteError, match=r"`mvn` is not on the PATH.*apt install maven"):
+        distribution.fetch()
+
+
+def test_what_maven_says_is_passed_on(empty_machine: Path) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    program(empty_machine, "mvn", "echo '[ERROR] Unknown host'; exit 1")
+    with pytest.raises(PrerequisiteError, match=r"(?s)exit code 1.*settings\.xml.*Unknown host"):
+        distribution.fetch()
+    assert not distribution.is_fetched()
+
+
+def test_a_broken_archive_leaves_nothing_behind(empty_machine: Path) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    program(
+        empty_machine,
+        "mvn",
+        'for a in "$@"; do case $a in -DoutputDirectory=*) d=${a#*=};; esac; done\n'
+        "echo broken > $d/pulsar-server-distribution-4.0.8-bin.tar.gz",
+    )
+    with pytest.raises(PrerequisiteError, match="cannot be unpacked"):
+        distribution.fetch()
+    folder = distribution.distribution_directory().parent
+    assert [path.name for path in folder.iterdir()] == ["apache-pulsar-4.0.8.lock"]
+
+
+def test_configuration_overrides_replace_and_add(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = tmp_path / "home" / "conf"
+    conf.mkdir(parents=True)
+    (conf / "standalone.conf").write_text("# tick=1\nbrokerServicePort=6650\nstrict=false\n")
+    (conf / "broker.conf").write_text("# commentedOut=1\n")
+    (conf / "bookkeeper.conf").write_text("")
+    (conf / "functions_worker.yml").write_text(
+        "downloadDirectory: download\nuseTls: false\nconfigs:\n    logDirectory: logs/\n"
+    )
+    write_conf(
+        tmp_path / "home",
+        tmp_path / "instance" / "conf",
+        service_port=1,
+        web_port=2,
+        overrides={
+            "strict": "true",
+            "commentedOut": "5",
+            "typo": "1",
+            "webServicePort": "9",
+            "useTls": "true",
+        },
+    )
+    written = (tmp_path / "instance" / "conf" / "standalone.conf").read_text().splitlines()
+    settings = [line for line in written if line and not line.startswith("#")]
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    assert sorted(settings) == [
+        f"STORAGE_PATH={tmp_path}/instance/data/packages",
+        "allowEphemeralPorts=true",
+        "bindAddress=127.0.0.1",
+        "brokerServicePort=1",
+        "commentedOut=5",
+        "dispatcherDispatchMessagesInSubscriptionThread=false",
+        "journalWriteBufferSizeKB=8192",
+        f"listeningInterface={loopback}",
+        "strict=true",
+        "typo=1",
+        "webServicePort=2",
+    ]
+    assert "'typo'" in caplog.text
+    assert "commentedOut" not in caplog.text
+    worker = (tmp_path / "instance" / "conf" / "functions_worker.yml").read_text()
+    assert f"downloadDirectory: {tmp_path}/instance/download" in worker
+    assert f"    logDirectory: {tmp_path}/instance/logs" in worker
+    assert "useTls: false" not in worker
+    assert '\nuseTls: "true"' in worker
+
+
+def test_nothing_of_another_pulsar_is_inherited(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PULSAR_EXTRA_OPTS", "BOOKIE_CONF", "OPTS"):
+        monkeypatch.setenv(name, "foreign")
+    environ = environment(tmp_path, java="/jdk/bin/java", functions=True, heap_mb=256)
+    assert "foreign" not in environ.values()
+    assert "-Xmx256m" in environ["PULSAR_MEM"]
+    path = environ["PATH"].split(os.pathsep)
+    assert path[0] == str(Path(sys.executable).parent), "functions run in our Python"
+    without = environment(tmp_path, java="/jdk/bin/java", functions=False, heap_mb=256)
+    assert without["PATH"].split(os.pathsep)[0] == "/jdk/bin"
+
+
+def test_only_our_own_process_is_ended() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()", "delaylevel-marker"], stdin=subprocess.PIPE
+    )
+    try:
+        assert process.is_ours(child.pid, " delaylevel-marker ")
+        assert not process.kill(child.pid, " another-marker ")
+        assert process.end(child.pid, " another-marker ", timeout_seconds=1)
+        assert child.poll() is None
+        assert process.end(child.pid, " delaylevel-marker ", timeout_seconds=10)
+        assert not process.is_ours(child.pid, " delaylevel-marker "), "a zombie is not alive"
+    finally:
+        child.kill()
+        child.communicate()
+    assert child.returncode == -15
+
+
+def test_a_process_in_the_middle_of_exec_is_not_taken_for_dead() -> None:
+    # The kernel shows no command line between exec() and its end; Popen returns in that moment.
+    for _ in range(30):
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "read -r _", "exec-marker"], stdin=subprocess.PIPE
+        )
+        try:
+            assert process.is_ours(child.pid, " exec-marker ")
+        finally:
+            child.communicate()
+
+
+def test_what_ignores_a_request_is_killed() -> None:
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); input()",
+            "delaylevel-marker",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    try:
+        assert not process.end(child.pid, " delaylevel-marker ", timeout_seconds=0.2)
+    finally:
+        child.kill()
+        child.communicate()
+    assert child.returncode == -9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may end a write as a whole")
+def test_a_kill_falls_between_two_writes(tmp_path: Path) -> None:
+    """SIGKILL by itself tears most of them: half a record at the end of a journal."""
+    size = 30_000
+    writer = (
+        "import os, sys; out = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
+        f"while True: os.write(out, bytes({size}))"
+    )
+    for number in range(20):
+        path = tmp_path / str(number)
+        child = subprocess.Popen([sys.executable, "-S", "-c", writer, path, "kill-marker"])
+        try:
+            while not (path.exists() and path.stat().st_size):
+                time.sleep(0.001)
+            assert process.kill(child.pid, " kill-marker ")
+        finally:
+            child.kill()
+            child.wait()
+        assert child.returncode == -9
+        assert path.stat().st_size % size == 0
+        path.unlink()
+
+
+def test_free_ports_are_free_and_different() -> None:
+    ports = process.free_ports(5)
+    assert len(set(ports)) == 5
+    assert all(process.port_is_free(port) for port in ports)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert not process.port_is_free(ports[0])
+        assert not process.become_free([ports[0]], timeout_seconds=0.1)
+    assert process.become_free([ports[0]], timeout_seconds=5)
+
+
+@pytest.mark.parametrize("name", ["", "../other", "a b", "-x", "a/b"])
+def test_names_that_are_no_names(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="is no name"):
+        EmbeddedBroker(name)
+
+
+def test_a_blank_in_the_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="blanks"):
+        EmbeddedBroker("x", directory=tmp_path / "a b")
+
+
+def test_nothing_runs_where_nothing_was_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert instances() == []
+    assert running_instance() is None
+    status = EmbeddedBroker("default").status()
+    assert (status.running, status.pid, status.started_ms) == (False, None, None)
+    assert EmbeddedBroker("default").logs() == ""
+    assert list(tmp_path.iterdir()) == [], "asking creates nothing"
+
+
+INVALIDATED = (
+    "2026-11-21T11:36:39,249+0000 [metadata-store-1-1] INFO  org.apache.pulsar.metadata."
+    "coordination.impl.ResourceLockImpl - Lock on resource /ledgers/available/127.0.0.1:20815 was "
+    "invalidated. state Valid\n"
+)
+
+
+def test_a_storage_node_that_registers_without_end_is_seen(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    registrations = Registrations(log)
+    assert not registrations.flap(), "there is no log yet"
+    log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
+    assert not registrations.flap()
+    with log.open("a") as file:
+        file.write(INVALIDATED * 4 + INVALIDATED[:150])
+    assert not registrations.flap(), "once or twice is no storm"
+    with log.open("a") as file:
+        file.write(INVALIDATED[150:])
+    assert registrations.flap()
+    assert registrations.flap()
+
+
+def test_such_a_broker_is_not_ready(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    log.write_text(INVALIDATED * 9)
+    with pytest.raises(UnsettledError, match="registers without end"):
+        wait_ready(
+            "http://127.0.0.1:1",
+            functions=False,
+            token=None,
+            exit_code=lambda: None,
+            log_file=log,
+            timeout_seconds=60,
+        )
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc")
+def test_a_process_has_ended_when_its_last_thread_has() -> None:
+    program = (
+        "import ctypes, threading, sys, time\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "print('ready', flush=True)\n"
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # only the first thread ends (exit, x86-64)
+    )
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of the system call is that of x86-64")
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "thread-marker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        while process.command_line(child.pid):
+            pass
+        assert process._is_ending(child.pid), "a thread of it holds its files"
+        assert not process._wait_gone(child.pid, "thread-marker", 0.2)
+        child.kill()
+        assert process._wait_gone(child.pid, "thread-marker", 30)
+        assert not process._is_ending(child.pid)
+    finally:
+        child.kill()
+        child.communicate()

@@ -1,0 +1,202 @@
+"""The command line's frame: every command explains itself, and errors end as exit codes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import _pulsar
+import click
+import pytest
+from click.testing import CliRunner
+
+from delaylevel import __version__, errors
+from delaylevel.cli.main import COMMANDS, cli, translate
+from delaylevel.cli.options import (
+    connection_options,
+    pass_connection,
+    pass_settings,
+    require_reachable,
+)
+from delaylevel.cluster.connection import Connection
+
+
+def walk(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            child = command.get_command(ctx, name)
+            assert child is not None
+            yield from walk(child, (*path, name))
+
+
+ALL = dict(walk(cli))
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: " ".join(path) or "delaylevel")
+def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
+    command = ALL[path]
+    result = CliRunner().invoke(cli, [*path, "--help"])
+    assert result.exit_code == 0
+    assert command.help, "it says what it does"
+    _, examples, lines = result.stdout.partition("Examples:\n")
+    assert examples, "it has an Examples: part"
+    shown = [line.strip() for line in lines.splitlines() if line.strip()]
+    assert any(line.startswith(" ".join(("delaylevel", *path))) for line in shown) or not path
+    assert all("delaylevel" in line or line.startswith(("#", "--")) for line in shown)
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            assert parameter.help, f"{parameter.name} has a help text"
+
+
+def test_groups_that_do_not_exist_yet_do_not_break_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "delaylevel.cli.main.COMMANDS", {**COMMANDS, "later": "delaylevel.cli.later:later"}
+    )
+    result = CliRunner().invoke(cli, ["--help"])
+    assert result.exit_code == 0
+    assert "broker" in result.stdout
+    assert "later" not in result.stdout
+    assert CliRunner().invoke(cli, ["later"]).exit_code == 2
+
+
+def test_version_and_wrong_usage() -> None:
+    runner = CliRunner()
+    assert runner.invoke(cli, ["--version"]).stdout == f"delaylevel, version {__version__}\n"
+    assert runner.invoke(cli, ["--nonsense"]).exit_code == 2
+    assert runner.invoke(cli, ["broker", "nonsense"]).exit_code == 2
+    assert runner.invoke(cli, ["broker", "start", "--conf", "novalue"]).exit_code == 2
+    assert runner.invoke(cli, ["broker", "start", "--name", "../x"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (errors.BrokerUnreachableError("nobody at pulsar://h:1"), 3),
+        (_pulsar.ConnectError(), 3),
+        (_pulsar.Timeout(), 3),
+        (_pulsar.ProducerBusy(), 1),
+        (errors.ConfigError("bad"), 2),
+        (errors.InvalidDelayError("bad"), 2),
+        (errors.DelayTooLongError("bad", delay_ms=2, maximum_delay_ms=1), 2),
+        (errors.TargetNotAllowedError("the level does not list it"), 1),
+        (errors.NotFoundError("no topic", status=404), 1),
+        (errors.PrerequisiteError("install Java"), 1),
+        (errors.MissingExtraError("pip install 'delaylevel[spark]'"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_errors_end_as_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, exit_code: int
+) -> None:
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(type(cli), "get_command", lambda self, ctx, name: failing)
+    result = CliRunner().invoke(cli, ["failing"])
+    assert result.exit_code == exit_code
+    assert result.stdout == "", "an error is no result"
+    assert result.stderr.startswith("Error: ")
+    if isinstance(error, errors.DelayLevelError):
+        assert str(error) in result.stderr
+    assert ("delaylevel broker start" in result.stderr) == (exit_code == 3)
+
+
+def test_a_bug_of_ours_is_not_dressed_up() -> None:
+    assert translate(ZeroDivisionError()) is None
+    assert translate(ValueError("not ours")) is None
+
+
+def test_flags_before_and_after_the_command_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
+
+        @click.command()
+        @connection_options
+        @pass_connection
+        def show(connection: Connection) -> None:
+            click.echo(f"{connection.service_url} {connection.admin_url}")
+
+        monkeypatch.setattr(type(cli), "get_command", lambda self, ctx, name: show)
+        monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", "http://environment:1")
+        runner = CliRunner()
+        for arguments in (["--service-url", address, "show"], ["show", "--service-url", address]):
+            result = runner.invoke(cli, arguments)
+            assert result.stdout == f"{address} http://environment:1\n", result.output
+        both = ["--admin-url", "http://outer:1", "show", "--admin-url", "http://inner:1"]
+        result = runner.invoke(cli, ["--service-url", address, *both])
+        assert result.stdout == f"{address} http://inner:1\n", "the nearer one wins"
+
+
+def test_a_broker_that_is_away_is_said_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        url = f"pulsar://127.0.0.1:{port}"
+        require_reachable(Connection(service_url=url))
+    with pytest.raises(errors.BrokerUnreachableError, match=str(port)):
+        require_reachable(Connection(service_url=url))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        second = server.getsockname()[1]
+        require_reachable(Connection(service_url=f"{url},127.0.0.1:{second}"))
+
+
+def test_the_clients_own_log_stays_off_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import click, pulsar\n"
+        "from delaylevel.cli import main, options\n"
+        "@click.command()\n"
+        "@options.pass_settings\n"
+        "def go(settings):\n"
+        "    client = pulsar.Client(**settings.client_kwargs(settings.connection()))\n"
+        "    try:\n"
+        "        client.create_producer('x')\n"
+        "    finally:\n"
+        "        client.close()\n"
+        "main.RootGroup.get_command = lambda self, ctx, name: go\n"
+        "main.main()\n"
+    )
+    environ = {
+        **os.environ,
+        "DELAYLEVEL_SERVICE_URL": "pulsar://127.0.0.1:1",
+        "DELAYLEVEL_OPERATION_TIMEOUT_SECONDS": "1",
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", program, "go"], env=environ, capture_output=True, text=True
+    )
+    assert result.returncode == 3, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: the broker does not answer")
+    loud = subprocess.run(
+        [sys.executable, "-c", program, "-v", "go"], env=environ, capture_output=True, text=True
+    )
+    assert loud.stdout == ""
+    assert "Connection refused" in loud.stderr
+
+
+def test_the_broker_command_loads_neither_spark_nor_numpy_nor_the_client() -> None:
+    program = (
+        "import sys; from delaylevel.cli.main import cli\n"
+        "cli(['broker', 'status'], standalone_mode=False)\n"
+        "print(sorted({'pyspark', 'numpy', 'pulsar', 'pyarrow'} & sys.modules.keys()))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[]", result.stderr
+
+
+def test_settings_are_passed() -> None:
+    @click.command()
+    @click.option("--number", type=int)
+    @pass_settings
+    def show(settings: object, number: int) -> None:
+        click.echo(f"{type(settings).__name__} {number}")
+
+    assert CliRunner().invoke(show, ["--number", "3"]).stdout == "Settings 3\n"

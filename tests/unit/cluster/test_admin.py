@@ -1,0 +1,339 @@
+"""The admin client against a small HTTP server: redirects, token, errors, no answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import (
+    AdminError,
+    BrokerUnreachableError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+
+TOPIC = TopicName.parse("public/default/orders")
+SECRET = "s3cr3t-token-that-nobody-may-see"
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Server:
+    """Answers what the test scripted, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.answer: Callable[[str, str], Answer] = lambda method, path: (204, {}, b"")
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                outer.seen.append((self.command, self.path, dict(self.headers), body))
+                status, headers, content = outer.answer(self.command, self.path)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                if status != 204:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_DELETE = _any  # noqa: N815 (the library's names)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[[], Server]]:
+    made: list[Server] = []
+
+    def make() -> Server:
+        made.append(Server())
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def reply(status: int, value: Any) -> Answer:
+    return status, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_redirect_keeps_method_body_and_token(servers: Callable[[], Server]) -> None:
+    first, owner = servers(), servers()
+    first.answer = lambda method, path: (307, {"Location": owner.url + path}, b"")
+
+    Admin(first.url, token=SECRET).create_partitioned(TOPIC, 3, {"a": "b"})
+
+    (method, path, headers, body) = owner.seen[0]
+    assert (method, path) == ("PUT", "/admin/v2/persistent/public/default/orders/partitions")
+    assert json.loads(body) == {"partitions": 3, "properties": {"a": "b"}}
+    assert headers["Authorization"] == f"Bearer {SECRET}"
+    assert headers["Content-Type"] == "application/vnd.partitioned-topic-metadata+json"
+
+
+def test_a_redirect_in_a_circle_ends(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: (307, {"Location": server.url + path}, b"")
+
+    with pytest.raises(AdminError, match="redirects in a circle"):
+        Admin(server.url).partitioned_metadata(TOPIC)
+    assert len(server.seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, PermissionDeniedError),
+        (403, PermissionDeniedError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (412, ConflictError),
+        (406, AdminError),
+        (500, AdminError),
+    ],
+)
+def test_a_status_becomes_an_error_that_never_shows_the_token(
+    servers: Callable[[], Server], status: int, kind: type[AdminError]
+) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(status, {"reason": f"because {SECRET} is bad"})
+
+    with pytest.raises(kind) as caught:
+        Admin(server.url, token=SECRET).properties(TOPIC)
+
+    assert type(caught.value) is kind
+    assert caught.value.status == status
+    assert caught.value.reason == "because … is bad"
+    assert SECRET not in str(caught.value)
+    assert "persistent/public/default/orders/properties" in str(caught.value)
+
+
+def test_without_a_token_a_refusal_says_that_one_is_wanted(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(401, {"reason": "Authentication required"})
+
+    with pytest.raises(PermissionDeniedError, match="wants a token"):
+        Admin(server.url).namespace_policies("public/default")
+
+
+def test_a_refused_token_that_has_expired_is_said_to_have(servers: Callable[[], Server]) -> None:
+    """The broker only says that authentication is required."""
+
+    def token(claims: object) -> str:
+        middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+        return f"head.{middle}.signature"
+
+    server = servers()
+    server.answer = lambda method, path: reply(401, {"reason": "Authentication required"})
+    with pytest.raises(PermissionDeniedError, match="expired at 2001-09-09T01:46:40") as refused:
+        Admin(server.url, token=token({"sub": "me", "exp": 1_000_000_000})).properties(TOPIC)
+    assert token({"sub": "me", "exp": 1_000_000_000}) not in str(refused.value)
+    for other in ({"sub": "me"}, {"exp": 9_999_999_999}, {"exp": "soon"}, [], {"exp": 1e300}):
+        with pytest.raises(PermissionDeniedError, match="check the token"):
+            Admin(server.url, token=token(other)).properties(TOPIC)
+    for no_jwt in ("a", "a.+!.c", "a.b.c"):
+        with pytest.raises(PermissionDeniedError, match="check the token"):
+            Admin(server.url, token=no_jwt).properties(TOPIC)
+
+
+def test_the_token_is_asked_for_at_every_call(servers: Callable[[], Server]) -> None:
+    server = servers()
+    tokens = iter(["one", "two"])
+    admin = Admin(server.url, token=lambda: next(tokens))
+
+    admin.health()
+    admin.health()
+
+    assert [seen[2]["Authorization"] for seen in server.seen] == ["Bearer one", "Bearer two"]
+
+
+def test_a_stack_trace_and_a_page_are_not_quoted(servers: Callable[[], Server]) -> None:
+    server = servers()
+    head = "\n --- An unexpected error occurred in the server ---\n\n"
+    text = head + "Message: it broke\n\nStacktrace:\n\nat x.y"
+    server.answer = lambda method, path: reply(500, {"reason": text})
+    with pytest.raises(AdminError) as caught:
+        Admin(server.url).properties(TOPIC)
+    assert caught.value.reason == "it broke"
+
+    web_server = {"servlet": "x", "message": "Authentication required", "status": "401"}
+    server.answer = lambda method, path: reply(401, web_server)
+    with pytest.raises(PermissionDeniedError) as denied:
+        Admin(server.url).health()
+    assert denied.value.reason == "Authentication required"
+
+    server.answer = lambda method, path: (404, {}, b"<html><body>lots</body></html>")
+    with pytest.raises(NotFoundError) as missing:
+        Admin(server.url).properties(TOPIC)
+    assert missing.value.reason == "Not Found"
+
+
+def test_a_broker_that_is_away_says_what_to_try() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(BrokerUnreachableError) as caught:
+        Admin(url, token=SECRET).partitioned_metadata(TOPIC)
+    text = str(caught.value)
+    assert url in text
+    assert "refused" in text
+    assert "DELAYLEVEL_ADMIN_URL" in text
+    assert SECRET not in text
+
+
+def test_a_second_host_is_asked_where_the_first_is_away(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(200, {"a": "b"})
+    url = f"http://127.0.0.1:{free_port()},{server.url.removeprefix('http://')}"
+
+    assert Admin(url).properties(TOPIC) == {"a": "b"}
+
+
+def test_a_topic_that_moves_is_asked_again(servers: Callable[[], Server]) -> None:
+    server = servers()
+    answers = iter([reply(503, {"reason": "moving"}), reply(200, {"a": "b"})])
+    server.answer = lambda method, path: next(answers)
+
+    assert Admin(server.url).properties(TOPIC) == {"a": "b"}
+    assert len(server.seen) == 2
+
+
+def test_what_is_no_broker_is_said(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: (200, {}, b"<html>hello</html>")
+
+    with pytest.raises(AdminError, match="not JSON"):
+        Admin(server.url).properties(TOPIC)
+
+
+def test_many_threads_share_one_client(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(200, {"path": path})
+    admin = Admin(server.url)
+    wrong: list[str] = []
+
+    def ask(number: int) -> None:
+        for turn in range(20):
+            topic = TopicName.parse(f"t-{number}-{turn}")
+            if not admin.properties(topic)["path"].endswith(f"/t-{number}-{turn}/properties"):
+                wrong.append(topic.local)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(server.seen) == 160
+
+
+def test_brokers_before_4_say_0_partitions_of_a_topic_that_is_missing(
+    servers: Callable[[], Server],
+) -> None:
+    server = servers()
+
+    def answer(method: str, path: str) -> Answer:
+        if "/partitions" in path:
+            return reply(200, {"partitions": 0})
+        return reply(404, {"reason": "Topic not found"})
+
+    server.answer = answer
+    assert Admin(server.url).topic_exists(TOPIC) is False
+
+
+def test_no_call_is_made_that_would_create_a_topic(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(404, {"reason": "not found"})
+
+    with pytest.raises(NotFoundError):
+        Admin(server.url).create_subscription(TOPIC, "s")
+    assert {seen[0] for seen in server.seen} == {"GET"}
+
+
+def test_a_subscription_that_somebody_makes_now_is_waited_for(
+    servers: Callable[[], Server],
+) -> None:
+    server = servers()
+    busy = "Failed for Subscription Busy: Failed to fence subscription"
+    answers = iter([reply(412, {"reason": busy}), reply(409, {"reason": "exists already"})])
+
+    def answer(method: str, path: str) -> Answer:
+        return next(answers) if method == "PUT" else reply(200, {"partitions": 1})
+
+    server.answer = answer
+    with pytest.raises(ConflictError, match="exists already"):
+        Admin(server.url).create_subscription(TOPIC, "s")
+
+
+def test_settings_that_may_not_be_read_are_unknown(servers: Callable[[], Server]) -> None:
+    server = servers()
+    server.answer = lambda method, path: reply(403, {"reason": "superusers only"})
+    settings = Admin(server.url, token="t").broker_settings()
+    assert settings.max_partitions is None
+    assert settings.topic_policies is None
+
+
+def test_an_entry_that_is_not_there_is_none_and_a_failure_is_not(
+    servers: Callable[[], Server],
+) -> None:
+    server = servers()
+    admin = Admin(server.url)
+    server.answer = lambda method, path: reply(
+        500, {"reason": "Message: No such entry\nStacktrace:"}
+    )
+    assert admin.entry_publish_time(TOPIC, Position(1, 2)) is None
+    server.answer = lambda method, path: reply(500, {"reason": "bookie is on fire"})
+    with pytest.raises(AdminError, match="on fire"):
+        admin.entry_publish_time(TOPIC, Position(1, 2))
+
+
+def test_a_connection_hands_on_address_and_token(servers: Callable[[], Server]) -> None:
+    server = servers()
+    connection = Connection(admin_url=server.url + "/", token=SecretStr(SECRET))
+
+    Admin.from_connection(connection).health()
+
+    assert server.seen[0][2]["Authorization"] == f"Bearer {SECRET}"
+    assert pickle.loads(pickle.dumps(connection)) == connection  # executors build their own
+
+
+@pytest.mark.parametrize("url", ["localhost:8080", "pulsar://h:1", "http://", "http://u:p@h"])
+def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Admin(url)

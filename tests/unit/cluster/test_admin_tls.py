@@ -1,0 +1,111 @@
+"""The admin client over TLS: whom it trusts, and whom it hands the token."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from delaylevel.cluster.admin import Admin
+from delaylevel.errors import AdminError, BrokerUnreachableError, ConfigError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+
+class Secure:
+    """An HTTPS server with a certificate for ``localhost`` only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.certificate, self.key = folder / "cert.pem", folder / "key.pem"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+                *("-keyout", str(self.key), "-out", str(self.certificate)),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        self.tokens: list[str | None] = []
+        self.redirect_to: str | None = None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.tokens.append(self.headers.get("Authorization"))
+                self.send_response(307 if outer.redirect_to else 200)
+                if outer.redirect_to:
+                    self.send_header("Location", outer.redirect_to)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.port = self._http.server_port
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Secure]:
+    server = Secure(tmp_path)
+    yield server
+    server.close()
+
+
+def test_a_certificate_that_is_trusted(server: Secure) -> None:
+    admin = Admin(
+        f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
+    )
+    assert admin.health()
+    assert server.tokens == ["Bearer t"]
+
+
+def test_nobody_else_gets_the_token(server: Secure) -> None:
+    with pytest.raises(BrokerUnreachableError, match="TLS"):
+        Admin(f"https://localhost:{server.port}", token="t").health()
+    with pytest.raises(BrokerUnreachableError, match="TLS"):
+        Admin(
+            f"https://127.0.0.1:{server.port}",
+            token="t",
+            tls_trust_certs_file=str(server.certificate),
+        ).health()
+    assert server.tokens == []
+
+
+def test_checks_can_be_switched_off(server: Secure) -> None:
+    address = f"https://127.0.0.1:{server.port}"
+    trusted = str(server.certificate)
+    assert Admin(address, tls_trust_certs_file=trusted, tls_validate_hostname=False).health()
+    assert Admin(address, tls_allow_insecure=True).health()
+
+
+def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
+    server.redirect_to = "http://127.0.0.1:1/admin/v2/brokers/version"
+    admin = Admin(
+        f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
+    )
+    with pytest.raises(AdminError, match="without TLS"):
+        admin.version()
+
+
+def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.pem"):
+        Admin("https://localhost:1", tls_trust_certs_file=str(tmp_path / "nowhere.pem"))

@@ -1,0 +1,180 @@
+"""That nothing counts as stored which is not, however the client cuts and drops its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel.cluster import batch_acks as _outlet_proof
+from delaylevel.cluster.batch_acks import UNPROVEN, BatchProof
+
+OK, TIMEOUT = pulsar.Result.Ok, pulsar.Result.Timeout
+LEDGER = 7
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_outlet_proof, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(_outlet_proof, "_foreseen", True)
+
+
+def message_id(entry: int, index: int, size: int) -> Any:
+    """Return an id as the client gives it to callbacks, with the size of the batch."""
+    fields = [(1, LEDGER), (2, entry), (4, index), (6, size)]
+    return pulsar.MessageId.deserialize(
+        b"".join(bytes([tag << 3]) + _varint(value) for tag, value in fields)
+    )
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+@dataclass
+class Client:
+    """Cuts messages into batches as the C++ client does, and stores or loses each as a whole."""
+
+    messages: int
+    size: int
+    outcomes: Callable[[int], pulsar.Result] = lambda _: OK
+    gathered: list[tuple[int, Any]] = field(default_factory=list)
+    batches: int = 0
+    stored: int = 0
+
+    def send(self, length: int, callback: Any) -> None:
+        held = sum(size for size, _ in self.gathered)
+        if self.gathered and held + length > self.size:
+            self.flush()
+            held = 0
+        self.gathered.append((length, callback))
+        if len(self.gathered) >= self.messages or held + length >= self.size:
+            self.flush()
+
+    def flush(self) -> None:
+        gathered, self.gathered = self.gathered, []
+        if not gathered:
+            return
+        result = self.outcomes(self.batches)
+        self.batches += 1
+        self.stored += len(gathered) if result == OK else 0
+        for index, (_, callback) in enumerate(gathered):
+            if callback is not None:
+                callback(result, message_id(self.batches, index, len(gathered)))
+
+
+def publish(proof: BatchProof, client: Client, lengths: list[int]) -> int:
+    """Send messages and flush; return how many had a callback."""
+    callbacks = 0
+    for length in lengths:
+        callback = proof.callback(length)
+        callbacks += callback is not None
+        client.send(length, callback)
+    client.flush()
+    return callbacks
+
+
+lengths_given = st.lists(st.integers(0, 120), min_size=1, max_size=60)
+
+
+@given(lengths_given, st.integers(1, 10), st.integers(1, 200))
+def test_one_callback_for_each_batch_is_enough(
+    lengths: list[int], messages: int, size: int
+) -> None:
+    proof, client = BatchProof(messages, size), Client(messages, size)
+    callbacks = publish(proof, client, lengths)
+    assert callbacks == client.batches
+    assert proof.failure() is None
+
+
+@given(lengths_given, st.integers(1, 10), st.integers(1, 200), st.data())
+def test_a_batch_that_fails_is_seen(
+    lengths: list[int], messages: int, size: int, data: st.DataObject
+) -> None:
+    failing = data.draw(st.sets(st.integers(0, 10), min_size=1))
+    proof = BatchProof(messages, size)
+    client = Client(messages, size, lambda batch: TIMEOUT if batch in failing else OK)
+    publish(proof, client, lengths)
+    assert (proof.failure() is None) == (client.stored == len(lengths))
+
+
+@given(lengths_given, st.integers(1, 10), st.integers(1, 10), st.sets(st.integers(0, 30)))
+def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
+    lengths: list[int], messages: int, cut: int, failing: set[int]
+) -> None:
+    _outlet_proof._foreseen = True
+    proof = BatchProof(messages, 10_000)
+    client = Client(cut, 10_000, lambda batch: TIMEOUT if batch in failing else OK)
+    publish(proof, client, lengths)
+    if client.stored < len(lengths):
+        assert proof.failure() is not None
+    elif cut == messages:
+        assert proof.failure() is None
+
+
+def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
+    proof = BatchProof(5, 10_000)
+    publish(proof, Client(3, 10_000), [1] * 10)
+    assert proof.failure() == UNPROVEN
+    proof.begin(True)
+    assert publish(proof, Client(3, 10_000), [1] * 10) == 10
+    assert proof.failure() is None
+
+
+@pytest.mark.parametrize("left_over", [1, 4])
+def test_what_an_earlier_failure_left_gathered_is_not_taken_for_the_new(left_over: int) -> None:
+    proof = BatchProof(5, 10_000)
+    client = Client(5, 10_000, lambda batch: TIMEOUT if batch == 1 else OK)
+    for _ in range(left_over):
+        client.send(1, proof.callback(1))
+    proof.begin(False)
+    # As many as the first batch seems to hold, of which some were not sent now.
+    for _ in range(5):
+        client.send(1, proof.callback(1))
+    client.flush()
+    assert client.stored == 5
+    assert proof.failure() == "Timeout"
+
+
+def test_a_callback_that_never_comes_is_no_confirmation() -> None:
+    proof = BatchProof(5, 10_000)
+    proof.callback(1)
+    assert proof.failure() == "no confirmation"
+    single = BatchProof(1, 10_000)
+    for number in range(3):
+        callback = single.callback(1)
+        assert callback is not None
+        if number != 1:
+            callback(OK, message_id(number, 0, 1))
+    assert single.failure() == "no confirmation"
+
+
+def test_what_goes_alone_counts_beside_the_batches() -> None:
+    proof, client = BatchProof(5, 10_000), Client(5, 10_000)
+    proof.alone()
+    publish(proof, client, [1] * 7)
+    assert proof.failure() == "no confirmation"
+    proof.begin(True)
+    alone = proof.alone()
+    publish(proof, client, [1] * 7)
+    alone(OK, message_id(100, 0, 1))
+    assert proof.failure() is None
+
+
+def test_good_outcomes_of_single_messages_are_not_kept() -> None:
+    proof = BatchProof(1, 10_000)
+    for number in range(20_000):
+        callback = proof.callback(1)
+        assert callback is not None
+        callback(TIMEOUT if number == 500 else OK, message_id(number, 0, 1))
+    assert len(proof._outcomes) < 5_000
+    assert proof.failure() == "Timeout"

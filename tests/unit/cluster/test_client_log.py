@@ -1,0 +1,55 @@
+"""The Pulsar client's own log reaches stderr, whatever that is."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CLOSED = b"Closing Pulsar client"
+PROGRAM = """
+import pulsar
+from delaylevel.cluster import client_log as _clientlog
+pulsar.Client("pulsar://127.0.0.1:1", logger=_clientlog.{}).close()
+"""
+TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")
+
+
+@pytest.fixture
+def journal() -> tuple[socket.socket, socket.socket]:
+    """What a service has for stderr: a socket, and its other end."""
+    return socket.socketpair()
+
+
+def test_a_file_in_which_nothing_goes_over_anything(tmp_path: Path) -> None:
+    path = tmp_path / "errors"
+    says = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
+    with path.open("wb") as errors:
+        subprocess.run([sys.executable, "-c", says], stderr=errors, check=True)
+    first, *_, last = path.read_bytes().splitlines()
+    assert CLOSED in first
+    assert last == b"ours"
+
+
+def test_a_pipe() -> None:
+    done = subprocess.run([sys.executable, "-c", TO_STDERR], stderr=subprocess.PIPE, check=True)
+    assert CLOSED in done.stderr
+
+
+def test_a_socket_which_cannot_be_opened_by_its_name(
+    journal: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = journal
+    with ours, theirs:
+        subprocess.run([sys.executable, "-c", TO_STDERR], stderr=theirs, check=True)
+        theirs.close()
+        assert CLOSED in ours.makefile("rb").read()
+
+
+def test_nobody() -> None:
+    program = [sys.executable, "-c", PROGRAM.format("silent()")]
+    done = subprocess.run(program, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")

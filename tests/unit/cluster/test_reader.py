@@ -1,0 +1,314 @@
+"""Reading a range of a partition, against a reader whose entries are written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.cluster.reader import (
+    ParkedMessage,
+    SourcePartition,
+    batch_size,
+    read_range,
+    source_partitions,
+)
+from delaylevel.errors import BrokerError
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.strategy import Levels, PartitionStrategy
+
+TOPIC = "persistent://public/default/orders-delay-level-partition-2"
+
+
+def varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def serialized(
+    ledger: int, entry: int, batch: int, size: int | None, *, more: bool = False
+) -> bytes:
+    """Return Pulsar's MessageIdData: ledgerId=1, entryId=2, partition=3, batch_index=4, size=6."""
+    parts = [b"\x08", varint(ledger), b"\x10", varint(entry), b"\x18", varint(2)]
+    parts += [b"\x20", varint(batch)]
+    if more:  # ack_set is repeated int64 (5); first_chunk_message_id (7) is a message
+        parts += [b"\x2a", varint(2), b"\x30\x07", b"\x3a", varint(4), b"\x30\x7f\x30\x7f"]
+    if size is not None:
+        parts += [b"\x30", varint(size)]
+    return b"".join(parts)
+
+
+@dataclass
+class FakeId:
+    position: Position
+    size: int | None
+
+    def ledger_id(self) -> int:
+        return self.position.ledger
+
+    def entry_id(self) -> int:
+        return self.position.entry
+
+    def batch_index(self) -> int:
+        return self.position.batch
+
+    def serialize(self) -> bytes:
+        return serialized(self.position.ledger, self.position.entry, self.position.batch, self.size)
+
+
+@dataclass
+class FakeMessage:
+    id: FakeId
+    value: bytes | None = b"body"
+
+    def message_id(self) -> FakeId:
+        return self.id
+
+    def publish_timestamp(self) -> int:
+        return 11
+
+    def partition_key(self) -> str:
+        return "key"
+
+    def ordering_key(self) -> str:
+        return "order"
+
+    def event_timestamp(self) -> int:
+        return 12
+
+    def properties(self) -> dict[str, str]:
+        return {"a": "b"}
+
+    def has_null_value(self) -> bool:
+        return self.value is None
+
+    def data(self) -> bytes:
+        return self.value or b""
+
+
+@dataclass
+class FakeReader:
+    client: FakeClient
+    messages: list[FakeMessage]
+    closed: bool = False
+
+    def read_next(self, timeout_millis: int) -> FakeMessage:
+        self.client.timeouts.append(timeout_millis)
+        if self.client.silences and not self.client.silences.pop(0):
+            raise pulsar.Timeout("nothing")
+        if not self.messages:
+            raise pulsar.Timeout("nothing")
+        self.client.reads += 1
+        return self.messages.pop(0)
+
+    def has_message_available(self) -> bool:
+        self.client.asked += 1
+        return bool(self.messages)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeClient:
+    """A partition of entries, (ledger, entry, batch size or 0 for unbatched), in order.
+
+    ``silences``: for the first reads, whether the broker delivers at once.
+    """
+
+    entries: list[tuple[int, int, int]]
+    silences: list[bool] = field(default_factory=list)
+    readers: list[FakeReader] = field(default_factory=list)
+    given: list[dict[str, Any]] = field(default_factory=list)
+    timeouts: list[int] = field(default_factory=list)
+    asked: int = 0
+    reads: int = 0
+
+    def all(self) -> list[FakeMessage]:
+        return [
+            FakeMessage(FakeId(Position(ledger, entry, batch), size or None))
+            for ledger, entry, size in self.entries
+            for batch in (range(size) if size else [-1])
+        ]
+
+    def create_reader(self, topic: str, start: Any, **options: Any) -> FakeReader:
+        assert topic == TOPIC
+        assert options["start_message_id_inclusive"] is True
+        self.given.append(options)
+        first = Position(start.ledger_id(), start.entry_id(), start.batch_index())
+        behind = [message for message in self.all() if message.id.position >= first]
+        self.readers.append(FakeReader(self, behind))
+        return self.readers[-1]
+
+
+def read(client: FakeClient, start: Position, end: Position, **options: Any) -> list[Position]:
+    found = [item.position for item in read_range(client, TOPIC, start, end, **options)]
+    assert all(reader.closed for reader in client.readers)
+    return found
+
+
+layouts = st.lists(
+    st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=1, max_size=5), min_size=1, max_size=3
+).map(
+    lambda ledgers: [
+        (10 * (number + 1), entry, size)
+        for number, sizes in enumerate(ledgers)
+        for entry, size in enumerate(sizes)
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(layouts, st.data())
+def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    client = FakeClient(layout)
+    stored = [message.id.position for message in client.all()]
+    fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
+    ends = sorted({*stored, *fronts, *(front.next_entry for front in fronts)})
+    end = data.draw(st.sampled_from(ends))
+    start = data.draw(st.sampled_from([EARLIEST, *ends]))
+    expected = [position for position in stored if start <= position < end]
+    assert read(client, start, end) == expected
+    if (
+        expected
+        and end in (expected[-1].next, expected[-1].next_entry)
+        and len(client.readers) == 1
+    ):
+        # The end of a range is known from its last message: nothing is waited for.
+        assert client.asked == 0
+        assert client.reads == len(expected)
+
+
+def test_an_empty_range_asks_nobody() -> None:
+    client = FakeClient([(10, 0, 0)])
+    assert read(client, Position(10, 1), Position(10, 1)) == []
+    assert read(client, Position(10, 2), Position(10, 1)) == []
+    assert client.readers == []
+
+
+def test_all_of_a_message_is_read() -> None:
+    (message,) = read_range(FakeClient([(10, 0, 0)]), TOPIC, EARLIEST, Position(10, 1))
+    assert message == ParkedMessage(10, 0, -1, 11, "key", "order", 12, {"a": "b"}, b"body")
+    assert message.stable_id(TOPIC) == f"{TOPIC.removeprefix('persistent://')}:10:0:-1"
+
+
+@pytest.mark.parametrize("value", [None, b"", b"\x00"])
+def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient([(10, 0, 0)])
+    given = [FakeMessage(FakeId(Position(10, 0), None), value)]
+    monkeypatch.setattr(client, "all", lambda: given)
+    (message,) = read_range(client, TOPIC, EARLIEST, Position(10, 1))
+    assert message.value == value
+    assert (message.value is None) == (value is None)
+
+
+def test_readers_do_not_share_a_name() -> None:
+    client = FakeClient([(10, 0, 0)])
+    for _ in range(2):
+        read(client, EARLIEST, Position(10, 1))
+    one, other = client.given
+    assert one["subscription_role_prefix"] != other["subscription_role_prefix"]
+
+
+def test_what_was_trimmed_is_passed_over() -> None:
+    client = FakeClient([(10, 0, 0)])
+    # The range speaks of entries that the broker has no more.
+    assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
+    assert client.asked == 1
+    assert read(FakeClient([]), Position(3, 0), Position(10, 5)) == []
+
+
+def test_a_range_that_ends_in_a_ledger_behind() -> None:
+    client = FakeClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
+    assert read(client, EARLIEST, Position(12, 1)) == [
+        Position(10, 0, 0),
+        Position(10, 0, 1),
+        Position(12, 0),
+    ]
+
+
+def test_a_slow_broker_is_waited_for() -> None:
+    client = FakeClient([(10, 0, 0), (10, 1, 0)], silences=[False, True, False, True])
+    end = Position(10, 2)
+    assert read(client, EARLIEST, end, poll_timeout_ms=5000) == [Position(10, 0), Position(10, 1)]
+    # Short first, so that a range with nothing left costs little; long where there is more.
+    assert client.timeouts == [200, 5000, 200, 5000]
+
+
+def test_a_broker_that_delivers_nothing_is_an_error() -> None:
+    client = FakeClient([(10, 0, 0)], silences=[False, False])
+    with pytest.raises(BrokerError) as caught:
+        read(client, EARLIEST, Position(10, 1), poll_timeout_ms=5000)
+    for part in (TOPIC, "10:1:-1", "5000 ms", "Nothing was acknowledged"):
+        assert part in str(caught.value)
+    assert client.readers[0].closed
+
+
+def test_a_reader_is_closed_when_its_user_stops() -> None:
+    client = FakeClient([(10, 0, 0), (10, 1, 0)])
+    messages = read_range(client, TOPIC, EARLIEST, Position(10, 2))
+    next(messages)
+    messages.close()  # type: ignore[attr-defined]
+    assert client.readers[0].closed
+
+
+@dataclass
+class Bytes:
+    data: bytes
+
+    def serialize(self) -> bytes:
+        return self.data
+
+
+@pytest.mark.parametrize("size", [1, 7, 127, 128, 1000, 1024, 70_000])
+@pytest.mark.parametrize("more", [False, True])
+def test_batch_size_from_the_serialized_id(size: int, more: bool) -> None:
+    assert batch_size(Bytes(serialized(1 << 40, 1 << 33, 3, size, more=more))) == size
+
+
+def test_batch_size_where_there_is_none() -> None:
+    assert batch_size(Bytes(b"")) == 0
+    assert batch_size(Bytes(serialized(5, 3, -1, None))) == 0
+    # The client's own bytes for an unbatched message: a negative batch index takes ten bytes.
+    assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
+    assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0
+
+
+def test_sources_of_a_mover() -> None:
+    description = LevelTopicDescription(
+        topic="orders-delay-level",
+        levels=Levels(
+            [
+                PartitionStrategy(maximum_delay=timedelta(days=3)),
+                PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+            ]
+        ),
+        targets=("orders",),
+        final_window=FinalWindow.TRACKER,
+        hold_pause_ms=777,
+    )
+    family = "persistent://public/default/orders-delay-level"
+    sources = source_partitions(description)
+    day, hour = 86_400_000, 3_600_000
+    assert sources[:2] == (
+        SourcePartition(family, f"{family}-partition-0", Role.LEVEL, 0, 0, day - 600_000),
+        SourcePartition(family, f"{family}-partition-1", Role.LEVEL, 0, 1, 2 * day - 600_000, True),
+    )
+    assert [source.hand_off_after_ms for source in sources[2:25]] == [
+        hours * hour - 300_000 for hours in range(1, 24)
+    ]
+    # What is held was on its way out of the finest level. Nothing else is read.
+    assert sources[25:] == (
+        SourcePartition(family, f"{family}-held-partition-0", Role.HELD, 1, 0, 777),
+    )
+    assert sources[0].name.full == sources[0].topic

@@ -1,0 +1,590 @@
+"""The window: what is offered comes out when it is due, once, in order, and the mark follows."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from delaylevel.dispatcher.delay_queue import Arrivals, Batch, Offered, Window
+from delaylevel.dispatcher.journal.state import Mark, ReleaseState, Settled, encode, pack
+from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+
+T0 = 1_700_000_000_000
+CAPACITY = 10_000
+Spec = tuple[Any, ...]  # entry, due - T0, and maybe key and id
+
+
+class Clock:
+    """Moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = T0
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+def arrivals(*rows: Spec) -> Arrivals:
+    found = Arrivals()
+    for entry, due, *identity in rows:
+        found.ledger_ids.append(7)
+        found.entry_ids.append(entry << 10)
+        found.due_ms.append(T0 + due)
+        key, number = identity or ("a", entry)
+        found.records.append((key, number, b"%d" % entry, ("x", 1.5)))
+    return found
+
+
+def position(entry: int) -> int:
+    return pack(7, entry << 10)
+
+
+def entries(batch: Batch | None) -> list[int]:
+    return [] if batch is None else (batch.entry_ids >> 10).tolist()
+
+
+class Fixture:
+    """A window, and what it was made of."""
+
+    def __init__(self, directory: Path, state: ReleaseState | None = None, **options: Any) -> None:
+        self.clock = Clock()
+        self.segments = PendingSegments(
+            directory, precision_ms=1, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
+        )
+        self.state = state or ReleaseState(CAPACITY)
+        self.window = Window(self.state, self.segments, clock=self.clock)
+
+    def offer(self, *rows: Spec) -> Offered:
+        return self.window.offer(arrivals(*rows))
+
+    def take(self, due: int, most: int = 1000) -> list[int]:
+        """Release what is due."""
+        batch = self.window.advance(T0 + due, most)
+        if batch is not None:
+            self.window.intent(batch)
+            self.window.confirm(batch.number)
+        return entries(batch)
+
+
+@pytest.fixture
+def fix(tmp_path: Path) -> Fixture:
+    return Fixture(tmp_path)
+
+
+def restored(fix: Fixture, directory: Path) -> Fixture:
+    """The next process, with all of the log."""
+    return Fixture(directory, ReleaseState.read(fix.state.snapshot(), CAPACITY))
+
+
+# --- in and out
+
+
+def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
+    offered = fix.offer((1, 50), (2, 20), (3, 50), (4, -10), (5, 20), (6, 90))
+    assert offered == Offered(6, 0, 0)
+    assert len(fix.window) == 6
+    batch = fix.window.advance(T0 + 50)
+    assert batch is not None
+    assert entries(batch) == [4, 2, 5, 1, 3]
+    assert batch.due_ms.tolist() == [T0 - 10, T0 + 20, T0 + 20, T0 + 50, T0 + 50]
+    assert batch.ledger_ids.tolist() == [7] * 5
+    assert batch.positions.tolist() == [position(entry) for entry in (4, 2, 5, 1, 3)]
+    assert batch.records[0] == ("a", 4, b"4", ("x", 1.5))
+    assert len(batch) == 5
+    assert (len(fix.window), fix.window.in_flight) == (1, 5)
+    assert fix.window.advance(T0 + 89) is None
+    assert entries(fix.window.advance(T0 + 90)) == [6]
+
+
+class Named(NamedTuple):
+    """A record as a program may hold it."""
+
+    id_key: str
+    id: int
+    value: bytes | None
+
+
+def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) -> None:
+    some = arrivals((1, 1), (2, 1))
+    some.records = [Named("a", 1, b"x"), Named("a", 2, None)]
+    fix.window.offer(some)
+    batch = fix.window.advance(T0 + 1)
+    assert batch is not None
+    assert batch.records == [("a", 1, b"x"), ("a", 2, None)]
+    fix.window.intent(batch)
+    later = restored(fix, tmp_path / "b")
+    later.window.offer(some)
+    later.window.settle(0, [False, True])
+    again = later.window.advance(T0 + 1)
+    assert again is not None
+    assert again.records == [("a", 1, b"x")]
+    assert {type(record) for record in again.records + batch.records} == {tuple}
+
+
+def test_a_batch_has_at_most_so_many(fix: Fixture) -> None:
+    fix.offer(*((entry, entry % 3) for entry in range(10)))
+    assert fix.take(5, 4) == [0, 3, 6, 9]
+    assert fix.take(5, 0) == []
+    assert fix.take(5, 4) == [1, 4, 7, 2]
+    assert fix.take(5, 4) == [5, 8]
+
+
+def test_numbers_go_on_and_none_is_given_twice(fix: Fixture, tmp_path: Path) -> None:
+    fix.offer((1, 1), (2, 2), (3, 3))
+    first, second = fix.window.advance(T0 + 1), fix.window.advance(T0 + 2)
+    assert first is not None
+    assert second is not None
+    assert (first.number, second.number) == (0, 1)
+    fix.window.intent(second)
+    later = restored(fix, tmp_path / "b")
+    later.offer((1, 1))
+    assert [batch.number for batch in [later.window.advance(T0 + 1)] if batch] == [2]
+
+
+def test_what_is_late_keeps_its_place_among_the_others(fix: Fixture) -> None:
+    fix.offer((1, 100), (2, 105))
+    fix.clock.now = T0 + 110
+    fix.offer((3, 102), (4, 101), (5, 120))
+    assert fix.take(110) == [1, 4, 3, 2]
+    assert fix.take(120) == [5]
+
+
+def test_a_tracker_with_a_clock_of_its_own_may_refuse(tmp_path: Path) -> None:
+    clock = Clock()
+    segments = PendingSegments(tmp_path, precision_ms=1, clock=clock.now_ms)
+    tracker = TimeBucketTracker(precision_ms=1, clock=lambda: T0 + 50)
+    window = Window(ReleaseState(CAPACITY), segments, tracker=tracker, clock=clock)
+    window.offer(arrivals((1, 60), (2, 50), (3, 10), (4, 51), (5, 10), (6, 70)))
+    assert len(tracker) == 3
+    assert len(window) == 6
+    assert window.next_due_ms() == T0 + 10
+    assert window.counts([T0, T0 + 11, T0 + 51, T0 + 61]).tolist() == [2, 1, 2]
+    assert entries(window.advance(T0 + 10, 1)) == [3]
+    window.offer(arrivals((7, 20)))
+    assert entries(window.advance(T0 + 60)) == [5, 7, 2, 4, 1]
+    assert entries(window.advance(T0 + 70)) == [6]
+
+
+def test_next_due_counts_and_questions(fix: Fixture) -> None:
+    assert fix.window.next_due_ms() is None
+    rows = arrivals((1, 30), (2, 10), (3, -5), (4, 500))
+    rows.attribute = [3.0, 1.0, 9.0, 5.0]
+    fix.window.offer(rows)
+    assert fix.window.next_due_ms() == T0 - 5
+    edges = [T0 - 100, T0, T0 + 100, T0 + 1000]
+    assert fix.window.counts(edges).tolist() == [1, 2, 1]
+    assert fix.window.average_between(T0, T0 + 100) == 2.0
+    table = fix.window.rows_between(T0, T0 + 1000, 2.0)
+    assert [entry >> 10 for entry in table["entry_id"].to_pylist()] == [1, 4]
+    batch = fix.window.advance(T0 + 10)
+    assert batch is not None
+    assert fix.window.counts(edges).tolist() == [0, 1, 1]
+    assert fix.window.next_due_ms() == T0 + 30
+    fix.window.give_back(batch.number)
+    assert fix.window.counts(edges).tolist() == [1, 2, 1]
+    assert fix.window.next_due_ms() == T0 - 5
+
+
+# --- copies
+
+
+def test_copies_are_dropped_while_the_first_is_pending_in_flight_or_released(fix: Fixture) -> None:
+    offered = fix.offer((1, 10, "a", 5), (2, 10, "a", 5), (3, 10, "b", 5), (4, 10, "a", 6))
+    assert offered == Offered(3, 1, 0)
+    assert fix.offer((5, 10, "a", 5)) == Offered(0, 1, 0)
+    batch = fix.window.advance(T0 + 10)
+    assert batch is not None
+    assert entries(batch) == [1, 3, 4]
+    assert fix.offer((6, 10, "a", 5)) == Offered(0, 1, 0)
+    fix.window.intent(batch)
+    fix.window.confirm(batch.number)
+    assert fix.offer((7, 10, "a", 5), (8, 10, "a", 7)) == Offered(1, 1, 0)
+    assert fix.take(10) == [8]
+
+
+def test_many_copies_at_once_under_many_keys(fix: Fixture) -> None:
+    rows = [(entry, 10, "abcdefg"[entry % 7], entry // 3 % 50) for entry in range(900)]
+    first: dict[Any, int] = {}
+    for entry, _, *identity in rows:
+        first.setdefault(tuple(identity), entry)
+    assert fix.offer(*rows[:400]).duplicates > 0
+    fix.offer(*rows[400:])
+    assert fix.take(10) == sorted(first.values())
+
+
+def test_without_a_key_there_are_no_copies(fix: Fixture, tmp_path: Path) -> None:
+    assert fix.offer((1, 1, "", 5), (2, 1, "", 5)) == Offered(2, 0, 0)
+    assert fix.take(1) == [1, 2]
+    assert fix.offer((3, 1, "", 5)) == Offered(1, 0, 0)
+    assert len(fix.state.memory) == 0
+
+
+def test_a_position_is_tracked_once(fix: Fixture) -> None:
+    assert fix.offer((1, 5), (1, 5), (2, 5)) == Offered(2, 0, 0)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(1, 0, 0)
+    batch = fix.window.advance(T0 + 5)
+    assert batch is not None
+    assert entries(batch) == [1, 2, 3]
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 0)
+    fix.window.intent(batch)
+    fix.window.confirm(batch.number)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 3)
+    fix.window.checkpoint()
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 3)
+    assert len(fix.window) == 0
+
+
+def test_a_copy_is_known_after_a_takeover_unless_the_first_was_held(
+    fix: Fixture, tmp_path: Path
+) -> None:
+    fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
+    batch = fix.window.advance(T0 + 1)
+    assert batch is not None
+    fix.window.intent(batch)
+    fix.window.confirm(batch.number, held=[position(2)])
+    assert fix.offer((4, 1, "a", 2)) == Offered(0, 1, 0)
+    later = restored(fix, tmp_path / "b")
+    assert later.offer((1, 1, "a", 1), (2, 1, "a", 2)) == Offered(0, 0, 2)
+    assert later.offer((3, 90, "a", 3), (5, 1, "a", 1), (6, 1, "a", 3)) == Offered(1, 2, 0)
+    assert later.offer((7, 1, "a#1", 2)) == Offered(1, 0, 0)
+
+
+# --- intents
+
+
+def test_an_intent_is_what_the_batch_holds(fix: Fixture) -> None:
+    fix.offer((1, 3, "a", 10), (2, 1, "", 0), (3, 2, "b", 30), (4, 4, "a", 40))
+    batch = fix.window.advance(T0 + 9)
+    assert batch is not None
+    intent = fix.window.intent(batch, [("x", 1), ("y", 7)], [1, 0, 1, 1])
+    assert intent.number == batch.number
+    assert intent.positions.tolist() == batch.positions.tolist()
+    assert [intent.id_keys[index] for index in intent.key_index] == ["", "b", "a", "a"]
+    assert intent.ids.tolist() == [0, 30, 10, 40]
+    assert intent.sequence_ids().tolist() == [7, 1, 8, 9]
+    assert fix.state.sequences == {"x": 2, "y": 10}
+    assert fix.state.unfinished == {0: intent}
+    with pytest.raises(InvalidInputError, match="has an intent already"):
+        fix.window.intent(batch)
+
+
+def test_used_sequence_ids_are_refused(fix: Fixture) -> None:
+    fix.offer((1, 1), (2, 2))
+    first, second = fix.window.advance(T0 + 1), fix.window.advance(T0 + 2)
+    assert first is not None
+    assert second is not None
+    with pytest.raises(InvalidInputError, match="begin at 1"):
+        fix.window.intent(first, [("x", 0)], [0])
+    with pytest.raises(InvalidInputError, match="given twice"):
+        fix.window.intent(first, [("x", 1), ("x", 1)], [0])
+    fix.window.intent(first, [("x", 1)], [0])
+    with pytest.raises(InvalidInputError, match="begin at 2"):
+        fix.window.intent(second, [("x", 1)], [0])
+    fix.window.intent(second, [("x", 2)], [0])
+
+
+def test_confirmations_come_in_any_order(fix: Fixture) -> None:
+    fix.offer(*((entry, entry) for entry in range(4)))
+    batches = [fix.window.advance(T0 + due) for due in range(4)]
+    for batch in batches:
+        assert batch is not None
+        fix.window.intent(batch)
+    for number, mark in ((2, 0), (0, 1), (3, 1), (1, None)):
+        fix.window.confirm(number)
+        assert fix.window.mark() == (position(3) + 1 if mark is None else position(mark))
+
+
+def test_what_cannot_be_confirmed(fix: Fixture) -> None:
+    fix.offer((1, 1))
+    with pytest.raises(InvalidInputError, match="no batch 0"):
+        fix.window.confirm(0)
+    batch = fix.window.advance(T0 + 1)
+    assert batch is not None
+    with pytest.raises(InvalidInputError, match="has no intent"):
+        fix.window.confirm(0)
+    fix.window.intent(batch)
+    with pytest.raises(InvalidInputError, match="held position"):
+        fix.window.confirm(0, held=[position(9)])
+    fix.window.confirm(0)
+    for call in (fix.window.confirm, fix.window.give_back):
+        with pytest.raises(InvalidInputError, match="no batch 0"):
+            call(0)
+
+
+def test_what_is_given_back_comes_out_first(fix: Fixture) -> None:
+    fix.offer((1, 5), (2, 1), (3, 3), (4, 4))
+    batch = fix.window.advance(T0 + 3)
+    assert batch is not None
+    assert fix.window.give_back(batch.number) is None
+    assert (len(fix.window), fix.window.in_flight) == (4, 0)
+    assert fix.window.mark() == position(1)
+    fix.offer((5, 2), (3, 3))
+    again = fix.window.advance(T0 + 5, 3)
+    assert again is not None
+    assert again.number > batch.number
+    assert entries(again) == [2, 5, 3]  # in order; 5 came later, and the room was there
+    assert again.records[0] == ("a", 2, b"2", ("x", 1.5))
+    fix.window.intent(again)
+    settled = fix.window.give_back(again.number)
+    assert settled == Settled(again.number, np.empty(0, dtype=np.int64))
+    assert fix.state.unfinished == {}
+    assert len(fix.state.memory) == 0
+    assert fix.take(5, 2) == [2, 5]
+    assert fix.take(5) == [3, 4, 1]
+    assert fix.take(5) == []
+
+
+def test_what_is_given_back_is_not_early_by_a_clock_that_goes_back(fix: Fixture) -> None:
+    fix.offer((1, 50), (2, 60))
+    batch = fix.window.advance(T0 + 60)
+    assert batch is not None
+    fix.window.give_back(batch.number)
+    assert fix.take(49) == []
+    assert fix.take(50) == [1]
+
+
+# --- after a takeover
+
+
+def unfinished(fix: Fixture, directory: Path) -> Fixture:
+    """Entries 0 to 5 due at once; 0 and 1 are done, 2 and 3 in an intent, 4 and 5 pending."""
+    fix.offer(*((entry, 1) for entry in range(6)))
+    fix.take(1, 2)
+    batch = fix.window.advance(T0 + 1, 2)
+    assert batch is not None
+    fix.window.intent(batch, [("o", 1)], [0, 0])
+    return restored(fix, directory)
+
+
+def test_settled_first_and_read_again_later(fix: Fixture, tmp_path: Path) -> None:
+    later = unfinished(fix, tmp_path / "b")
+    record = later.window.settle(1, [True, False])
+    assert record.released.tolist() == [position(2)]
+    assert later.offer(*((entry, 1) for entry in range(6))) == Offered(3, 0, 3)
+    assert later.take(1) == [3, 4, 5]
+    assert later.window.mark() == position(5) + 1
+
+
+def test_read_again_first_and_settled_later(fix: Fixture, tmp_path: Path) -> None:
+    later = unfinished(fix, tmp_path / "b")
+    assert later.offer(*((entry, 1) for entry in range(6))) == Offered(4, 0, 2)
+    assert later.offer((2, 1), (7, 1, "a", 2)) == Offered(0, 1, 0)  # its copy is one
+    assert (len(later.window), later.window.in_flight) == (2, 2)
+    assert later.take(1) == [4, 5]  # what is to be settled stays
+    assert later.window.mark() == position(2)
+    later.window.settle(1, [True, False])
+    assert (len(later.window), later.window.in_flight) == (1, 0)
+    assert later.window.mark() == position(3)
+    assert later.take(1) == [3]
+    assert later.window.mark() == position(7) + 1
+    with pytest.raises(InvalidInputError, match="no intent 1"):
+        later.window.settle(1, [True, False])
+
+
+def test_an_unfinished_intent_pins_the_mark_before_it_is_read_again(
+    fix: Fixture, tmp_path: Path
+) -> None:
+    later = unfinished(fix, tmp_path / "b")
+    assert later.window.mark() == 0  # nothing was read yet
+    later.offer((0, 1), (1, 1))
+    assert later.window.mark() == position(1) + 1
+    later.offer((8, 1))  # a reader that has lost its way
+    assert later.window.mark() == position(2)
+    later.window.settle(1, [True, True])
+    assert later.window.mark() == position(8)
+
+
+def test_settling_is_checked(fix: Fixture, tmp_path: Path) -> None:
+    later = unfinished(fix, tmp_path / "b")
+    with pytest.raises(InvalidInputError, match="2 messages, the mask 1"):
+        later.window.settle(1, [True])
+    later.offer((4, 1))
+    batch = later.window.advance(T0 + 1)
+    assert batch is not None
+    with pytest.raises(InvalidInputError, match="settle it first"):
+        later.window.intent(batch, [("o", 3)], [0])
+    later.window.settle(1, [False, False])
+    later.window.intent(batch, [("o", 3)], [0])
+
+
+def test_one_position_in_two_unfinished_intents(fix: Fixture, tmp_path: Path) -> None:
+    """Given back, and the record of it lost with the tail of the log."""
+    fix.offer((1, 1), (2, 1))
+    log = []
+    for _ in range(2):
+        batch = fix.window.advance(T0 + 1)
+        assert batch is not None
+        log.append(encode(fix.window.intent(batch)))
+        fix.window.give_back(batch.number)
+    later = Fixture(tmp_path / "b", ReleaseState.read(log, CAPACITY))
+    later.offer((1, 1), (2, 1))
+    later.window.settle(0, [False, False])
+    assert later.take(1) == []
+    later.window.settle(1, [False, True])
+    assert later.take(1) == [1]
+    assert later.window.mark() == position(2) + 1
+
+
+# --- the mark
+
+
+def test_the_mark_follows_positions_while_due_times_differ(fix: Fixture) -> None:
+    assert fix.window.mark() == 0
+    assert fix.window.checkpoint() is None
+    fix.offer((1, 30), (2, 10), (3, 20), (4, 10, "a", 2))
+    assert fix.window.mark() == position(1)
+    assert fix.window.checkpoint() == Mark(position(1))
+    assert fix.window.checkpoint() is None
+    assert fix.take(20) == [2, 3]
+    assert fix.window.mark() == position(1)
+    assert len(fix.state.released) == 2
+    assert fix.take(30) == [1]
+    assert fix.window.checkpoint() == Mark(position(4) + 1)  # the copy counts as released
+    assert len(fix.state.released) == 0
+    assert fix.state.mark == position(4) + 1
+
+
+def test_the_mark_never_goes_back(fix: Fixture, tmp_path: Path) -> None:
+    fix.offer((5, 1))
+    fix.take(1)
+    mark = fix.window.mark()
+    assert fix.offer((3, 1)) == Offered(0, 0, 1)  # it was below the mark
+    assert fix.window.mark() == mark
+    fix.window.checkpoint()
+    later = restored(fix, tmp_path / "b")
+    assert later.window.mark() == mark
+    later.offer((2, 1))
+    assert later.window.mark() == mark
+    later.offer((9, 1))
+    assert later.window.mark() == position(9)
+
+
+def test_what_comes_out_of_order_above_the_mark_is_not_lost(fix: Fixture) -> None:
+    fix.offer((5, 1), (2, 9))
+    assert fix.take(1) == [5]
+    fix.offer((4, 1), (3, 2))
+    assert fix.take(2) == [4, 3]
+    assert fix.window.mark() == position(2)
+
+
+# --- what goes wrong
+
+
+def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: Path) -> None:
+    free = [0]
+
+    class File:
+        def __init__(self, path: Path) -> None:
+            self.inner = path.open("ab", buffering=0)
+
+        def __enter__(self) -> File:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.inner.close()
+
+        def truncate(self, size: int) -> None:
+            self.inner.truncate(size)
+
+        def write(self, data: memoryview) -> int:
+            if not free[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return self.inner.write(data)
+
+    fix = Fixture(tmp_path, opener=File)
+    calls = []
+    for start in range(0, 2000, 100):
+        some = arrivals(*((entry, 100_000 + entry) for entry in range(start, start + 100)))
+        some.records = [(*record, bytes(1000)) for record in some.records]
+        calls.append(some)
+    taken = 0
+    while fix.segments.state == "open":
+        fix.window.offer(calls[taken])
+        taken += 1
+    while fix.segments.memory_bytes + 115_000 < fix.segments.budget_bytes:
+        fix.window.offer(calls[taken])
+        taken += 1
+    before = len(fix.window), fix.window.mark(), fix.window.next_due_ms()
+    with pytest.raises(IntakeStoppedError):
+        fix.window.offer(calls[taken])
+    assert (len(fix.window), fix.window.mark(), fix.window.next_due_ms()) == before
+    assert before[0] == 100 * taken > 0
+    free[0] = 1
+    fix.clock.now += 5000
+    for some in calls[taken:]:
+        assert fix.window.offer(some) == Offered(100, 0, 0)
+    out: list[int] = []
+    while more := fix.take(200_000):
+        out += more
+    assert out == list(range(2000))
+    assert fix.window.mark() == position(1999) + 1
+
+
+def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
+    fix.offer((1, 10))
+    good = arrivals((2, 10), (3, 10))
+    for name, value in (
+        ("ledger_ids", [1 << 28, 7]),
+        ("ledger_ids", [7]),
+        ("due_ms", [T0, "x"]),
+        ("due_ms", [T0, 1 << 63]),
+        ("records", [("a", 2), ("a", -1)]),
+        ("records", [("a", 2), ("a",)]),
+        ("records", [("a", 2), ("a", 1 << 63)]),
+        ("records", [("a", 2), ("a", 3, object())]),
+    ):
+        bad = arrivals((2, 10), (3, 10))
+        setattr(bad, name, value)
+        with pytest.raises(InvalidInputError):
+            fix.window.offer(bad)
+        assert len(fix.window) == 1
+    assert fix.window.offer(good) == Offered(2, 0, 0)
+    assert fix.take(10) == [1, 2, 3]
+    assert fix.window.offer(Arrivals()) == Offered(0, 0, 0)
+
+
+def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
+    clock = Clock()
+    state = ReleaseState(CAPACITY)
+    with pytest.raises(InvalidInputError, match="precision_ms=1"):
+        Window(state, PendingSegments(tmp_path), clock=clock)
+    exact = PendingSegments(tmp_path, precision_ms=1)
+    with pytest.raises(InvalidInputError, match="precision_ms=1"):
+        Window(state, exact, tracker=TimeBucketTracker(), clock=clock)
+    exact.append([T0], [1], [1], [b"x"])
+    with pytest.raises(InvalidInputError, match="empty"):
+        Window(state, exact, clock=clock)
+
+
+def test_segments_that_have_lost_rows_are_noticed(fix: Fixture) -> None:
+    fix.offer((1, 1), (2, 2), (3, 3))
+    fix.segments.discard(7, 2 << 10)
+    with pytest.raises(DelayLevelError, match="disagree"):
+        fix.window.advance(T0 + 3)
+
+
+def test_a_backlog_beyond_the_budget_comes_out_in_order(fix: Fixture) -> None:
+    rng = np.random.default_rng(1)
+    dues = rng.integers(-1000, 100_000, 5000).tolist()
+    for start in range(0, 5000, 250):
+        some = arrivals(*((entry, dues[entry]) for entry in range(start, start + 250)))
+        some.records = [(*record, bytes(500)) for record in some.records]
+        fix.window.offer(some)
+        assert fix.segments.memory_bytes <= 1 << 20
+    assert fix.segments.disk_bytes > 1 << 20
+    assert fix.window.memory_bytes < 2 << 20
+    out: list[int] = []
+    for due in range(-1000, 102_000, 3000):
+        while more := fix.take(due, 300):
+            out += more
+            assert all(dues[entry] <= due for entry in more)
+    assert out == sorted(range(5000), key=lambda entry: (dues[entry], entry))
+    fix.window.close()
+    assert list(fix.segments.directory.iterdir()) == []

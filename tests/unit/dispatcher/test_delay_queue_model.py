@@ -1,0 +1,482 @@
+"""A dispatcher that crashes at any step, over a simulated log, source and targets."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from delaylevel.dispatcher.delay_queue import Arrivals, Batch, Window
+from delaylevel.dispatcher.journal import state as releaselog
+from delaylevel.dispatcher.journal.state import (
+    Done,
+    Intent,
+    Mark,
+    Record,
+    ReleaseState,
+    Settled,
+    SnapshotChunk,
+    decode,
+    encode,
+)
+from delaylevel.structures.segments.pending import PendingSegments
+
+T0 = 1_700_000_000_000
+CAPACITY = 10_000
+OUTLETS = ("orders-0", "orders-1")
+Identity = tuple[str, int]
+
+
+class Row(NamedTuple):
+    """A message of the source topic."""
+
+    ledger: int
+    entry_id: int
+    due: int
+    key: str
+    id: int
+    payload: bytes
+
+    @property
+    def position(self) -> int:
+        return self.ledger << 35 | self.entry_id
+
+    @property
+    def identity(self) -> Identity:
+        """Shared by copies; what has no key is its own."""
+        return (self.key, self.id) if self.key else ("", self.position)
+
+    @property
+    def outlet(self) -> int:
+        return self.id % 2
+
+
+class Model:
+    """The fold of a whole log, in plain Python: what the state is compared with."""
+
+    def __init__(self, log: list[bytes]) -> None:
+        self.mark = 0
+        self.released: set[int] = set()
+        self.ids: set[Identity] = set()
+        self.intents: dict[int, Intent] = {}
+        self.sequences: dict[str, int] = {}
+        self.next_number = 0
+        for data in log:
+            self.apply(decode(data))
+
+    def apply(self, record: Record) -> None:
+        if isinstance(record, Mark):
+            self.mark = record.position
+        elif isinstance(record, Intent):
+            self.intents[record.number] = record
+            self.next_number = record.number + 1
+            for (name, _), outlet in zip(record.outlets, range(2), strict=False):
+                used = record.sequence_ids()[record.outlet_index == outlet]
+                self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
+        elif isinstance(record, Done | Settled):
+            intent = self.intents.pop(record.number)
+            whole = zip(
+                intent.positions.tolist(),
+                intent.key_index.tolist(),
+                intent.ids.tolist(),
+                strict=True,
+            )
+            for position, key, identity in whole:
+                if isinstance(record, Done) or position in record.released:
+                    self.released.add(position)
+                    if isinstance(record, Done) and position in record.held:
+                        continue
+                    self.ids.add((intent.id_keys[key], identity))
+
+
+class Clock:
+    """Moved by hand."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class Simulation:
+    """The outside world, and the one process that runs at a time."""
+
+    def __init__(self, seed: int, deduplicating: bool, directory: Path) -> None:
+        self.rng = random.Random(seed)
+        self.deduplicating = deduplicating
+        self.directory = directory
+        self.now = T0
+        self.size = self.rng.choice([10, 10, 10, 6000])
+        self.source: list[Row] = []
+        self.log: list[bytes] = []  # confirmed
+        self.tail: list[bytes] = []  # appended, not confirmed
+        self.acknowledged = 0
+        self.stored: Counter[Identity] = Counter()
+        self.held: list[Row] = []
+        self.ever_held: set[Identity] = set()
+        self.last = dict.fromkeys(OUTLETS, 0)
+        self.allowed: Counter[Identity] = Counter()  # copies from intents without done
+        self.crashes = 0
+        self.seen: Counter[str] = Counter()
+        self.start()
+
+    # --- the process
+
+    def start(self) -> None:
+        log = self.log[self.rng.randint(0, self.snapshot_start()) :]
+        self.clock = Clock(self.now - self.rng.choice([0, 0, 40]))
+        segments = PendingSegments(
+            self.directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
+        )
+        state = ReleaseState.read(log, CAPACITY)
+        self.window = Window(state, segments, clock=self.clock)
+        self.check_state(Model(self.log))
+        self.known = self.released_positions()
+        self.reader = self.index_of(self.rng.randint(0, self.acknowledged))
+        self.to_settle = sorted(state.unfinished)
+        self.rng.shuffle(self.to_settle)
+        self.flights: dict[int, Batch] = {}
+        self.queues: list[list[tuple[int, int, Row]]] = [[], [], []]  # number, sequence id, message
+        self.waiting: Counter[int] = Counter()  # number -> messages without an outcome
+        self.aside: dict[int, list[int]] = {}
+        self.unconfirmed: set[int] = set()  # intents in the tail
+        self.chunks: list[bytes] = []
+
+    def released_positions(self) -> set[int]:
+        positions = np.array([row.position for row in self.source], dtype=np.int64)
+        self.rng.shuffle(positions)
+        return set(positions[self.window.state.is_released(positions)].tolist())
+
+    def index_of(self, position: int) -> int:
+        return bisect_left(self.source, position, key=lambda row: row.position)
+
+    def append(self, record: Record) -> None:
+        self.tail.append(encode(record))
+
+    def flush(self) -> None:
+        self.log += self.tail
+        self.tail = []
+        self.unconfirmed.clear()
+
+    def settle_one(self) -> None:
+        number = self.to_settle.pop()
+        intent = self.window.state.unfinished[number]
+        mask = intent.stored(self.last)
+        if not self.deduplicating:
+            for position in intent.positions.tolist():
+                self.allowed[self.row_at(position).identity] += 1
+        self.append(self.window.settle(number, mask))
+        self.known.update(intent.positions[mask].tolist())
+
+    def row_at(self, position: int) -> Row:
+        return self.source[self.index_of(position)]
+
+    # --- steps
+
+    def arrive(self) -> None:
+        for _ in range(self.rng.randint(1, 8)):
+            last = self.source[-1] if self.source else Row(3, 0, 0, "", 0, b"")
+            ledger, entry_id = last.ledger, last.entry_id
+            step = self.rng.random()
+            if step < 0.1:
+                ledger, entry_id = ledger + 2, 0
+            elif step < 0.4:
+                entry_id += 1  # the same batch
+            else:
+                entry_id = (entry_id >> 10) + 1 << 10
+            if self.source and self.rng.random() < 0.25:
+                like = self.rng.choice(self.source)
+                if "#" in like.key:
+                    continue
+                row = like._replace(ledger=ledger, entry_id=entry_id)
+            elif self.held and self.rng.random() < 0.7:
+                like = self.held.pop(0)
+                row = like._replace(
+                    ledger=ledger, entry_id=entry_id, key=f"{like.key}#{self.crashes}", due=self.now
+                )
+                if (row.key, row.id) in {(each.key, each.id) for each in self.source}:
+                    row = row._replace(key=f"{row.key}/{row.position}")
+            else:
+                key = self.rng.choice(["", "a", "a", "b", "c"])
+                due = self.now + self.rng.choice([-500, 5, 300, 2000, 20_000, 200_000])
+                due += self.rng.randint(0, 20)
+                identity = self.rng.choice([len(self.source), self.rng.getrandbits(62)])
+                row = Row(ledger, entry_id, due, key, identity, b"")
+                if row.identity in {each.identity for each in self.source}:
+                    continue
+                row = row._replace(payload=self.rng.randbytes(self.size))
+            self.source.append(row)
+
+    def read(self) -> None:
+        if self.rng.random() < 0.1:  # the consumer connects again
+            self.reader = self.index_of(self.rng.randint(0, self.acknowledged))
+        rows = self.source[self.reader : self.reader + self.rng.randint(1, 12)]
+        self.offer(rows)
+        self.reader += len(rows)
+
+    def offer(self, rows: list[Row]) -> None:
+        offered = self.window.offer(
+            Arrivals(
+                [row.ledger for row in rows],
+                [row.entry_id for row in rows],
+                [row.due for row in rows],
+                [(row.key, row.id, row.payload) for row in rows],
+            )
+        )
+        assert sum(offered) <= len(rows)
+        self.seen["duplicates"] += offered.duplicates
+        self.seen["released before"] += offered.released
+
+    def time_passes(self) -> None:
+        step = self.rng.choice([1, 10, 300, 3000, 30_000])
+        self.now += step
+        self.clock.now += step
+
+    def advance(self) -> None:
+        if self.deduplicating and self.to_settle:
+            return  # an outlet's last id says no more once it publishes
+        batch = self.window.advance(self.clock.now, self.rng.choice([1, 3, 10, 100]))
+        if batch is None:
+            return
+        order = list(zip(batch.due_ms.tolist(), batch.positions.tolist(), strict=True))
+        assert order == sorted(set(order))
+        assert order[-1][0] <= self.clock.now
+        rows = [self.row_at(position) for position in batch.positions.tolist()]
+        assert [(row.key, row.id, row.payload) for row in rows] == batch.records
+        assert [row.due for row in rows] == batch.due_ms.tolist()
+        assert not self.known & {row.position for row in rows}
+        self.flights[batch.number] = batch
+        if self.rng.random() < 0.05:
+            self.give_back(batch.number)
+            return
+        sequences = self.window.state.sequences
+        firsts = [(name, sequences.get(name, 1)) for name in OUTLETS]
+        index = [2 if self.rng.random() < 0.03 else row.outlet for row in rows]
+        intent = self.window.intent(batch, *((firsts, index) if self.deduplicating else ((), ())))
+        self.append(intent)
+        self.unconfirmed.add(batch.number)
+        self.waiting[batch.number] = len(rows)
+        whole = zip(rows, index, intent.sequence_ids().tolist(), strict=True)
+        for row, outlet, sequence in whole:
+            if outlet == 2:  # known beforehand to be refused
+                self.queues[2].append((batch.number, 0, row))
+            else:
+                self.queues[outlet].append((batch.number, sequence, row))
+
+    def publish(self) -> None:
+        outlet = self.rng.choice([0, 0, 1, 1, 2])
+        queue = self.queues[outlet]
+        for _ in range(self.rng.randint(1, 15)):
+            if not queue or queue[0][0] in self.unconfirmed:
+                return
+            number, sequence, row = queue.pop(0)
+            if outlet == 2 or self.rng.random() < 0.06:
+                self.held.append(row)
+                self.ever_held.add(row.identity)
+                self.aside.setdefault(number, []).append(row.position)
+            else:
+                self.store(sequence, row)
+            self.waiting[number] -= 1
+
+    def store(self, sequence: int, row: Row) -> None:
+        name = OUTLETS[row.outlet]
+        if self.deduplicating:
+            if sequence <= self.last[name]:
+                raise AssertionError("a sequence id was used twice: dropped in silence")
+            self.last[name] = sequence
+        assert row.due <= self.now
+        self.stored[row.identity] += 1
+
+    def confirm(self) -> None:
+        ready = [number for number in self.flights if not self.waiting[number]]
+        if not ready:
+            return
+        number = self.rng.choice(ready)
+        self.append(self.window.confirm(number, self.aside.get(number, [])))
+        self.known.update(self.flights.pop(number).positions.tolist())
+        self.seen["held"] += len(self.aside.get(number, []))
+
+    def give_back_one(self) -> None:
+        """An intent of which nothing was sent."""
+        fresh = [
+            number for number, batch in self.flights.items() if self.waiting[number] == len(batch)
+        ]
+        if fresh:
+            self.give_back(self.rng.choice(fresh))
+
+    def give_back(self, number: int) -> None:
+        record = self.window.give_back(number)
+        del self.flights[number]
+        self.queues = [[each for each in queue if each[0] != number] for queue in self.queues]
+        if record is not None:
+            self.append(record)
+            if self.rng.random() < 0.8:
+                self.flush()
+            else:
+                self.queues = [[], [], []]  # nothing is sent before the record is confirmed
+                self.crash()
+        self.seen["given back"] += 1
+
+    def checkpoint(self) -> None:
+        mark = self.window.mark()
+        self.check_mark(mark)
+        record = self.window.checkpoint()
+        if record is not None:
+            assert record.position == mark
+            self.append(record)
+            if self.rng.random() < 0.5:
+                self.flush()
+                self.acknowledged = mark
+        assert self.window.checkpoint() is None
+
+    def snapshot(self) -> None:
+        self.write_chunks(len(self.chunks))
+        self.chunks = self.window.state.snapshot()
+        self.write_chunks(1)
+
+    def write_chunks(self, count: int) -> None:
+        self.tail += self.chunks[:count]
+        del self.chunks[:count]
+
+    def crash(self) -> None:
+        """Lose a part of what was not confirmed; what was sent last may have been stored."""
+        self.crashes += 1
+        for queue in self.queues[:2]:
+            for number, sequence, row in queue[: self.rng.choice([0, 0, 1, 4, 100])]:
+                if number in self.unconfirmed:
+                    break
+                self.store(sequence, row)
+        self.log += self.tail[: self.rng.randint(0, len(self.tail))]
+        self.tail = []
+        self.window.close()
+        self.start()
+
+    def step(self) -> None:
+        if self.to_settle and self.rng.random() < 0.5:
+            self.settle_one()
+            return
+        steps = {
+            self.arrive: 10,
+            self.read: 14,
+            self.time_passes: 8,
+            self.advance: 12,
+            self.flush: 10,
+            self.publish: 12,
+            self.confirm: 10,
+            self.give_back_one: 1,
+            self.checkpoint: 5,
+            self.snapshot: 1,
+            self.crash: 2,
+        }
+        self.rng.choices(list(steps), list(steps.values()))[0]()
+        self.write_chunks(self.rng.choice([0, 0, 1, 3]))
+
+    def finish(self) -> None:
+        """No more faults: all comes out."""
+        while self.to_settle:
+            self.settle_one()
+        while self.held or self.reader < len(self.source) or len(self.window) or self.flights:
+            if self.held:
+                self.arrive()
+            rows = self.source[self.reader :]
+            self.offer(rows)
+            self.reader = len(self.source)
+            self.now += 300_000
+            self.clock.now = self.now
+            self.advance()
+            self.flush()
+            while any(self.queues):
+                self.publish()
+            self.confirm()
+
+    # --- what must hold
+
+    def snapshot_start(self) -> int:
+        """Where the last whole snapshot of the confirmed log begins, 0 where there is none."""
+        begin = found = serial = -1
+        count = 0
+        for index, data in enumerate(self.log):
+            record = decode(data)
+            if isinstance(record, SnapshotChunk):
+                if record.index == 0:
+                    begin, serial, count = index, record.serial, 0
+                if record.serial == serial:
+                    count += 1
+                    if count == record.count:
+                        found = begin
+                        self.seen["snapshots"] += 1
+                        self.seen["long snapshots"] += count > 1
+        return max(found, 0)
+
+    def check_state(self, model: Model) -> None:
+        state = self.window.state
+        assert state.mark == model.mark
+        assert set(state.released) == {each for each in model.released if each >= model.mark}
+        assert self.released_positions() == {
+            row.position
+            for row in self.source
+            if row.position < model.mark or row.position in model.released
+        }
+        for row in self.source:
+            if row.key:
+                known = state.memory.is_duplicate(row.id, row.key)
+                assert known == ((row.key, row.id) in model.ids)
+        assert state.unfinished == model.intents
+        assert state.sequences == model.sequences
+        assert state.next_number == model.next_number
+
+    def check_mark(self, mark: int) -> None:
+        for row in self.source:
+            if row.position < mark:
+                assert self.stored[row.identity] or row.identity in self.ever_held
+        for batch in self.flights.values():
+            assert int(batch.positions.min()) >= mark
+        for number in self.to_settle:
+            assert int(self.window.state.unfinished[number].positions.min()) >= mark
+
+    def check_end(self) -> None:
+        assert self.window.in_flight == len(self.window) == 0
+        assert self.window.mark() == self.source[-1].position + 1
+        for row in self.source:
+            count = self.stored[row.identity]
+            if row.identity in self.ever_held:
+                assert count <= 1 + self.allowed[row.identity]
+            else:
+                assert 1 <= count <= 1 + self.allowed[row.identity], row
+        # What was held came back under another name.
+        again = {(row.key.split("#")[0], row.id) for row in self.source if "#" in row.key}
+        assert {(key.split("#")[0], number) for key, number in self.ever_held if key} <= again
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks() -> Iterator[None]:
+    with patch.object(releaselog, "_CHUNK_BYTES", 300):
+        yield
+
+
+def run(seed: int, deduplicating: bool, directory: Path) -> Simulation:
+    simulation = Simulation(seed, deduplicating, directory)
+    for step in range(300):
+        simulation.step()
+        if step % 40 == 0:
+            simulation.check_state(Model(simulation.log + simulation.tail))
+    simulation.finish()
+    simulation.check_state(Model(simulation.log + simulation.tail))
+    simulation.check_end()
+    return simulation
+
+
+@pytest.mark.parametrize("deduplicating", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_lost_early_or_released_twice(
+    seed: int, deduplicating: bool, tmp_path: Path
+) -> None:
+    run(seed, deduplicating, tmp_path)

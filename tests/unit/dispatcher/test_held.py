@@ -1,0 +1,76 @@
+"""Writing to the held and the dead-letter topic from a dispatcher, with a client that is slow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.targets import OwnTopic
+from delaylevel.errors import BrokerError
+
+MESSAGE = WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"value")
+
+
+class Core:
+    """A client's producer: its flush returns before it calls back, as the client's may."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+        self._callbacks: list[Any] = []
+        self.threads: list[threading.Thread] = []
+
+    def send_async(self, built: Any, callback: Any) -> None:
+        self._callbacks.append(callback)
+
+    def flush(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        self.threads.append(threading.Timer(0.05, self._call_back, [callbacks]))
+        self.threads[-1].start()
+
+    def _call_back(self, callbacks: list[Any]) -> None:
+        for callback, result in zip(callbacks, self._results, strict=True):
+            callback(result, None)
+
+    def close(self) -> None:
+        pass
+
+
+class Client:
+    """Makes one producer, of a core."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def create_producer(self, topic: str, **settings: Any) -> pulsar.Producer:
+        producer = pulsar.Producer.__new__(pulsar.Producer)
+        producer._producer = self._core
+        return producer
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[OwnTopic]:
+    core = Core(request.param)
+    found = OwnTopic(Client(core), "held")
+    yield found
+    found.close()
+    for thread in core.threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("own", [[pulsar.Result.Ok] * 3], indirect=True)
+def test_a_confirmation_behind_the_flush_is_waited_for(own: OwnTopic) -> None:
+    for _ in range(2):
+        own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
+
+
+@pytest.mark.parametrize(
+    "own", [[pulsar.Result.Ok, pulsar.Result.TopicTerminated, pulsar.Result.Ok]], indirect=True
+)
+def test_one_that_is_refused_is_seen(own: OwnTopic) -> None:
+    with pytest.raises(BrokerError, match=r"held did not confirm \(TopicTerminated\)"):
+        own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))

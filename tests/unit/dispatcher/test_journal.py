@@ -1,0 +1,391 @@
+"""The release log: bytes of its records, and the state that they add up to."""
+
+from __future__ import annotations
+
+import random
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel.dispatcher.journal import state as releaselog
+from delaylevel.dispatcher.journal.state import (
+    DamagedLogError,
+    Done,
+    Intent,
+    Mark,
+    Record,
+    ReleaseState,
+    Settled,
+    SnapshotChunk,
+    decode,
+    encode,
+    pack,
+    unpack,
+)
+from delaylevel.errors import DelayLevelError, InvalidInputError
+
+CAPACITY = 1000
+
+
+def positions(*entries: int) -> np.ndarray:
+    return np.array([pack(7, entry << 10) for entry in entries], dtype=np.int64)
+
+
+def intent(number: int, *entries: int, key: str = "a", outlet: str = "", first: int = 1) -> Intent:
+    size = len(entries)
+    return Intent(
+        number,
+        positions(*entries),
+        (key,),
+        np.zeros(size, dtype=np.uint16),
+        np.array(entries, dtype=np.int64),
+        ((outlet, first),) if outlet else (),
+        np.zeros(size if outlet else 0, dtype=np.uint16),
+    )
+
+
+def done(number: int, *held: int) -> Done:
+    return Done(number, positions(*held))
+
+
+def fold(*records: Record) -> ReleaseState:
+    return ReleaseState.read(map(encode, records), CAPACITY)
+
+
+def remembered(state: ReleaseState, key: str = "a") -> set[int]:
+    return {value for value in range(100) if state.memory.is_duplicate(value, key)}
+
+
+def entries_of(state: ReleaseState) -> set[int]:
+    return {entry >> 10 for entry in unpack(np.array(list(state.released), dtype=np.int64))[1]}
+
+
+def view(state: ReleaseState) -> object:
+    return (
+        state.mark,
+        set(state.released),
+        {key: remembered(state, key) for key in state.memory.keys()},  # noqa: SIM118
+        state.unfinished,
+        state.next_number,
+        state.sequences,
+    )
+
+
+# --- positions
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, (1 << 28) - 1), st.integers(0, (1 << 35) - 1)), min_size=1)
+)
+def test_packed_positions_are_ordered_as_positions_and_come_back(
+    rows: list[tuple[int, int]],
+) -> None:
+    rows.sort()
+    ledgers, entries = np.array(rows, dtype=np.int64).T
+    packed = pack(ledgers, entries)
+    assert packed.tolist() == [pack(*row) for row in rows] == sorted(packed.tolist())
+    assert len(set(packed.tolist())) == len(set(rows))
+    assert [column.tolist() for column in unpack(packed)] == [ledgers.tolist(), entries.tolist()]
+
+
+@pytest.mark.parametrize(("ledger", "entry_id"), [(1 << 28, 0), (0, 1 << 35), (-1, 0), (0, -1)])
+def test_a_position_that_does_not_fit_is_refused(ledger: int, entry_id: int) -> None:
+    with pytest.raises(InvalidInputError, match="does not fit 63 bits"):
+        pack(ledger, entry_id)
+    with pytest.raises(InvalidInputError, match=f"position {ledger}:{entry_id >> 10}:"):
+        pack(np.array([1, ledger]), np.array([2, entry_id]))
+
+
+# --- bytes
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+IDS = st.integers(0, (1 << 63) - 1)
+
+
+@st.composite
+def intents(draw: st.DrawFn) -> Intent:
+    size = draw(st.integers(0, 40))
+    keys = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3, unique=True))
+    names = draw(st.lists(st.text(max_size=5), max_size=3, unique=True))
+    column = st.lists(IDS, min_size=size, max_size=size)
+
+    def index(count: int) -> np.ndarray:
+        some = st.lists(st.integers(0, count - 1), min_size=size, max_size=size)
+        return np.array(draw(some) if count else [], dtype=np.uint16)
+
+    return Intent(
+        draw(st.integers(0, 1 << 62)),
+        np.array(draw(column), dtype=np.int64),
+        tuple(keys),
+        index(len(keys)),
+        np.array(draw(column), dtype=np.int64),
+        tuple((name, draw(st.integers(1, 1 << 62))) for name in names),
+        np.array(
+            draw(st.lists(st.integers(0, len(names)), min_size=size, max_size=size)), np.uint16
+        ),
+    )
+
+
+def same(one: Record, other: Record) -> bool:
+    """Compare attribute by attribute, arrays too."""
+    mine, theirs = vars(one), vars(other)
+    return type(one) is type(other) and all(
+        np.array_equal(value, theirs[name])
+        if isinstance(value, np.ndarray)
+        else value == theirs[name]
+        for name, value in mine.items()
+    )
+
+
+RECORDS = st.one_of(
+    intents(),
+    st.builds(Done, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(Settled, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(Mark, IDS),
+    st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
+)
+
+
+@given(RECORDS)
+def test_a_record_comes_back_from_its_bytes(record: Record) -> None:
+    again = decode(encode(record))
+    assert same(again, record)
+    assert again == record
+
+
+@given(RECORDS, st.data())
+def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> None:
+    whole = encode(record)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    for bad in (bytes(changed), whole[:at], whole + b"x"):
+        with pytest.raises(DamagedLogError):
+            decode(bad)
+        with pytest.raises(DelayLevelError):
+            ReleaseState.read([bad])
+
+
+def test_records_of_another_type_differ() -> None:
+    assert Done(1, positions(2)) != Settled(1, positions(2))
+    assert len({Mark(1), Mark(1), Mark(2)}) == 2
+
+
+def test_a_record_of_a_later_format_says_so() -> None:
+    data = bytearray(encode(Mark(1)))
+    data[3] = 2
+    with pytest.raises(DamagedLogError, match="format 2, this is 1"):
+        decode(bytes(data))
+
+
+def test_a_batch_of_a_thousand_takes_few_bytes() -> None:
+    rng = np.random.default_rng(1)
+    entries = rng.permutation(1_000_000)[:1000]
+    record = intent(5, *entries.tolist(), outlet="o")
+    assert len(encode(record)) < 6500  # 3 bytes for the position, 3 for the id
+
+
+def test_the_columns_of_an_intent_have_one_length_and_indices_in_range() -> None:
+    none = np.empty(0, dtype=np.uint16)
+    one = np.zeros(1, dtype=np.uint16)
+    with pytest.raises(InvalidInputError, match="one length"):
+        Intent(0, positions(1, 2), ("a",), one, positions(1))
+    with pytest.raises(InvalidInputError, match="one length"):
+        Intent(0, positions(1), ("a",), one, positions(1), (("o", 1),), none)
+    with pytest.raises(InvalidInputError, match="index"):
+        Intent(0, positions(1), ("a",), one + 1, positions(1))
+    with pytest.raises(InvalidInputError, match="index"):
+        Intent(0, positions(1), ("a",), one, positions(1), (("o", 1),), one + 2)
+
+
+def test_sequence_ids_rise_within_each_outlet() -> None:
+    record = Intent(
+        0,
+        positions(5, 3, 9, 4),
+        ("a",),
+        np.zeros(4, dtype=np.uint16),
+        positions(1, 2, 3, 4),
+        (("x", 10), ("y", 70), ("z", 5)),
+        np.array([1, 0, 1, 0], dtype=np.uint16),
+    )
+    assert record.sequence_ids().tolist() == [70, 10, 71, 11]
+    assert record.next_sequences() == {"x": 12, "y": 72, "z": 5}
+    assert record.stored({"x": 10, "y": 71}).tolist() == [True, True, True, False]
+    assert record.stored({}).tolist() == [False] * 4
+    assert intent(1, 5, 6).stored({"x": 99}).tolist() == [False, False]
+
+
+# --- the state
+
+
+def test_what_has_no_outlet_has_no_sequence_id_and_is_never_found_stored() -> None:
+    index = np.zeros(3, dtype=np.uint16)
+    some = Intent(
+        0, positions(1, 2, 3), ("a",), index, positions(1, 2, 3), (("x", 5),), np.array([1, 0, 1])
+    )
+    assert some.sequence_ids().tolist() == [0, 5, 0]
+    assert some.stored({"x": 9}).tolist() == [False, True, False]
+    assert some.next_sequences() == {"x": 6}
+    none = Intent(0, positions(1, 2, 3), ("a",), index, positions(1, 2, 3), (), index)
+    assert none.sequence_ids().tolist() == [0, 0, 0]
+    assert none.stored({"x": 9}).tolist() == [False] * 3
+    assert none.next_sequences() == {}
+    assert fold(some, none).sequences == {"x": 6}
+    assert decode(encode(none)) == none
+
+
+def test_only_what_is_done_is_released_and_remembered() -> None:
+    state = fold(intent(0, 1, 2, 3), intent(1, 4, 5), done(0, 2))
+    assert entries_of(state) == {1, 2, 3}
+    assert remembered(state) == {1, 3}  # 2 is held, and comes back under another name
+    assert list(state.unfinished) == [1]
+    assert state.is_released(positions(5, 3, 1, 3, 9)).tolist() == [False, True, True, True, False]
+
+
+def test_settled_releases_what_was_stored_and_no_more() -> None:
+    state = fold(intent(0, 1, 2, 3), Settled(0, positions(1, 3)))
+    assert entries_of(state) == remembered(state) == {1, 3}
+    assert state.unfinished == {}
+
+
+def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
+    record = Intent(
+        0,
+        positions(1, 2, 3, 4),
+        ("", "a", "b"),
+        np.array([0, 1, 2, 1], dtype=np.uint16),
+        np.array([11, 12, 12, 14]),
+    )
+    state = fold(record, done(0))
+    assert remembered(state, "a") == {12, 14}
+    assert remembered(state, "b") == {12}
+    assert sorted(state.memory.keys()) == ["a", "b"]
+
+
+def test_a_mark_releases_all_below_and_prunes() -> None:
+    mark = int(positions(3)[0])
+    state = fold(intent(0, 1, 2, 3, 7), done(0), Mark(mark))
+    assert entries_of(state) == {3, 7}
+    assert state.is_released(positions(0, 2, 3, 4)).tolist() == [True, True, True, False]
+    state.apply(Mark(mark - 5))
+    assert state.mark == mark
+    state.apply(intent(1, 1, 5))  # a late done below the mark leaves nothing behind
+    state.apply(done(1))
+    assert entries_of(state) == {3, 5, 7}
+
+
+def test_numbers_and_sequence_ids_go_on_after_the_last() -> None:
+    state = fold(intent(4, 1, 2, outlet="o", first=5), intent(2, 3, outlet="p", first=9), done(4))
+    assert state.next_number == 5
+    assert state.sequences == {"o": 7, "p": 10}
+    state.apply(intent(5, 8, outlet="o", first=2))
+    assert state.sequences["o"] == 7
+
+
+def test_what_closes_an_intent_that_was_trimmed_is_passed_over() -> None:
+    state = fold(done(3), Settled(4, positions(1)), intent(5, 2), done(5))
+    assert entries_of(state) == {2}
+    assert state.unfinished == {}
+
+
+def log_of(state: ReleaseState, first: int, count: int) -> list[bytes]:
+    """Apply some records to a state, and return their bytes."""
+    log = []
+    for number in range(first, first + count):
+        records: list[Record] = [
+            intent(
+                number,
+                3 * number,
+                3 * number + 1,
+                key="ab"[number % 2],
+                outlet="o",
+                first=number + 1,
+            )
+        ]
+        if number % 4:
+            records.append(done(number, *([3 * number] if number % 3 == 0 else [])))
+        if number % 5 == 0:
+            records.append(Mark(int(positions(number)[0])))
+        for record in records:
+            state.apply(record)
+            log.append(encode(record))
+    return log
+
+
+def test_a_whole_snapshot_stands_for_all_before_it() -> None:
+    state = ReleaseState(CAPACITY)
+    log = log_of(state, 0, 10)
+    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+        chunks = state.snapshot()
+    assert len(chunks) > 2
+    after = log_of(state, 10, 6)
+    for start in range(len(log) + 1):  # trimmed anywhere before the snapshot
+        again = ReleaseState.read([*log[start:], *chunks, *after], CAPACITY)
+        assert view(again) == view(state)
+
+
+def test_a_snapshot_that_was_cut_is_passed_over_wherever_it_was_cut() -> None:
+    state = ReleaseState(CAPACITY)
+    log = log_of(state, 0, 10)
+    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+        chunks = state.snapshot()
+    for cut in range(len(chunks)):
+        now = ReleaseState.read([*log, *chunks[:cut]], CAPACITY)
+        assert view(now) == view(state)
+        after = log_of(now, 10, 3)
+        assert view(ReleaseState.read([*log, *chunks[:cut], *after], CAPACITY)) == view(now)
+        with patch.object(releaselog, "_CHUNK_BYTES", 100):
+            second = now.snapshot()
+        # The end of one and the beginning of another are not taken for a whole.
+        again = ReleaseState.read([*chunks[cut:], *second], CAPACITY)
+        assert view(again) == view(now)
+        again = ReleaseState.read([*log, *chunks[:cut], *after, *second[:-1]], CAPACITY)
+        assert view(again) == view(now)
+
+
+def test_records_between_the_parts_of_a_snapshot_count() -> None:
+    state = ReleaseState(CAPACITY)
+    log = log_of(state, 0, 10)
+    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+        chunks = state.snapshot()
+    rng = random.Random(1)
+    for _ in range(20):
+        live = ReleaseState.read(log, CAPACITY)
+        mixed, rest, number = [chunks[0]], chunks[1:], 10
+        while rest:
+            if rng.random() < 0.5:
+                mixed.append(rest.pop(0))
+            else:
+                mixed += log_of(live, number, 1)
+                number += 1
+        assert view(ReleaseState.read(log + mixed, CAPACITY)) == view(live)
+        assert view(ReleaseState.read(log[5:] + mixed, CAPACITY)) == view(live)
+
+
+def test_a_large_snapshot_is_cut_small_enough_for_a_broker() -> None:
+    state = ReleaseState(1_000_000)
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 1 << 62, 250_000)
+    spots = np.sort(rng.choice(1 << 27, ids.size, replace=False).astype(np.int64))
+    state.apply(Intent(0, spots, ("a",), np.zeros(ids.size, dtype=np.uint16), ids))
+    state.apply(Done(0, positions()))
+    chunks = state.snapshot()
+    assert len(chunks) > 2
+    assert max(map(len, chunks)) < 1_000_000
+    again = ReleaseState.read(chunks, 1_000_000)
+    assert again.released == state.released
+    assert again.is_released(spots).all()
+    assert not again.is_released(spots[:-1] + 1)[np.diff(spots) > 1].any()
+    assert again.memory.are_duplicates(ids, "a").all()
+
+
+def test_the_memory_keeps_to_its_capacity() -> None:
+    state = ReleaseState(4)
+    for number in range(8):
+        state.apply(intent(number, number))
+        state.apply(done(number))
+    assert remembered(state) == {4, 5, 6, 7}
+    assert remembered(ReleaseState.read(state.snapshot(), 4)) == {4, 5, 6, 7}

@@ -1,0 +1,309 @@
+"""What the doctor makes of facts that a test cannot easily give a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.port import (
+    BrokerSettings,
+    DelayedDelivery,
+    NamespacePolicies,
+    PartitionStats,
+    SubscriptionStats,
+    TopicMetadata,
+    TopicPolicies,
+)
+from delaylevel.doctor import cluster_checks, running_checks, topic_checks
+from delaylevel.doctor.context import Cluster, ExamOptions, Patient
+from delaylevel.doctor.examination import _guarded
+from delaylevel.doctor.finding import Finding, Outcome, Problem, State
+from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+
+DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
+TRACKER = LevelTopicDescription(
+    "orders-delay-level", DAYS, ("orders",), final_window=FinalWindow.TRACKER
+)
+BROKER = replace(TRACKER, final_window=FinalWindow.BROKER)
+NOW = 1_800_000_000_000
+
+
+class Here:
+    def now_ms(self) -> int:
+        return NOW
+
+
+class Admin:
+    """Answers what a test has written down."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answer = self._answers[name]
+        if isinstance(answer, Exception):
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise answer
+
+            return fail
+        return answer if callable(answer) else lambda *_, **__: answer
+
+
+def cluster(options: ExamOptions | None = None, **answers: Any) -> Cluster:
+    answers.setdefault("broker_settings", BrokerSettings(topic_policies=True))
+    answers.setdefault("runtime_configuration", {})
+    admin: Any = Admin(**answers)
+    return Cluster(Connection(), admin, Here(), options or ExamOptions())
+
+
+def patient(
+    description: LevelTopicDescription, options: ExamOptions | None = None, **answers: Any
+) -> Patient:
+    return Patient(cluster(options, **answers), description)
+
+
+def says(outcome: Outcome) -> list[str]:
+    return [problem.says for problem in outcome.problems]
+
+
+@pytest.mark.parametrize(
+    ("said_ms", "words"),
+    [
+        (NOW, []),
+        (NOW - 5_000, []),
+        (NOW - 5_999, []),
+        (NOW - 7_000, ["this machine's clock is 6s1ms ahead of the broker's"]),
+        (NOW + 5_000, []),
+        (NOW + 5_001, ["this machine's clock is 5s1ms behind the broker's"]),
+    ],
+)
+def test_whole_seconds_are_no_skew(said_ms: int, words: list[str]) -> None:
+    assert says(cluster_checks.clock(cluster(clock_ms=said_ms))) == words
+
+
+def test_a_broker_that_says_no_time_is_not_blamed() -> None:
+    assert cluster_checks.clock(cluster(clock_ms=None)).skipped
+
+
+@pytest.mark.parametrize(
+    ("version", "bad"),
+    [("2.11.4", True), ("3.0.0", False), ("4.0.8", False), ("4.1.0-SNAPSHOT", False), ("x", False)],
+)
+def test_old_brokers(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_checks, "_knock", lambda _: "")
+    outcome = cluster_checks.broker(cluster(version=version))
+    assert says(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
+
+
+def test_a_broker_that_forgets_a_mover_too_soon() -> None:
+    figures = PartitionStats(0, {}, deduplication=True)
+    answers: dict[str, Any] = {
+        "partitioned_stats": {0: figures},
+        "partitioned_metadata": TopicMetadata(3, {}),
+        "topic_exists": True,
+    }
+    options = ExamOptions(delivery=Delivery.EFFECTIVELY_ONCE)
+    name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
+    for minutes, bad in (("360", False), ("30", True)):
+        looked = patient(BROKER, options, runtime_configuration={name: minutes}, **answers)
+        outcome = topic_checks.deduplication(looked)
+        assert bool(outcome.problems) == bad
+        if bad:
+            assert "away for 30m" in says(outcome)[0]
+            assert name in outcome.problems[0].remedy
+
+
+def window_row(storage_bytes: int) -> PartitionStatus:
+    topic = TRACKER.window_topic.partition(0).full
+    return PartitionStatus(
+        topic, Role.WINDOW, -1, "window", 0, 1, storage_bytes, None, None, None, ("d",)
+    )
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize(
+    ("free", "window", "bad"),
+    [
+        (300 << 20, 0, False),
+        (200 << 20, 0, True),
+        (5 << 30, 2 << 30, False),
+        (3 << 30, 2 << 30, True),
+    ],
+)
+def test_a_disk_has_room_for_twice_the_window(
+    free: int, window: int, bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_checks.shutil, "disk_usage", lambda _: Usage(free, 0, free))
+    looked = patient(TRACKER, ExamOptions(spill_dir=tmp_path))
+    looked.__dict__["status"] = LevelTopicStatus(TRACKER, NOW, (), (window_row(window),), ())
+    assert bool(running_checks.disk(looked).problems) == bad
+
+
+def test_the_disk_of_another_machine_is_skipped() -> None:
+    assert running_checks.disk(patient(TRACKER)).skipped
+    assert not running_checks.disk(patient(BROKER)).skipped
+
+
+def test_many_messages_in_the_broker_s_timer_are_told_of_read_ahead() -> None:
+    target = TopicName.parse("orders")
+    for count, bad in ((19_999, False), (50_000, True)):
+        looked = patient(BROKER, delayed_counts={"app": count, "other": 1})
+        looked.__dict__["targets"] = {target: {target: PartitionStats(0, {})}}
+        outcome = running_checks.read_ahead(looked)
+        assert bool(outcome.problems) == bad
+    assert "dbStorage_readAheadCacheBatchSize=20" in outcome.problems[0].remedy
+    assert not running_checks.read_ahead(patient(TRACKER)).problems
+
+
+def test_a_topic_that_is_replicated_and_one_whose_ttl_comes_from_the_namespace() -> None:
+    both = frozenset({"east", "west"})
+    looked = patient(
+        BROKER,
+        partitioned_metadata=TopicMetadata(3, {}),
+        topic_policies=TopicPolicies(None, False, None),
+        namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
+    )
+    assert "is replicated to east, west" in says(topic_checks.replication(looked))[0]
+    assert len(says(topic_checks.expiry(looked))) == len(looked.members)
+    safe = patient(
+        BROKER,
+        partitioned_metadata=TopicMetadata(3, {}),
+        topic_policies=TopicPolicies(0, False, frozenset({"east"})),
+        namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
+    )
+    assert topic_checks.replication(safe).problems == ()
+    assert topic_checks.expiry(safe).problems == ()
+
+
+def test_a_strict_broker_is_late_and_not_early() -> None:
+    target = TopicName.parse("orders")
+    strict = {
+        "isDelayedDeliveryDeliverAtTimeStrict": "true",
+        "delayedDeliveryTickTimeMillis": "500",
+    }
+    looked = patient(BROKER, runtime_configuration=strict, delayed_delivery=None)
+    looked.__dict__["targets"] = {target: {}}
+    assert topic_checks.delayed_delivery(looked).note == "late by up to 500ms, never early"
+    twice = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
+    default = patient(BROKER, runtime_configuration=twice, delayed_delivery=None)
+    default.__dict__["targets"] = {target: {}}
+    outcome = topic_checks.delayed_delivery(default)
+    assert outcome.problems == ()
+    assert outcome.note.startswith("early by up to 1s")
+    assert "may come twice" in outcome.note
+    off = patient(
+        BROKER,
+        runtime_configuration={"delayedDeliveryEnabled": "false"},
+        delayed_delivery=None,
+    )
+    off.__dict__["targets"] = {target: {}}
+    assert "does not delay" in says(topic_checks.delayed_delivery(off))[0]
+    on = patient(
+        BROKER,
+        runtime_configuration={"delayedDeliveryEnabled": "false"},
+        delayed_delivery=DelayedDelivery(True, 1000),
+    )
+    on.__dict__["targets"] = {target: {}}
+    assert topic_checks.delayed_delivery(on).problems == ()
+
+
+def test_a_broker_that_delivers_twice_matters_to_a_function() -> None:
+    name = "dispatcherDispatchMessagesInSubscriptionThread"
+    function = replace(TRACKER, mover=Mover.FUNCTION)
+
+    def look(description: LevelTopicDescription, value: str) -> Outcome:
+        looked = patient(description, runtime_configuration={name: value})
+        return topic_checks.dispatch_thread(looked)
+
+    assert look(function, "false").problems == ()
+    assert look(TRACKER, "true").problems == ()
+    (problem,) = look(function, "true").problems
+    assert f"{name}=true" in problem.says
+    assert f"--config {name} --value false" in problem.remedy
+    denied = PermissionDeniedError("no", status=403, reason="superusers only")
+    assert topic_checks.dispatch_thread(patient(function, runtime_configuration=denied)).skipped
+
+
+def test_without_superuser_rights_checks_are_left_out_and_do_not_fail() -> None:
+    denied = PermissionDeniedError("no", status=403, reason="superusers only")
+    looked = cluster(
+        runtime_configuration=denied,
+        namespace_policies=NamespacePolicies(),
+        list_partitioned_topics=[],
+    )
+    outcome = cluster_checks.rights(looked, "a/b")
+    assert outcome.problems == ()
+    assert "no superuser" in outcome.note
+
+
+def test_a_check_that_cannot_ask_is_skipped_or_fails_but_never_raises() -> None:
+    def check(error: Exception) -> Callable[[Any], Outcome]:
+        def fail(_: Any) -> Outcome:
+            raise error
+
+        return fail
+
+    denied = _guarded(check(PermissionDeniedError("x", status=403, reason="no")), None)
+    assert (denied.skipped, denied.problems) == (True, ())
+    away = Finding("a", "b", _guarded(check(BrokerUnreachableError("away")), None))
+    assert (away.state, away.says) == (State.FAILED, "away")
+    assert away.remedies
+
+
+def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
+    problems = [Problem("one", "do this"), Problem("two", "do this"), Problem("three", "do that")]
+    finding = Finding("check", "topic", Outcome.of(*problems))
+    assert finding.says == "one (and 2 more)"
+    assert finding.remedies == ("do this", "do that")
+
+
+def test_a_mover_that_reads_some_partitions_only() -> None:
+    def row(index: int, *consumers: str) -> PartitionStatus:
+        topic = BROKER.name.partition(index).full
+        return PartitionStatus(
+            topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, None, consumers
+        )
+
+    looked = patient(BROKER)
+    looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())
+    assert says(running_checks.mover(looked)) == [
+        f"nobody reads {BROKER.name.partition(1).full}: 1 of 2 partitions"
+    ]
+    looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0), row(1)), (), ())
+    assert says(running_checks.mover(looked)) == ["nobody moves it: 2 of 2 partitions"]
+
+
+def test_subscription_types_of_a_target() -> None:
+    subscriptions = {
+        "a": SubscriptionStats(0, type="Failover"),
+        "b": SubscriptionStats(0, type="Shared"),
+        "c": SubscriptionStats(0, type="None"),
+    }
+    looked = patient(
+        BROKER,
+        partitioned_metadata=TopicMetadata(0, {}),
+        partition_stats=PartitionStats(0, subscriptions),
+    )
+    found = says(topic_checks.target_subscriptions(looked))
+    assert found == [
+        "subscription a of persistent://public/default/orders (Failover) gets messages before "
+        "they are due"
+    ]
+    assert topic_checks.target_subscriptions(patient(TRACKER)).problems == ()

@@ -1,0 +1,377 @@
+"""What is deployed, the archive, and what a Function's status says in plain words."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel import __version__
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import AdminError, ConfigError, LevelTopicError
+from delaylevel.functions import archive, deployment, health
+from delaylevel.functions.deployment import FunctionOptions, function_config
+from delaylevel.functions.instance import client_settings, instance_token
+from delaylevel.functions.mover import metrics_of
+from delaylevel.functions.relay import StreamReport
+from delaylevel.functions.settings import FunctionSettings
+from delaylevel.functions.worker import FunctionsWorker
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
+
+ORDERS = "persistent://public/default/orders"
+FAMILY = f"{ORDERS}-delay-level"
+LEVELS = Levels(
+    [
+        PartitionStrategy(maximum_delay=timedelta(days=30)),
+        PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=30)),
+    ]
+)
+CONNECTION = Connection(service_url="pulsar://broker:6650", admin_url="http://broker:8080")
+
+
+def described(**values: Any) -> LevelTopicDescription:
+    return LevelTopicDescription(FAMILY, LEVELS, (ORDERS,), **{"mover": Mover.FUNCTION, **values})
+
+
+# -- configuration
+
+
+def test_the_configuration_loses_nothing() -> None:
+    config = function_config(described(), CONNECTION, FunctionOptions(parallelism=3, ram_mb=256))
+    levels = [str(member.topic) for member in described().members()]
+    assert list(config["inputSpecs"]) == levels[:3]
+    assert levels[2].endswith("-held")
+    assert config["processingGuarantees"] == "MANUAL"
+    assert config["autoAck"] is False
+    assert config["cleanupSubscription"] is False
+    assert config["subscriptionPosition"] == "Earliest"
+    assert config["subName"] == "delaylevel"
+    assert config["parallelism"] == 3
+    assert config["resources"] == {"cpu": 1.0, "ram": 256 * 1024 * 1024}
+    settings = FunctionSettings.from_config(config["userConfig"])
+    assert settings.level_topic == FAMILY
+    assert settings.admin_url == "http://broker:8080"
+    assert settings.log_topic == f"{FAMILY}-function-log"
+    json.dumps(config)
+
+
+def test_with_a_tracker_it_reads_neither_the_window_nor_its_log() -> None:
+    tracked = described(final_window=FinalWindow.TRACKER)
+    config = function_config(tracked, CONNECTION, FunctionOptions())
+    assert config == function_config(described(), CONNECTION, FunctionOptions())
+
+
+def test_what_a_function_may_not_move_is_refused() -> None:
+    with pytest.raises(LevelTopicError, match="delaylevel sync spark"):
+        function_config(described(mover=Mover.SPARK), CONNECTION, FunctionOptions())
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    for wrong in ({"parallelism": 0}, {"cpu": 0.0}, {"ram_mb": 1}):
+        with pytest.raises(ConfigError):
+            FunctionOptions(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="slash"):
+        deployment.function_name(described(), "a/b")
+    with pytest.raises(ConfigError, match="deploy"):
+        FunctionSettings.from_config({"something": "else"})
+    with pytest.raises(ConfigError):
+        FunctionSettings("topic", "http://x", in_flight=0)
+
+
+def test_numbers_that_pulsar_admin_has_rewritten_are_whole_again() -> None:
+    written = {**FunctionSettings(FAMILY, "http://x").to_config(), "receiver_queue": 500.0}
+    read = FunctionSettings.from_config(written)
+    assert isinstance(read.receiver_queue, int)
+    assert read == FunctionSettings(FAMILY, "http://x")
+    with pytest.raises(ConfigError):
+        FunctionSettings.from_config({**written, "in_flight": "many"})
+
+
+# -- the archive
+
+
+@pytest.fixture(scope="module")
+def package() -> bytes:
+    return archive.build()
+
+
+def test_the_archive_holds_what_the_function_needs_and_no_more(package: bytes) -> None:
+    names = zipfile.ZipFile(io.BytesIO(package)).namelist()
+    assert {name.split("/")[0] for name in names} == {"delaylevel-function"}
+    assert "delaylevel-function/src/delaylevel/functions/mover.py" in names
+    assert "delaylevel-function/src/delaylevel/model/router.py" in names
+    wheels = [name.split("/")[2] for name in names if name.endswith(".whl")]
+    assert {name.split("-")[0] for name in wheels} >= {"pydantic", "pydantic_core", "urllib3"}
+    assert not [name for name in names if "spark" in name.lower() or "/cli/" in name]
+    assert not [name for name in wheels if name.startswith(("pulsar", "pyarrow", "grpcio"))]
+    assert {name.split("/")[1] for name in names} == {"src", "deps"}
+    assert len(package) < 8 * 1024 * 1024
+    assert archive.build() == package, "the same files make the same archive"
+
+
+def test_the_archive_installs_without_a_network_and_works_in_isolation(
+    package: bytes, tmp_path: Path
+) -> None:
+    """What python_instance_main.py does with it, in a Python that has pulsar and nothing else."""
+    with zipfile.ZipFile(io.BytesIO(package)) as opened:
+        opened.extractall(tmp_path)
+    root = tmp_path / "delaylevel-function"
+    installed = tmp_path / "installed"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-index",
+            "-t",
+            str(installed),
+            *map(str, (root / "deps").glob("*.whl")),
+        ],
+        check=True,
+        timeout=120,
+    )
+    import _pulsar
+    import pulsar
+
+    only = tmp_path / "pulsar-only"
+    only.mkdir()
+    (only / "pulsar").symlink_to(Path(pulsar.__file__).parent)
+    library = Path(_pulsar.__file__)
+    for path in (library, *library.parent.glob("pulsar_client.libs")):
+        (only / path.name).symlink_to(path)
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:];"
+        "from delaylevel.functions.mover import LevelMover; import delaylevel, pydantic, urllib3;"
+        "assert LevelMover();"
+        "print(delaylevel.__file__); print(pydantic.__file__)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-S", "-c", program, str(root / "src"), str(installed), str(only)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert answer.returncode == 0, answer.stderr
+    ours, pydantics = answer.stdout.split()
+    assert ours.startswith(str(root))
+    assert pydantics.startswith(str(installed))
+
+
+def test_a_repacked_wheel_says_what_it_fits() -> None:
+    name, content = archive.repack("pydantic_core")
+    assert name.startswith("pydantic_core-")
+    assert f"cp{sys.version_info[0]}{sys.version_info[1]}" in name
+    opened = zipfile.ZipFile(io.BytesIO(content))
+    record = next(n for n in opened.namelist() if n.endswith("/RECORD"))
+    listed = {line.split(",")[0] for line in opened.read(record).decode().splitlines()}
+    assert listed == set(opened.namelist())
+
+
+def test_wheels_for_another_python_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ConfigError, match=r"Python 3\.13 on win_amd64"):
+        archive.build(archive.WorkerPython("3.13", "win_amd64"))
+
+
+def test_for_people_with_their_own_tools(tmp_path: Path) -> None:
+    line = deployment.write_package(tmp_path / "out", described(), CONNECTION, FunctionOptions())
+    words = line.split()
+    assert words[:5] == ["pulsar-admin", "--admin-url", "http://broker:8080", "functions", "create"]
+    assert zipfile.is_zipfile(words[words.index("--py") + 1])
+    config = json.loads(Path(words[words.index("--function-config-file") + 1]).read_text())
+    assert config["processingGuarantees"] == "MANUAL"
+    assert config["cleanupSubscription"] is False
+
+
+# -- the instance
+
+
+def test_the_instances_own_token_is_used(tmp_path: Path) -> None:
+    assert instance_token(["--x", "1"]) is None
+    assert instance_token(["--client_auth_params", "token:abc"]) == "abc"
+    assert instance_token(["--client_auth_params", "'token:abc'"]) == "abc"
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    assert instance_token(["--client_auth_params", f"file://{file}"]) == "from-file"
+    with pytest.raises(ConfigError, match="missing"):
+        instance_token(["--client_auth_params", f"file://{tmp_path}/missing"])
+    file.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        instance_token(["--client_auth_params", f"file://{file}"])
+    plugin = ["--client_auth_plugin", "org.apache.pulsar.client.impl.auth.AuthenticationToken"]
+    assert instance_token([*plugin, "--client_auth_params", "abc"]) == "abc"
+    assert instance_token(plugin) is None
+    assert instance_token(["--client_auth_params", "tlsCertFile:/a,tlsKeyFile:/b"]) is None
+
+
+def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
+    assert client_settings(["--x", "1"]) is None
+    words = ["--py", "a.zip", "--pulsar_serviceurl", "pulsar://broker:6650"]
+    assert client_settings(words) == {
+        "service_url": "pulsar://broker:6650",
+        "use_tls": False,
+        "tls_allow_insecure_connection": False,
+        "tls_validate_hostname": False,
+    }
+    words += ["--use_tls", "true", "--tls_trust_cert_path", "/ca.pem"]
+    words += ["--hostname_verification_enabled", "true", "--tls_allow_insecure", "true"]
+    plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    words += ["--client_auth_plugin", plugin, "--client_auth_params", "token:abc"]
+    found = client_settings(words)
+    assert found is not None
+    assert isinstance(found.pop("authentication"), pulsar.Authentication)
+    assert found == {
+        "service_url": "pulsar://broker:6650",
+        "use_tls": True,
+        "tls_trust_certs_file_path": "/ca.pem",
+        "tls_allow_insecure_connection": True,
+        "tls_validate_hostname": True,
+    }
+
+
+def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
+    assert metrics_of(StreamReport(), 5) == {}
+    report = StreamReport(window=3, due=2, latest_ms=-4000, behind_total_ms=50, behind_most_ms=30)
+    report.dead["x"] += 1
+    found = metrics_of(report, 7)
+    assert found["delaylevel_function_window_total"] == 3
+    assert found["delaylevel_function_due_total"] == 2
+    assert found["delaylevel_function_dead_total"] == 1
+    assert found["delaylevel_function_lag_seconds_total"] == 0.05
+    assert found["delaylevel_function_lateness_seconds_max"] == 0
+
+
+# -- status in plain words
+
+
+def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) -> LevelTopicStatus:
+    now = 1_800_000_000_000
+
+    def row(role: Role, entries: int, index: int) -> PartitionStatus:
+        return PartitionStatus(
+            topic=FAMILY,
+            role=role,
+            level=index,
+            level_name="DAY",
+            partition=0,
+            backlog_entries=entries,
+            storage_bytes=0,
+            oldest_publish_ms=None,
+            oldest_hand_off_ms=now - behind_ms if behind_ms else None,
+            next_hand_off_ms=None,
+            consumers=consumers,
+        )
+
+    return LevelTopicStatus(
+        described(), now, (row(Role.LEVEL, 5, 0),), (row(Role.HELD, held, -1),), ()
+    )
+
+
+def config() -> dict[str, Any]:
+    return function_config(described(), CONNECTION, FunctionOptions())
+
+
+def problems(said: dict[str, Any], at: LevelTopicStatus, trouble: str = "") -> str:
+    found = health.instances_of(said, {}, 1, trouble)
+    return "\n".join(health.problems_of(config(), found, at))
+
+
+def one(**status: Any) -> dict[str, Any]:
+    return {"instances": [{"instanceId": 0, "status": {"running": True, **status}}]}
+
+
+OURS = (f"delaylevel-function@{FAMILY}#0",)
+
+
+def test_nothing_is_wrong() -> None:
+    assert problems(one(), level(consumers=OURS)) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "at", "words"),
+    [
+        ({}, level(), "instance 0 is down"),
+        (one(running=False, error="UNAVAILABLE: io exception"), level(), "just starting"),
+        (one(running=False, numRestarts=3), level(), "pip install 'pulsar-client[functions]'"),
+        (one(), level(behind_ms=3_600_000, consumers=OURS), "raise --parallelism"),
+        (one(), level(behind_ms=3_600_000, consumers=("abc",)), "--worker-admin-url"),
+        (one(), level(held=12), "12 messages are held"),
+        (
+            one(latestUserExceptions=[{"exceptionString": "Traceback\nKeyError: 'x'"}]),
+            level(),
+            "instance 0 failed: KeyError: 'x'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_remedy(
+    said: dict[str, Any], at: LevelTopicStatus, words: str
+) -> None:
+    assert words in problems(said, at, "Not alive")
+
+
+def test_a_function_that_others_have_changed() -> None:
+    changed = {**config(), "cleanupSubscription": True, "inputSpecs": {}, "userConfig": {}}
+    text = "\n".join(health.problems_of(changed, (), level(consumers=OURS)))
+    assert "delete what is parked" in text
+    assert "does not read" in text
+    assert f"this is {__version__}" in text
+
+
+def test_figures_come_from_the_user_metrics() -> None:
+    stats = {
+        "instances": [
+            {
+                "instanceId": 0,
+                "metrics": {
+                    "userMetrics": {
+                        "user_metric_delaylevel_function_window_total_sum": 3.0,
+                        "user_metric_delaylevel_function_due_total_sum": 1.0,
+                        "user_metric_delaylevel_function_lag_seconds_total_sum": 0.1,
+                    }
+                },
+            }
+        ]
+    }
+    (found,) = health.instances_of(one(), stats, 1)
+    assert found.counts["forwarded"] == 4
+    assert found.late_ms == 25
+
+
+# -- the worker's REST interface
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, status: int, reason: str) -> FunctionsWorker:
+    worker = FunctionsWorker(CONNECTION)
+
+    def request(*_: Any, **__: Any) -> Any:
+        raise AdminError("no", status=status, reason=reason)
+
+    monkeypatch.setattr(worker._rest, "request", request)
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        (404, "HTTP 404 Not Found", "no functions worker"),
+        (503, "Function worker service is not done initializing", "not ready"),
+    ],
+)
+def test_a_cluster_without_a_worker_is_said(
+    monkeypatch: pytest.MonkeyPatch, status: int, reason: str, words: str
+) -> None:
+    with pytest.raises(LevelTopicError, match=words):
+        refusing(monkeypatch, status, reason).restart("public/default/x")

@@ -1,0 +1,441 @@
+"""How much is due when: the estimate's arithmetic, a horizon in memory, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel import PartitionStrategy, topics
+from delaylevel.cli import horizon as command
+from delaylevel.cli.main import cli
+from delaylevel.cli.views.pending import (
+    bar,
+    bucket_label,
+    count,
+    horizon_note,
+    horizon_text,
+    horizon_view,
+    rate,
+    short,
+)
+from delaylevel.cluster.entries import Entries, choose_places
+from delaylevel.cluster.port import LedgerInfo
+from delaylevel.errors import InvalidInputError, LevelTopicError
+from delaylevel.inspection import Horizon, Inspector, Part
+from delaylevel.inspection.horizon import (
+    DAY,
+    HOUR,
+    MINUTE,
+    WEEK,
+    Piece,
+    Pieces,
+    Tally,
+    bucket_edges,
+    build,
+    edges,
+)
+from delaylevel.inspection.plot import save_plot
+from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
+
+NOW = 1_800_000_000_000
+LEVELS = [
+    PartitionStrategy(maximum_delay=timedelta(days=30)),
+    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+]
+PARTS = (Part("DAY", Role.LEVEL, 0), Part("HOUR", Role.LEVEL, 1), Part("window", Role.WINDOW))
+
+times = st.integers(NOW - 1000, NOW + 1000)
+
+
+@given(st.lists(times, max_size=20), st.integers(0, 300), times)
+def test_a_piece_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
+    piece = Piece(dues, 2.0, spread)
+    # The part of (due, due + spread) that lies before the time.
+    parts = [min(max((at - due) / spread, 0.0), 1.0) if spread else float(due < at) for due in dues]
+    assert piece.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
+    assert piece.total == 2 * len(dues)
+    assert piece.before(NOW + 2000) == pytest.approx(piece.total)
+    assert piece.last_due_ms == (max(dues) + spread if dues else None)
+
+
+@given(st.lists(times, max_size=30), st.lists(times, min_size=1, max_size=5))
+def test_a_tally_counts_like_a_list(dues: list[int], asked: list[int]) -> None:
+    one, other = Tally(asked), Tally(asked)
+    for number, due in enumerate(dues):
+        (one if number % 2 else other).add(due)
+    one.merge(other)
+    for at in asked:
+        assert one.before(at) == sum(due < at for due in dues)
+    assert (one.total, one.last_due_ms) == (len(dues), max(dues, default=None))
+
+
+@given(st.integers(1, 400 * DAY))
+def test_a_profile_has_few_stretches_on_round_times(left: int) -> None:
+    length, found = bucket_edges(NOW, NOW + left)
+    assert found[0] == NOW
+    assert found[-2] <= NOW + left < found[-1]
+    assert all(at % length == 0 for at in found[1:])
+    assert 2 <= len(found) <= 17
+    assert set(found) <= set(edges(NOW, NOW + left))
+
+
+def test_nothing_pending_has_no_profile() -> None:
+    assert bucket_edges(NOW, None)[1] == bucket_edges(NOW, NOW)[1] == []
+
+
+def test_entries_by_number() -> None:
+    ledgers = [LedgerInfo(3, 10), LedgerInfo(7, 0), LedgerInfo(9, 5)]
+    every = Entries(ledgers, EARLIEST, Position(9, 5))
+    assert len(every) == 15
+    assert [every.position(n) for n in (0, 9, 10, 14)] == [
+        Position(3, 0),
+        Position(3, 9),
+        Position(9, 0),
+        Position(9, 4),
+    ]
+    some = Entries(ledgers, Position(3, 8), Position(9, 2))
+    assert [some.position(n) for n in range(len(some))] == [
+        Position(3, 8),
+        Position(3, 9),
+        Position(9, 0),
+        Position(9, 1),
+    ]
+    # What a trimmed ledger had is not there; a bound inside an entry takes it along.
+    assert len(Entries(ledgers[2:], Position(3, 8), Position(9, 1, 4))) == 2
+    assert len(Entries([], EARLIEST, EARLIEST)) == 0
+
+
+@pytest.mark.parametrize("entries", [0, 1, 2, 5, 6, 7, 100, 12345])
+def test_places_begin_with_the_first_and_end_with_the_last(entries: int) -> None:
+    chosen = choose_places(entries, 5)
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == min(entries, 6)
+    if entries:
+        assert (chosen[0], chosen[-1]) == (0, entries - 1)
+
+
+# -- in memory
+
+
+@contextmanager
+def filled(messages: int = 400, **options: Any) -> Iterator[tuple[MemoryPulsar, list[int]]]:
+    """A level topic over DAY and HOUR with messages due from minutes to weeks from now."""
+    choose = random.Random(3)
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        client.subscribe("orders", "app")
+        producer = client.create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=LEVELS, **options
+        )
+        dues = []
+        for number in range(messages):
+            delay = choose.choice([30 * MINUTE, 20 * HOUR, 3 * DAY, 20 * DAY])
+            dues.append(memory.clock.now_ms() + delay + choose.randrange(10 * MINUTE))
+            producer.send(b"x" * number, deliver_at=dues[-1], partition_key=f"k{number % 7}")
+        yield memory, dues
+
+
+def inspector(memory: MemoryPulsar, **options: Any) -> Inspector:
+    return Inspector(memory.client(), memory.admin, "orders", clock=memory.clock, **options)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_is_small_is_counted(exact: bool) -> None:
+    with filled() as (memory, dues):
+        read: list[int] = []
+        found = inspector(memory).horizon(exact=exact, tell=read.append)
+        now = memory.clock.now_ms()
+        assert found.exact
+        for row in found.within:
+            limit = None if row.within_ms is None else now + row.within_ms
+            wanted = sum(limit is None or due < limit for due in dues)
+            assert row.messages == wanted == sum(row.parts.values()), row.label
+        assert found.within[-1].parts == {
+            "DAY": sum(due - now >= DAY for due in dues),
+            "HOUR": sum(HOUR <= due - now < DAY for due in dues),
+            "window": sum(due - now < HOUR for due in dues),
+            "held": 0,
+        }
+        assert found.last_due_ms == max(dues)
+        assert sum(bucket.messages for bucket in found.profile) == len(dues)
+        assert found.targets == {TopicName.parse("orders").full: len(dues)}
+        assert sum(read) == (found.looked_at if exact else 0)
+
+
+def test_a_sample_stands_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
+    monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
+    monkeypatch.setattr("delaylevel.inspection.sampling._WINDOW_MESSAGES", 40)
+    with filled(2000) as (memory, dues):
+        found = inspector(memory).horizon()
+        assert not found.exact
+        assert found.looked_at < len(dues)
+        # Entries are counted; only where they are due is guessed.
+        assert found.within[-1].parts["DAY"] == sum(
+            due - memory.clock.now_ms() >= DAY for due in dues
+        )
+        for row in found.within[-3:]:
+            limit = memory.clock.now_ms() + (row.within_ms or 400 * DAY)
+            assert row.messages == pytest.approx(sum(due < limit for due in dues), rel=0.1)
+
+
+def test_what_was_moved_on_or_delivered_is_not_counted_twice() -> None:
+    with filled() as (memory, dues):
+        memory.advance(timedelta(days=2, hours=23, minutes=30))
+        now = memory.clock.now_ms()
+        for exact in (False, True):
+            found = inspector(memory).horizon(exact=exact)
+            assert found.messages == sum(due > now for due in dues)
+            assert found.within[0].messages == 0
+
+
+def test_looking_leaves_no_trace() -> None:
+    with filled() as (memory, _):
+        before = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
+        inspector(memory).horizon(exact=True)
+        after = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
+        assert before == after
+        assert all(stats.subscriptions.keys() == {SUBSCRIPTION} for stats in after.values())
+
+
+def test_one_of_several_targets() -> None:
+    with filled(100) as (memory, _):
+        client = memory.client()
+        client.subscribe("invoices", "app")
+        known = topics.describe(memory.admin, "orders")
+        targets = (*known.targets, TopicName.parse("invoices").full)
+        topics.create(memory.admin, replace(known, targets=targets))
+        client.create_producer(
+            "invoices",
+            enable_delay_level_topic=True,
+            delay_level_topic="orders-delay-level",
+        ).send(b"", deliver_after=timedelta(days=5))
+        both = inspector(memory).horizon()
+        assert sorted(both.targets.values()) == [1, 100]
+        for exact in (False, True):
+            one = inspector(memory, target="invoices").horizon(exact=exact)
+            assert one.messages == 1
+            assert one.target == TopicName.parse("invoices").full
+        with pytest.raises(InvalidInputError, match="carries no messages for"):
+            inspector(memory, target="nobody")
+
+
+def test_a_topic_that_is_not_there() -> None:
+    with MemoryPulsar() as memory, pytest.raises(LevelTopicError, match="has no level topic"):
+        inspector(memory)
+
+
+# -- shown
+
+
+def horizon_of(*counts: int, each: float = 1.0, exact: bool = True) -> Horizon:
+    """A horizon with so many messages in DAY, HOUR and the window, each 10 minutes apart."""
+    spreads = []
+    for part, messages in zip(PARTS, counts, strict=True):
+        first = {"DAY": 2 * DAY, "HOUR": 2 * HOUR, "window": 0}[part.name]
+        dues = [NOW + first + number * 10 * MINUTE for number in range(1, messages + 1)]
+        spreads.append((part, Pieces([Piece(dues, each)], exact)))
+    return build("persistent://public/default/orders-delay-level", NOW, spreads, looked_at=77)
+
+
+def test_a_horizon_for_a_person() -> None:
+    assert horizon_text(horizon_of(60, 6, 3), 80, bars=False).splitlines() == [
+        "orders-delay-level: 69 pending",
+        "The last is due in 2d10h: 2027-01-17T18:00:00Z",
+        "",
+        "DUE WITHIN   MESSAGES    RATE   DAY   HOUR   WINDOW",
+        "overdue             0       -     0      0        0",
+        "1 minute            0       0     0      0        0",
+        "1 hour              3   3.0/h     0      0        3",
+        "1 day               9   9.0/d     0      6        3",
+        "1 week             69   9.9/d    60      6        3",
+        "any time           69       -    60      6        3",
+    ]
+
+
+def test_ten_million_estimated_fit_80_columns() -> None:
+    text = horizon_text(horizon_of(400, 100, 20, each=20_000.0, exact=False), 80, bars=True)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith(
+        "orders-delay-level: ~10,400,000 pending\n"
+        "The last is due in about 4d18h: 2027-01-20T02:40Z\n"
+    )
+    assert len(text.splitlines()) <= 30
+    assert "█" in text
+    assert "~ is an estimate: 77 messages were looked at" in str(
+        horizon_note(horizon_of(400, 100, 20, exact=False))
+    )
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("messages", [7, 10_000_000])
+def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -> None:
+    parts = [
+        *(Part(n, Role.LEVEL, i) for i, n in enumerate(("YEAR", "MONTH", "DAY", "HOUR", "MINUTE"))),
+        Part("window", Role.WINDOW),
+        Part("held", Role.HELD),
+    ]
+    spreads = [(part, Pieces([Piece([NOW + DAY], messages)], exact)) for part in parts[2:]]
+    empty = [(part, Pieces([], exact)) for part in parts[:2]]
+    found = build(
+        "persistent://public/default/" + "orders" * 9,
+        NOW,
+        [*empty, *spreads],
+        targets={f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)},
+    )
+    lines = horizon_text(found, 80, bars=True).splitlines()
+    assert max(map(len, lines)) <= 80
+    (total,) = [line for line in lines if line.startswith("any time")]
+    assert f"{5 * messages:,}" in total
+    if messages > 1000:
+        assert total.split()[4:] == [("" if exact else "~") + "10.0M"] * 5
+
+
+def test_little_room_takes_three_digits() -> None:
+    figures = (0, 9_999, 10_000, 99_960, 480_400, 999_600, 10_400_123, 2e9, 5e12)
+    assert [short(n, True) for n in figures] == [
+        "0",
+        "9,999",
+        "10.0k",
+        "100k",
+        "480k",
+        "1.00M",
+        "10.4M",
+        "2.00G",
+        "5000G",
+    ]
+    assert short(10_400_123, False) == "~10.4M"
+
+
+def test_nothing_pending_is_one_sentence() -> None:
+    empty = horizon_of(0, 0, 0)
+    assert horizon_text(empty, 80, bars=True) == "orders-delay-level: nothing is pending."
+    assert horizon_note(empty) is None
+    assert empty.last_due_ms is None
+
+
+def test_stable_keys() -> None:
+    view = horizon_view(horizon_of(3, 2, 1))
+    assert list(json.loads(json.dumps(view))) == [
+        "topic",
+        "target",
+        "now_ms",
+        "messages",
+        "exact",
+        "exact_parts",
+        "looked_at",
+        "damaged",
+        "window_by_clock",
+        "last_due_ms",
+        "targets",
+        "within",
+        "bucket_ms",
+        "profile",
+    ]
+    assert view["within"][2] == {
+        "within": "1 hour",
+        "within_ms": HOUR,
+        "messages": 1,
+        "parts": {"DAY": 0, "HOUR": 0, "window": 1},
+        "per_second": 1 / 3600,
+        "exact": True,
+    }
+    assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]
+
+
+def test_numbers_rates_and_bars() -> None:
+    assert [count(n, False) for n in (0, 7, 1234, 10_400_123)] == [
+        "0",
+        "~7",
+        "~1,230",
+        "~10,400,000",
+    ]
+    assert count(1234, True) == "1,234"
+    assert [rate(n) for n in (None, 0.0, 20.5, 0.5, 1 / 3600, 1e-9)] == [
+        "-",
+        "0",
+        "20.5/s",
+        "30.0/min",
+        "1.0/h",
+        "0.0/d",
+    ]
+    assert (bar(0, 10), bar(1e-9, 10), bar(0.5, 10), bar(2, 10)) == ("", "▏", "█" * 5, "█" * 10)
+    assert bucket_label(NOW, DAY) == "Fri 2027-01-15"
+    assert bucket_label(NOW, HOUR) == "Fri 15 08:00"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_picture(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"orders{suffix}"
+    save_plot(horizon_of(60, 6, 3), path)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in data
+    save_plot(horizon_of(0, 0, 0), path)
+    with pytest.raises(InvalidInputError, match="neither"):
+        save_plot(horizon_of(1, 1, 1), tmp_path / "orders.pdf")
+    with pytest.raises(InvalidInputError, match="no folder"):
+        save_plot(horizon_of(1, 1, 1), tmp_path / "nowhere" / "orders.png")
+
+
+# -- the command
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with filled(50) as (memory, dues):
+
+        @contextmanager
+        def connect(settings: Any, topic: str, target: Any = None) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+
+        monkeypatch.setattr(command, "inspector", connect)
+        runner = CliRunner()
+        shown = runner.invoke(cli, ["horizon", "orders"])
+        assert shown.exit_code == 0, shown.output
+        assert f"orders-delay-level: {len(dues)} pending" in shown.stdout
+        assert "█" not in shown.stdout, "bars are for terminals"
+        assert shown.stderr == ""
+        wide = runner.invoke(cli, ["horizon", "orders", "-o", "wide"], env={"NO_COLOR": "1"})
+        assert "█" in wide.stdout
+        assert "\x1b" not in wide.stdout
+        one = json.loads(runner.invoke(cli, ["horizon", "orders", "-o", "json"]).stdout)
+        assert one["messages"] == len(dues)
+        lines = runner.invoke(cli, ["horizon", "orders", "--exact", "-o", "jsonl"]).stdout
+        assert [json.loads(line)["within"] for line in lines.splitlines()] == [
+            "overdue",
+            "1 minute",
+            "1 hour",
+            "1 day",
+            "1 week",
+            "any time",
+        ]
+        picture = tmp_path / "o.svg"
+        assert runner.invoke(cli, ["horizon", "orders", "--plot", str(picture)]).exit_code == 0
+        assert picture.exists()
+        assert runner.invoke(cli, ["horizon", "orders", "--plot", "o.txt"]).exit_code == 2
+        assert runner.invoke(cli, ["horizon", "nobody"]).exit_code == 1
+        assert runner.invoke(cli, ["horizon"]).exit_code == 2
+
+
+def test_a_broker_that_is_away() -> None:
+    result = CliRunner().invoke(cli, ["--service-url", "pulsar://127.0.0.1:1", "horizon", "orders"])
+    assert result.exit_code == 3
+    assert result.stdout == ""
+
+
+def test_weeks_are_weeks() -> None:
+    assert WEEK == 7 * DAY == 604_800_000

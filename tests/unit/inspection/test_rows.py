@@ -1,0 +1,605 @@
+"""Pending messages as rows, bars and averages, against a count in plain Python."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("duckdb")
+
+from delaylevel import PartitionStrategy
+from delaylevel.cli import pending as command
+from delaylevel.cli.inspecting import reading
+from delaylevel.cli.main import cli
+from delaylevel.errors import BrokerError, InvalidInputError
+from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection.parallel import side_by_side
+from delaylevel.inspection.rows import SCHEMA
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
+
+HOUR, DAY = 3_600_000, 86_400_000
+LEVELS = [
+    PartitionStrategy(maximum_delay=timedelta(days=10)),
+    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+]
+TOPIC = TopicName.parse("orders").full
+
+
+@dataclass(frozen=True)
+class Sent:
+    due_ms: int
+    size: int
+    key: str
+    amount: str | None
+    body: bytes
+
+
+@contextmanager
+def filled(
+    messages: int = 300, *, final_window: str = "broker"
+) -> Iterator[tuple[MemoryPulsar, list[Sent]]]:
+    """Messages in both levels and the window, with what was sent."""
+    choose = random.Random(5)
+    sent = []
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        client.subscribe("orders", "app")
+        with client.create_producer(
+            "orders",
+            enable_delay_level_topic=True,
+            partition_strategy=LEVELS,
+            final_window=final_window,
+        ) as producer:
+            for number in range(messages):
+                due = memory.clock.now_ms() + choose.randrange(1000, 10 * DAY)
+                if number % 3 == 0:
+                    due = memory.clock.now_ms() + choose.randrange(1000, 2 * HOUR)
+                body = b"x" * choose.randrange(2000)
+                amount = choose.choice([None, "1.5", "20", "many"])
+                one = Sent(due, len(body), f"k{number % 7}", amount, body)
+                sent.append(one)
+                properties = {"number": str(number)}
+                if amount is not None:
+                    properties["amount"] = amount
+                producer.send_async(
+                    body, None, deliver_at=due, partition_key=one.key, properties=properties
+                )
+        yield memory, sent
+
+
+def inspector(memory: MemoryPulsar, **options: Any) -> Inspector:
+    return Inspector(memory.client(), memory.admin, "orders", clock=memory.clock, **options)
+
+
+def dues(found: Any) -> list[int]:
+    return [row.due_ms for row in found]
+
+
+@pytest.mark.parametrize("final_window", ["broker", "tracker"])
+def test_rows_come_in_due_order_with_all_that_was_sent(final_window: str) -> None:
+    with filled(final_window=final_window) as (memory, sent):
+        rows = list(inspector(memory).rows(value=True))
+        assert dues(rows) == sorted(one.due_ms for one in sent)
+        by_number = {int(row.properties["number"]): row for row in rows}
+        for number, one in enumerate(sent):
+            row = by_number[number]
+            assert (row.due_ms, row.size, row.key) == (one.due_ms, one.size, one.key)
+            assert row.value == one.body
+            assert row.target == TOPIC
+            assert row.delay_ms == one.due_ms - row.publish_ms
+            assert row.place.split()[0] in ("DAY", "HOUR", "window")
+            assert row.properties.get("amount") == one.amount
+        assert len({row.id for row in rows}) == len(sent)
+        assert {row.role for row in rows} == {"level", "window"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "where", "test"),
+    [
+        (0, 10 * DAY, "size > 1000", lambda one: one.size > 1000),
+        (HOUR, 3 * HOUR, None, lambda one: True),
+        (
+            None,
+            DAY,
+            "SIZE % 2 = 0 and key = 'k3'",
+            lambda one: one.size % 2 == 0 and one.key == "k3",
+        ),
+        (4 * DAY, None, "properties['amount'] = '20'", lambda one: one.amount == "20"),
+        (2 * DAY, 2 * DAY + HOUR, "size >= 0 -- all", lambda one: True),
+    ],
+)
+def test_a_range_of_due_times_and_of_attributes(
+    low: int | None, high: int | None, where: str | None, test: Any
+) -> None:
+    with filled() as (memory, sent):
+        now = memory.clock.now_ms()
+        window = Window(None if low is None else now + low, None if high is None else now + high)
+        look = inspector(memory, slack_ms=60_000)
+        selection = Selection(window, where)
+        wanted = [one for one in sent if one.due_ms in window and test(one)]
+        assert dues(look.rows(selection)) == sorted(one.due_ms for one in wanted)
+        first = dues(look.rows(selection, limit=5))
+        assert first == sorted(one.due_ms for one in wanted)[:5]
+        found = look.average("size", selection)
+        assert found.messages == found.counted == len(wanted)
+        if wanted:
+            sizes = [one.size for one in wanted]
+            assert found.mean == pytest.approx(sum(sizes) / len(sizes))
+            assert (found.least, found.most, found.total) == (min(sizes), max(sizes), sum(sizes))
+
+
+def test_by_key_property_and_target() -> None:
+    with filled() as (memory, sent):
+        look = inspector(memory)
+        some = list(look.rows(Selection(key="k2", properties={"amount": "20"})))
+        assert dues(some) == sorted(
+            one.due_ms for one in sent if one.key == "k2" and one.amount == "20"
+        )
+        assert list(look.rows(Selection(key="nobody"))) == []
+        assert len(look.table(columns=["due_ms", "size"])) == len(sent)
+        assert look.table(columns=["due_ms", "size"]).schema.names == ["due_ms", "size"]
+        streamed = list(look.batches(columns=["key"]))
+        assert sum(map(len, streamed)) == len(sent)
+        assert len(list(inspector(memory, target="orders").rows())) == len(sent)
+
+
+def test_averages_of_properties_and_delays() -> None:
+    with filled() as (memory, sent):
+        amounts = [float(one.amount) for one in sent if one.amount not in (None, "many")]
+        found = inspector(memory).average("amount")
+        assert (found.messages, found.counted) == (len(sent), len(amounts))
+        assert found.mean == pytest.approx(sum(amounts) / len(amounts))
+        delays = [one.due_ms - memory.clock.now_ms() for one in sent]
+        assert inspector(memory).average("delay").mean == pytest.approx(
+            sum(delays) / len(delays), rel=0.01
+        )
+        assert inspector(memory).average("it's not there").mean is None
+
+
+def test_histograms() -> None:
+    with filled() as (memory, sent):
+        look = inspector(memory)
+        for by, length in (("hour", HOUR), ("day", DAY)):
+            wanted = Counter(one.due_ms // length * length for one in sent)
+            bars = look.histogram(by)
+            assert [(bar.value, bar.messages) for bar in bars] == sorted(wanted.items())
+        sizes = {bar.value: bar.messages for bar in look.histogram("size")}
+        assert sizes == Counter(1 << (one.size.bit_length() - 1) if one.size else 0 for one in sent)
+        keys = {bar.value: bar.bytes for bar in look.histogram("key")}
+        assert keys["k1"] == sum(one.size for one in sent if one.key == "k1")
+        amounts = look.histogram("amount")
+        assert {bar.value: bar.messages for bar in amounts} == Counter(one.amount for one in sent)
+        assert amounts[-1].value is None
+        places = {str(bar.value).split()[0] for bar in look.histogram("place")}
+        assert places == {"DAY", "HOUR", "window"}
+
+
+def test_found_by_id_wherever_it_has_gone() -> None:
+    with filled() as (memory, _):
+        look = inspector(memory)
+        rows = list(look.rows())
+        last = rows[-1]
+        read: list[int] = []
+        assert look.find(last.id, tell=read.append) == [last]
+        assert sum(read) == 1, "a position is looked at directly"
+        left_ms = (last.due_ms or 0) - memory.clock.now_ms()
+        memory.advance(timedelta(milliseconds=left_ms) - timedelta(hours=6))
+        (moved,) = look.find(last.id)
+        assert (moved.id, moved.due_ms) == (last.id, last.due_ms)
+        assert moved.place.startswith("HOUR")
+        assert look.find("nobody") == []
+        assert look.find("public/default/orders-delay-level-partition-0:99:1:0") == []
+        # What was delivered is not pending any more.
+        assert look.find(rows[0].id) == []
+
+
+def test_looking_leaves_no_trace() -> None:
+    with filled() as (memory, _):
+        names = [TopicName.parse(f"orders-delay-level{suffix}") for suffix in ("", "-hour")]
+        before = [memory.admin.partitioned_stats(name) for name in names]
+        list(inspector(memory).rows())
+        after = [memory.admin.partitioned_stats(name) for name in names]
+        assert before == after
+        for stats in after:
+            assert all(one.subscriptions.keys() == {SUBSCRIPTION} for one in stats.values())
+
+
+@pytest.mark.parametrize(
+    "where", ["sise > 1", "size >", "1) --", "size > 1; drop table x", "size = 'many'"]
+)
+def test_a_condition_that_cannot_be_used(where: str) -> None:
+    with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
+        list(inspector(memory).rows(Selection(where=where)))
+
+
+def test_other_input_that_cannot_be_used() -> None:
+    with filled(20) as (memory, _):
+        look = inspector(memory)
+        with pytest.raises(InvalidInputError, match="no column colour"):
+            look.table(columns=["colour", "due_ms"])
+        with pytest.raises(InvalidInputError, match="neither direct nor spark"):
+            list(look.rows(engine="horse"))
+        with pytest.raises(InvalidInputError, match="no condition"):
+            list(look.batches(Selection(where="size > 1")))
+
+
+def test_reading_side_by_side() -> None:
+    def read(item: int) -> Iterator[int]:
+        yield from (item * 10 + n for n in range(3))
+
+    assert sorted(side_by_side(range(5), read)) == [
+        n for i in range(5) for n in range(i * 10, i * 10 + 3)
+    ]
+    assert list(side_by_side([], read)) == []
+    endless = side_by_side([1, 2], lambda item: iter(int, 1))
+    assert [next(endless), next(endless)] == [0, 0]
+    endless.close()  # its threads end
+
+    def broken(item: int) -> Iterator[int]:
+        yield item
+        raise BrokerError("no more")
+
+    with pytest.raises(BrokerError, match="no more"):
+        list(side_by_side([1, 2, 3], broken))
+
+
+def test_an_error_while_reading_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Iterator[Any]:
+        raise BrokerError("the broker is overloaded")
+        yield
+
+    with filled(20) as (memory, _):
+        look = inspector(memory)
+        monkeypatch.setattr("delaylevel.inspection.rows.messages_in_range", broken)
+        with pytest.raises(BrokerError, match="overloaded"):
+            look.average("size")
+
+
+# -- the command
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``run("histogram", "orders", …)``: ``delaylevel pending`` on 200 messages in memory."""
+    with filled(200) as (memory, sent):
+
+        @contextmanager
+        def connect(
+            settings: Any, topic: str, target: Any = None, slack: Any = None
+        ) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+
+        monkeypatch.setattr(command, "inspector", connect)
+
+        def invoke(*arguments: str) -> Any:
+            result = CliRunner().invoke(cli, ["pending", *arguments])
+            assert result.exception is None or isinstance(result.exception, SystemExit), (
+                result.exception
+            )
+            return result
+
+        invoke.sent = sent  # type: ignore[attr-defined]
+        yield invoke
+
+
+def test_a_list(run: Any) -> None:
+    shown = run("orders", "--limit", "3")
+    assert shown.exit_code == 0, shown.output
+    head, *lines = shown.stdout.splitlines()
+    assert head.split() == ["DUE", "KEY", "SIZE", "WAITS", "IN"]
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert shown.stderr == "There are more than 3; --limit 0 shows all.\n"
+    assert run("list", "orders", "--limit", "3").stdout == shown.stdout
+    rows = [
+        json.loads(line)
+        for line in run("orders", "--limit", "0", "-o", "jsonl").stdout.splitlines()
+    ]
+    assert [row["due_ms"] for row in rows] == sorted(one.due_ms for one in run.sent)
+    assert list(rows[0]) == [
+        "due_ms",
+        "target",
+        "id",
+        "key",
+        "ordering_key",
+        "event_ms",
+        "publish_ms",
+        "delay_ms",
+        "size",
+        "properties",
+        "place",
+        "role",
+        "level",
+        "partition",
+        "topic",
+        "position",
+    ]
+    one = json.loads(run("orders", "--limit", "1", "--payload", "-o", "json").stdout)
+    first = min(run.sent, key=lambda sent: sent.due_ms)
+    assert base64.b64decode(one[0]["value_base64"]) == first.body
+    assert "number=" in run("orders", "-o", "wide", "--limit", "1").stdout
+    assert "PAYLOAD" in run("orders", "--payload", "--limit", "1").stdout
+
+
+def test_nothing_asked_for(run: Any) -> None:
+    none = run("orders", "--key", "nobody")
+    assert (none.exit_code, none.stdout) == (0, "")
+    assert none.stderr == "No pending message matches.\n"
+    assert json.loads(run("orders", "--key", "nobody", "-o", "json").stdout) == []
+    assert run("histogram", "orders", "--key", "nobody").stderr == none.stderr
+    empty = json.loads(run("average", "orders", "size", "--key", "nobody", "-o", "json").stdout)
+    assert (empty["messages"], empty["mean"]) == (0, None)
+
+
+def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "customer-" + "9" * 90
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        client.subscribe("orders", "app")
+        with client.create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=LEVELS
+        ) as producer:
+            producer.send(
+                b"x" * 999_999,
+                deliver_after=timedelta(days=9),
+                partition_key=long,
+                properties={"customer": long},
+            )
+
+        @contextmanager
+        def connect(*_: Any) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
+
+        monkeypatch.setattr(command, "inspector", connect)
+        for arguments in (
+            ["orders"],
+            ["find", "orders", "--key", long],
+            ["histogram", "orders", "--by", "customer"],
+            ["histogram", "orders", "--by", "key"],
+            ["average", "orders", "size"],
+        ):
+            shown = CliRunner().invoke(cli, ["pending", *arguments], env={"NO_COLOR": "1"})
+            assert shown.exit_code == 0, shown.output
+            assert max(map(len, shown.stdout.splitlines())) <= 80, arguments
+            assert "\x1b" not in shown.output
+        rows = json.loads(CliRunner().invoke(cli, ["pending", "orders", "-o", "json"]).stdout)
+        assert rows[0]["key"] == long
+
+
+def test_bars_and_averages(run: Any) -> None:
+    shown = run("histogram", "orders", "--by", "day")
+    assert shown.stdout.splitlines()[0].split() == ["DAY", "(UTC)", "MESSAGES"]
+    assert "█" not in shown.stdout
+    wide = run("histogram", "orders", "--by", "key", "--limit", "2", "-o", "wide")
+    assert len(wide.stdout.splitlines()) == 3
+    assert "█" in wide.stdout
+    assert max(map(len, wide.stdout.splitlines())) <= 80
+    assert wide.stderr == "5 more are not shown; --limit 0 shows all.\n"
+    bars = json.loads(run("histogram", "orders", "--by", "size", "-o", "json").stdout)
+    assert list(bars[0]) == ["by", "value", "messages", "bytes", "first_due_ms", "last_due_ms"]
+    one = json.loads(run("average", "orders", "size", "-o", "json").stdout)
+    assert one["mean"] == pytest.approx(sum(sent.size for sent in run.sent) / 200)
+    assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
+
+
+def test_finding(run: Any) -> None:
+    (row,) = json.loads(run("find", "orders", "--property", "number=17", "-o", "json").stdout)
+    again = run("find", "orders", "--id", row["id"], "-o", "json")
+    assert json.loads(again.stdout) == [row]
+    nobody = run("find", "orders", "--key", "nobody")
+    assert (nobody.exit_code, nobody.stdout) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (("orders", "--where", "nonsense"), 2),
+        (("orders", "--from", "yesterday"), 2),
+        (("orders", "--from", "+2h", "--to", "+1h"), 2),
+        (("orders", "--property", "novalue"), 2),
+        (("find", "orders"), 2),
+        (("find", "orders", "--id", "a", "--key", "b"), 2),
+        (("list",), 2),
+        (("nobody",), 1),
+    ],
+)
+def test_exit_codes(run: Any, arguments: tuple[str, ...], exit_code: int) -> None:
+    result = run(*arguments)
+    assert result.exit_code == exit_code, result.output
+    assert result.stdout == ""
+    assert "Error: " in result.stderr
+
+
+def test_a_broker_that_is_away() -> None:
+    for arguments in (["orders"], ["average", "orders", "size"]):
+        url = ["--service-url", "pulsar://127.0.0.1:1"]
+        assert CliRunner().invoke(cli, [*url, "pending", *arguments]).exit_code == 3
+
+
+def test_the_columns_are_pinned() -> None:
+    """Conditions name them: they are part of what users write down."""
+    assert SCHEMA.names[:10] == [
+        "due_ms",
+        "target",
+        "id",
+        "key",
+        "ordering_key",
+        "event_ms",
+        "publish_ms",
+        "delay_ms",
+        "size",
+        "properties",
+    ]
+
+
+def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    np = pytest.importorskip("numpy")
+    from delaylevel.dispatcher.journal.state import Done, Intent, Mark, encode, pack
+
+    with filled(300, final_window="tracker") as (memory, sent):
+        look = inspector(memory)
+        waiting = [row for row in look.rows() if row.role == "window"]
+        gone = [row for row in waiting if row.partition == waiting[0].partition][::2]
+        positions = np.array([pack(row.ledger, row.entry << 10 | row.batch) for row in gone])
+        size = len(gone)
+        assert size > 5
+        intent = Intent(
+            0, positions, ("a",), np.zeros(size, dtype=np.uint16), np.arange(size, dtype=np.int64)
+        )
+        log = look.description.log_topic.partition(waiting[0].partition).full
+        producer = memory.client().create_producer(log)
+        producer.send(encode(intent))
+        assert len(list(look.rows())) == len(sent), "an intent releases nothing"
+        producer.send(encode(Done(0, np.zeros(0, dtype=np.int64))))
+        left = [row.id for row in look.rows()]
+        assert len(left) == len(sent) - size
+        assert not {row.id for row in gone} & set(left)
+        for exact in (False, True):
+            found = look.horizon(exact=exact)
+            assert (found.messages, found.exact) == (len(left), True)
+        # A log that is too long for an estimate: its last record's time decides, and that is said.
+        monkeypatch.setattr("delaylevel.inspection.inspector._LOG_RECORDS", 1)
+        memory.clock.advance(timedelta(minutes=20))
+        producer.send(encode(Mark(0)))
+        written = memory.clock.now_ms()
+        memory.clock.advance(timedelta(minutes=20))
+        supposed = look.horizon()
+        assert supposed.window_by_clock
+        assert "window" not in supposed.exact_parts
+        in_partition = [row.due_ms or 0 for row in waiting if row.partition == gone[0].partition]
+        assert supposed.messages == len(sent) - sum(due <= written for due in in_partition)
+        assert look.horizon(exact=True).messages == len(left)
+
+
+def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() -> None:
+    pytest.importorskip("pyroaring")
+    with filled(30, final_window="tracker") as (memory, sent):
+        memory.clock.advance(timedelta(hours=3))  # nobody moves or releases anything
+        late = [one for one in sent if one.due_ms <= memory.clock.now_ms()]
+        assert late
+        for exact in (False, True):
+            found = inspector(memory).horizon(exact=exact)
+            assert found.within[0].messages == len(late)
+            assert found.messages == len(sent)
+
+
+def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> None:
+    np = pytest.importorskip("numpy")
+    from delaylevel.dispatcher.journal.state import Done, Intent, ReleaseState, encode, pack
+    from delaylevel.inspection.released import released_by_log
+
+    with MemoryPulsar() as memory:
+        client, log = memory.client(), TopicName.parse("log")
+        client.subscribe("log", SUBSCRIPTION)
+        producer = client.create_producer("log")
+        assert released_by_log(client, memory.admin, log)([(1, 0, -1)]) == [False]
+
+        def release(state: ReleaseState, number: int, entries: range) -> None:
+            positions = np.array([pack(1, entry << 10) for entry in entries])
+            kinds, ids = np.zeros(len(entries), dtype=np.uint16), np.array(entries)
+            for record in (
+                Intent(number, positions, ("a",), kinds, ids),
+                Done(number, np.zeros(0, dtype=np.int64)),
+            ):
+                state.apply(record)
+                producer.send(encode(record))
+
+        state = ReleaseState()
+        release(state, 0, range(0, 1000, 2))
+        for chunk in state.snapshot():
+            producer.send(chunk)
+        release(state, 1, range(1, 10, 2))
+        asked = [(1, entry, -1) for entry in range(1002)]
+        found = released_by_log(client, memory.admin, log)(asked)
+        assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
+
+
+def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("pyroaring")
+    from delaylevel.inspection import released
+
+    with MemoryPulsar() as memory:
+        client, log = memory.client(), TopicName.parse("log")
+        consumer = client.subscribe("log", SUBSCRIPTION)
+        client.create_producer("log").send(b"any")
+        starts: list[Any] = []
+
+        def read(client: Any, topic: str, start: Any, end: Any) -> Iterator[Any]:
+            starts.append(start)
+            if len(starts) == 1:
+                consumer.acknowledge(consumer.receive(1000))
+            yield from ()
+
+        monkeypatch.setattr(released, "messages_in_range", read)
+        released.released_by_log(client, memory.admin, log)
+        assert len(starts) == 2
+        assert starts[0] < starts[1]
+
+
+def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.inspection.inspector._MANY", 100)
+    monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", 5)
+    with filled(400) as (memory, sent):
+        look = Inspector(
+            memory.client(), memory.admin, "orders", clock=memory.clock, slack_ms=60_000
+        )
+        every = [row.id for row in look.rows()]
+        assert len(every) == len(sent)
+        read: list[int] = []
+        first = [row.id for row in look.rows(limit=10, tell=read.append)]
+        assert first == every[:10]
+        assert 10 <= sum(read) < len(sent)
+        later = Selection(Window(sorted(one.due_ms for one in sent)[200], None))
+        assert [row.id for row in look.rows(later, limit=10)] == every[200:210]
+        assert [row.id for row in look.rows(limit=1000)] == every
+        # An estimate that promises too much costs another read, and no row.
+        monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", -20)
+        assert [row.id for row in look.rows(limit=10)] == every[:10]
+
+
+def test_how_much_will_be_read_is_said_before() -> None:
+    with filled(200) as (memory, sent):
+        said: list[int] = []
+        read: list[int] = []
+        look = inspector(memory)
+        assert look.average("size", tell=read.append, expect=said.append).messages == len(sent)
+        assert said == [len(sent)] == [sum(read)]
+        assert look.find("nobody", expect=said.append) == []
+        assert said == [len(sent)] * 2
+
+
+def test_progress_is_drawn_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(watched: bool, expected: int) -> str:
+        monkeypatch.setattr("sys.stderr.isatty", lambda: watched, raising=False)
+        monkeypatch.setattr("delaylevel.cli.inspecting.Reading._EVERY_S", 0)
+        with reading() as shown:
+            shown.expect(expected)
+            shown.tell(1000)
+            shown.tell(expected - 1000)
+        shown.close()
+        found = capsys.readouterr()
+        assert found.out == ""
+        return found.err
+
+    assert read(False, 100_000) == ""
+    assert "Reading" in read(True, 100_000)
+    # A little, and what nobody can foretell, is counted, and the count wiped once.
+    counted = read(True, 5000)
+    assert "Read 5,000 messages" in counted
+    assert counted.count(" " * 40) == 1

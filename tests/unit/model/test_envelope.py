@@ -1,0 +1,173 @@
+"""The envelope: it survives its way, and every damage is a reason of one line."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.errors import EnvelopeError, InvalidInputError
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    DUE,
+    ID,
+    PREFIX,
+    SCHEMA,
+    TARGET,
+    Envelope,
+    SchemaRef,
+    application_properties,
+    check_id,
+)
+
+quick = settings(max_examples=200)
+
+ORDERS = "persistent://public/default/orders"
+schemas = st.builds(SchemaRef.of, st.sampled_from(["AVRO", "JSON", "STRING"]), st.text())
+envelopes = st.builds(
+    Envelope,
+    due_ms=st.integers(0, LATEST_DUE_MS),
+    target=st.just(ORDERS),
+    id=st.none() | st.text(min_size=1),
+    schema=st.none() | schemas,
+    attempt=st.integers(0, 10**6),
+)
+applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(PREFIX)), st.text())
+
+
+@quick
+@given(envelopes, applications)
+def test_what_is_parked_is_read_again(envelope: Envelope, application: dict[str, str]) -> None:
+    properties = envelope.parked_properties(application)
+    assert Envelope.read(properties) == envelope
+    assert application_properties(properties) == application
+
+
+@quick
+@given(envelopes, applications)
+def test_business_message_keeps_id_and_due_time_only(
+    envelope: Envelope, application: dict[str, str]
+) -> None:
+    properties = envelope.delivered_properties(application)
+    ours = {key: value for key, value in properties.items() if key.startswith(PREFIX)}
+    expected = {DUE: str(envelope.due_ms)}
+    if envelope.id is not None:
+        expected[ID] = envelope.id
+    assert ours == expected
+    assert application_properties(properties) == application
+
+
+def test_names_on_the_wire() -> None:
+    envelope = Envelope(1_800_000_000_000, ORDERS, "a", SchemaRef.of("STRING", "s"), 2)
+    digest = hashlib.sha256(b"s").hexdigest()[:16]
+    assert envelope.parked_properties({"color": "red"}) == {
+        "color": "red",
+        "delaylevel.due": "1800000000000",
+        "delaylevel.target": ORDERS,
+        "delaylevel.id": "a",
+        "delaylevel.schema": f"STRING:{digest}",
+        "delaylevel.attempt": "2",
+    }
+    assert envelope.held_again().attempt == 3
+    first = Envelope(1, ORDERS)
+    assert set(first.parked_properties({})) == {DUE, TARGET}
+
+
+def test_first_hop_gives_the_id_and_later_ones_keep_it() -> None:
+    envelope = Envelope(1, ORDERS).identified("t:1:2:3")
+    assert envelope.id == "t:1:2:3"
+    assert envelope.identified("t:9:9:9").id == "t:1:2:3"
+
+
+def test_application_properties_are_not_changed_in_place() -> None:
+    application = {"a": "b"}
+    Envelope(1, ORDERS).parked_properties(application)
+    Envelope(1, ORDERS).delivered_properties(application)
+    assert application == {"a": "b"}
+
+
+def test_short_target_is_made_full() -> None:
+    assert Envelope.read({DUE: "1", TARGET: "orders"}).target == ORDERS
+
+
+GOOD = {DUE: "1800000000000", TARGET: ORDERS, ID: "a", SCHEMA: "AVRO:0123", ATTEMPT: "1"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ({DUE: None}, "delaylevel.due is missing: not a parked message"),
+        ({DUE: ""}, "delaylevel.due is '', not a whole number"),
+        ({DUE: "soon"}, "'soon', not a whole number"),
+        ({DUE: "-1"}, "'-1', not a whole number"),
+        ({DUE: "1.5"}, "not a whole number"),
+        ({DUE: " 1"}, "not a whole number"),
+        ({DUE: "١٢"}, "not a whole number"),
+        ({DUE: "²"}, "not a whole number"),
+        ({DUE: "1_000"}, "not a whole number"),
+        ({DUE: "9" * 5000}, "not a whole number"),
+        ({DUE: str(LATEST_DUE_MS + 1)}, "beyond the year 9999"),
+        ({TARGET: None}, "delaylevel.target is missing: not a parked message"),
+        ({TARGET: ""}, "delaylevel.target: topic '' is not a topic name"),
+        ({TARGET: "a/b"}, "not a topic name"),
+        ({TARGET: "non-persistent://a/b/c"}, "only persistent topics"),
+        ({ID: ""}, "delaylevel.id is empty"),
+        ({SCHEMA: ""}, "delaylevel.schema is '', not TYPE:digest"),
+        ({SCHEMA: "AVRO"}, "'AVRO', not TYPE:digest"),
+        ({SCHEMA: "AVRO:"}, "not TYPE:digest"),
+        ({SCHEMA: ":0123"}, "not TYPE:digest"),
+        ({ATTEMPT: "once"}, "delaylevel.attempt is 'once'"),
+        ({ATTEMPT: "9" * 25}, "not a whole number"),
+        ({ATTEMPT: "-1"}, "delaylevel.attempt is '-1'"),
+    ],
+)
+def test_every_damage_has_its_reason(damage: dict[str, str | None], reason: str) -> None:
+    Envelope.read(GOOD)
+    properties = {key: value for key, value in {**GOOD, **damage}.items() if value is not None}
+    with pytest.raises(EnvelopeError) as caught:
+        Envelope.read(properties)
+    assert reason in caught.value.reason
+    assert caught.value.reason == str(caught.value)
+    assert "\n" not in caught.value.reason
+    assert len(caught.value.reason) < 300
+
+
+@quick
+@given(st.dictionaries(st.sampled_from([DUE, TARGET, ID, SCHEMA, ATTEMPT, "other"]), st.text()))
+def test_anything_is_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:
+    try:
+        envelope = Envelope.read(properties)
+    except EnvelopeError:
+        return
+    assert Envelope.read(envelope.parked_properties({})) == envelope
+
+
+@pytest.mark.parametrize("good", ["a", "x" * 512, "order 7 / é"])
+def test_ids_that_applications_may_give(good: str) -> None:
+    assert check_id(good) == good
+
+
+@pytest.mark.parametrize(
+    ("bad", "part"),
+    [
+        ("", "1 to 512 characters, not 0"),
+        ("x" * 513, "1 to 512 characters, not 513"),
+        (7, "a string, not int: 7"),
+        (b"a", "a string, not bytes"),
+    ],
+)
+def test_ids_that_they_may_not(bad: str, part: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        check_id(bad)
+    assert part in str(caught.value)
+
+
+def test_schema_reference_text() -> None:
+    reference = SchemaRef.of("JSON", '{"a":1}')
+    assert SchemaRef.parse(str(reference)) == reference
+    assert len(reference.digest) == 16
+    assert SchemaRef.of("JSON", '{"a":2}') != reference
+    assert SchemaRef.of("AVRO", '{"a":1}') != reference

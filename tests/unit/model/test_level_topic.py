@@ -1,0 +1,186 @@
+"""What a level topic says of itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
+from delaylevel.model.level_topic import (
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+    Mover,
+    Role,
+    default_level_topic,
+)
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+
+LEVELS = Levels(
+    [
+        PartitionStrategy(),
+        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+    ]
+)
+TOPIC = "persistent://public/default/orders-delay-level"
+
+
+def describe(**changes: Any) -> LevelTopicDescription:
+    return LevelTopicDescription(
+        **{"topic": "orders-delay-level", "levels": LEVELS, "targets": ("orders",), **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"mover": Mover.FUNCTION},
+        {"final_window": FinalWindow.BROKER},
+        {"window_partitions": 7},
+        {"hold_pause_ms": 1, "targets": ("b", "a/b/c", "b")},
+        {"levels": Levels(PartitionStrategy(overflow="recirculate", lead=timedelta(hours=2)))},
+        {"former": (Levels(PartitionStrategy(maximum_delay=timedelta(days=7))),)},
+    ],
+)
+def test_stored_form_says_the_same(changes: dict[str, Any]) -> None:
+    description = describe(**changes)
+    text = description.to_json()
+    assert LevelTopicDescription.from_json(TOPIC, text) == description
+    assert LevelTopicDescription.from_json(TOPIC, text).to_json() == text
+
+
+def test_targets_are_full_names_in_order_once() -> None:
+    assert describe(targets=("b", "a/b/c", "persistent://public/default/b")).targets == (
+        "persistent://a/b/c",
+        "persistent://public/default/b",
+    )
+
+
+def test_the_family() -> None:
+    name = TopicName.parse("orders-delay-level")
+    family = [
+        Member(name, Role.LEVEL, 29, 0),
+        Member(name.with_suffix("-hour"), Role.LEVEL, 23, 1),
+        Member(name.with_suffix("-held"), Role.HELD, 1),
+        Member(name.with_suffix("-DLQ"), Role.DEAD_LETTER, 1),
+    ]
+    assert list(describe(final_window=FinalWindow.BROKER).members()) == family
+    tracker = describe(final_window=FinalWindow.TRACKER, window_partitions=3)
+    assert list(tracker.members()) == [
+        *family,
+        Member(name.with_suffix("-window"), Role.WINDOW, 3),
+        Member(name.with_suffix("-window-log"), Role.LOG, 3),
+    ]
+
+
+def test_a_message_keeps_its_window_partition() -> None:
+    """Pinned: what is under way must meet its copies after an upgrade, too."""
+    tracker = describe(final_window=FinalWindow.TRACKER)
+    keys = ("a", "b", "c", "d", "e", "größe")
+    assert [tracker.window_partition(key, "any") for key in keys] == [3, 1, 3, 0, 2, 1]
+    ids = ("public/default/x-partition-0:1:2:3", "mine")
+    assert [tracker.window_partition("", item) for item in ids] == [2, 3]
+    assert tracker.window_partition("", "a") == tracker.window_partition("a", "b")
+    many = describe(final_window=FinalWindow.TRACKER, window_partitions=64)
+    spread = Counter(many.window_partition("", f"{number}") for number in range(64_000))
+    assert len(spread) == 64
+    assert max(spread.values()) < 1200
+
+
+def test_the_final_window_is_a_tracker_unless_another_is_named() -> None:
+    assert describe() == describe(final_window=FinalWindow.TRACKER, window_partitions=4)
+
+
+def test_default_name() -> None:
+    assert default_level_topic("orders") == TOPIC
+    assert default_level_topic("a/b/c") == "persistent://a/b/c-delay-level"
+
+
+def test_target_that_is_not_allowed() -> None:
+    description = describe(targets=("orders", "bills"))
+    description.check_target("persistent://public/default/orders")
+    with pytest.raises(TargetNotAllowedError) as caught:
+        description.check_target("persistent://public/default/other")
+    text = str(caught.value)
+    for part in (TOPIC, "default/other", "default/orders", "default/bills", "levels create"):
+        assert part in text
+    assert isinstance(caught.value, InvalidInputError)
+    assert isinstance(caught.value, LevelTopicError)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"targets": ()}, "at least one target"),
+        ({"targets": ("a/b",)}, "'a/b' is not a topic name"),
+        ({"topic": ""}, "not a topic name"),
+        ({"hold_pause_ms": 0}, "hold_pause_ms is 0"),
+        ({"window_partitions": 0}, "window_partitions is 0"),
+        ({"window_partitions": 65}, "1 to 64 partitions"),
+    ],
+)
+def test_refused(changes: dict[str, Any], part: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        describe(**changes)
+    assert part in str(caught.value)
+
+
+def test_unknown_format_version() -> None:
+    value = json.loads(describe().to_json())
+    with pytest.raises(LevelTopicError) as caught:
+        LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 2, "new": 1}))
+    for part in (TOPIC, "format 2", "understands format 1", "upgrade"):
+        assert part in str(caught.value)
+    assert not isinstance(caught.value, InvalidInputError)
+
+
+def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda stored: {**stored, name: value}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda stored: None,
+        lambda stored: [],
+        lambda stored: "text",
+        lambda stored: {},
+        *[
+            lambda stored, name=name: {k: v for k, v in stored.items() if k != name}
+            for name in json.loads(describe().to_json())
+        ],
+        put("mover", "magic"),
+        put("final_window", None),
+        put("targets", []),
+        put("targets", "orders"),
+        put("targets", [1]),
+        put("targets", ["a/b"]),
+        put("targets", None),
+        put("hold_pause_ms", "soon"),
+        put("hold_pause_ms", 0),
+        put("hold_pause_ms", float("inf")),
+        put("window_partitions", None),
+        put("window_partitions", 0),
+        put("window_partitions", 65),
+        put("levels", []),
+        put("levels", [{"unit_ms": 10**40, "maximum_ms": 1, "lead_ms": 1}]),
+        put("overflow", "clamp"),
+    ],
+)
+def test_damaged_descriptions(damage: Callable[[dict[str, Any]], Any]) -> None:
+    stored = json.loads(describe().to_json())
+    with pytest.raises(LevelTopicError, match=r"orders-delay-level cannot be read"):
+        LevelTopicDescription.from_json(TOPIC, json.dumps(damage(stored)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "yes"])
+def test_descriptions_that_are_no_json(text: str) -> None:
+    with pytest.raises(LevelTopicError, match=r"cannot be read"):
+        LevelTopicDescription.from_json(TOPIC, text)

@@ -1,0 +1,142 @@
+"""The capacity calculator: its arithmetic, and the figures that it has from the documentation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.cli.main import cli
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.benchmarked import FIGURES, Figure
+from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.plan import COMFORTABLE_WINDOW, Load, plan, plans
+from delaylevel.model.strategy import Levels, PartitionStrategy
+
+ROOT = Path(__file__).parents[3]
+DAY = timedelta(days=1)
+MONTH = Load(rate=2000, maximum_delay=30 * DAY, size=1024, final_window=FinalWindow.BROKER)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_one_that_the_documentation_shows(name: str) -> None:
+    figure = FIGURES[name]
+    assert isinstance(figure, Figure)
+    assert figure.quote in (ROOT / figure.page).read_text(encoding="utf-8"), (
+        f"{figure.page} has other figures now: take them over into delaylevel/model/benchmarked.py"
+    )
+    script = figure.command.split()[1]
+    assert (ROOT / script).exists()
+
+
+def test_the_figures_are_in_the_quotes() -> None:
+    def numbers(figure: Figure) -> str:
+        return figure.quote.replace(",", "")
+
+    for name in ("spark_rate", "function_rate", "publish_rate"):
+        assert f"{FIGURES[name].value:.0f}" in numbers(FIGURES[name])
+    assert FIGURES["native_index_bytes"].value == pytest.approx(34.05, abs=0.01)
+    assert FIGURES["tracker_bytes"].value == pytest.approx(3.92)
+
+
+def test_a_month_of_two_thousand_a_second() -> None:
+    assert MONTH.pending == 2000 * 15 * 86_400
+    assert MONTH.stored_bytes == MONTH.pending * 1224 * 2
+    assert MONTH.native_index_bytes == pytest.approx(MONTH.pending * 34.046, rel=1e-4)
+    days, hours = PartitionStrategy(), PartitionStrategy(partition_by="HOUR", maximum_delay=DAY)
+    one, two = plan(MONTH, Levels(days)), plan(MONTH, Levels([days, hours]))
+    assert (one.partitions, two.partitions) == (29, 52)
+    assert one.window == 2000 * (12 * 3600 + 600)
+    assert two.window == 2000 * (1800 + 300)
+    assert (one.moves_per_s, two.moves_per_s) == (2000, 4000)
+    assert (one.movers, two.movers) == (1, 1)
+    assert two.tracker_bytes == 0
+    tracked = plan(replace(MONTH, final_window=FinalWindow.TRACKER), Levels([days, hours]))
+    assert (tracked.index_bytes, tracked.rebuild_s) == (0, 0)
+    assert tracked.tracker_bytes == round(tracked.window * 3.92)
+
+
+def test_the_recommended_list_is_comfortable_and_has_the_fewest_partitions_of_those() -> None:
+    first, *rest = plans(MONTH)
+    assert first.window <= COMFORTABLE_WINDOW
+    assert all(
+        item.partitions >= first.partitions for item in rest if item.window <= COMFORTABLE_WINDOW
+    )
+    # A load so small that days are enough.
+    (small, *_) = plans(replace(MONTH, rate=1))
+    assert str(small.levels.strategies[0].unit_name) in ("DAY", "MONTH")
+    assert len(small.levels) == 1
+
+
+def test_functions_need_more_than_spark() -> None:
+    fast = replace(MONTH, rate=20_000)
+    levels = plans(fast)[0].levels
+    spark, function = plan(fast, levels), plan(replace(fast, mover=Mover.FUNCTION), levels)
+    assert function.movers > spark.movers > 1
+    assert function.index_bytes > spark.index_bytes
+
+
+loads = st.builds(
+    Load,
+    rate=st.floats(0.001, 1e6),
+    maximum_delay=st.integers(61, 10 * 365 * 86_400).map(lambda s: timedelta(seconds=s)),
+    size=st.integers(0, 5_000_000),
+    mover=st.sampled_from(Mover),
+    final_window=st.sampled_from(FinalWindow),
+)
+
+
+@given(loads)
+@settings(deadline=None, max_examples=100, derandomize=True)
+def test_any_load_has_plans_that_fit(load: Load) -> None:
+    found = plans(load)
+    assert found
+    for item in found:
+        assert item.levels.maximum_ms >= load.maximum_delay / timedelta(milliseconds=1) - 1
+        assert all(level.partitions <= load.partition_limit for level in item.levels)
+        assert item.movers >= 1
+        assert item.window >= 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": 0},
+        {"rate": float("inf")},
+        {"size": -1},
+        {"copies": 0},
+        {"maximum_delay": timedelta(0)},
+        {"mean_delay": 31 * DAY},
+    ],
+)
+def test_what_cannot_be_planned_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidInputError):
+        replace(MONTH, **changes)
+
+
+def test_delays_without_levels_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no list of levels fits"):
+        plans(replace(MONTH, maximum_delay=timedelta(seconds=30)))
+
+
+def test_by_command() -> None:
+    base = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB"]
+    answer = CliRunner().invoke(cli, [*base, "-o", "json"])
+    assert answer.exit_code == 0, answer.output
+    said = json.loads(answer.stdout)
+    assert said["pending"] == MONTH.pending
+    assert said["plans"][0]["levels"].startswith("DAY for 30d")
+    assert set(said["figures"]) == set(FIGURES)
+    table = CliRunner().invoke(cli, base)
+    assert table.exit_code == 0
+    assert "PARTITIONS" in table.stdout
+    lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
+    assert len(lines.stdout.splitlines()) == len(said["plans"])
+    assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
+    assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2

@@ -1,0 +1,338 @@
+"""The routing rule: properties over random levels, due times and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from delaylevel.errors import DelayTooLongError, InvalidInputError
+from delaylevel.model.router import DUE, WINDOW, Decision, Hop, Router
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+
+T0 = 1_800_000_000_000
+DAY = 86_400_000
+HOUR = 3_600_000
+NAMED = [by.unit for by in PartitionBy]
+
+quick = settings(max_examples=120)
+
+
+def ms(value: int) -> timedelta:
+    return timedelta(milliseconds=value)
+
+
+@st.composite
+def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
+    """One to four levels, coarse to fine, of named and of odd units."""
+    count = draw(st.integers(1, 4))
+    odd = st.integers(100, 400 * DAY).map(ms)
+    units = draw(
+        st.lists(
+            st.one_of(st.sampled_from(NAMED), odd), min_size=count, max_size=count, unique=True
+        )
+    )
+    units.sort(reverse=True)
+    over = overflow or draw(st.sampled_from(["reject", "recirculate"]))
+    chosen, coarser = [], None
+    for unit in units:
+        least = max(unit + ms(1), coarser or unit)
+        most = max(least, min(least * 3, timedelta(days=36500)))
+        length = unit // ms(1)
+        chosen.append(
+            PartitionStrategy(
+                partition_by=unit,
+                maximum_delay=draw(
+                    st.one_of(
+                        st.integers(least // ms(1), most // ms(1)).map(ms),
+                        st.integers(2, 40).map(lambda times, u=unit, at=least: max(at, u * times)),
+                    )
+                ),
+                # Up to half a unit: beyond it a level of one partition moves little at each round.
+                lead=draw(st.one_of(st.none(), st.integers(1, length // 2).map(ms))),
+                overflow=over,
+                partition_limit=1 << 40,
+            )
+        )
+        coarser = unit
+    return Levels(chosen)
+
+
+def delays(levels: Levels) -> st.SearchStrategy[int]:
+    """Delays of every size, the bounds of units and of the list among them."""
+    longest = levels.maximum_ms
+    edges = [levels.maximum_ms]
+    for level in levels:
+        edges += [level.unit_ms, level.unit_ms * 2, level.maximum_ms, level.near_due_ms]
+    near = st.tuples(st.sampled_from(edges), st.sampled_from([-1, 0, 1])).map(sum)
+    if levels.overflow == "recirculate":
+        everything = st.one_of(st.integers(0, longest), near, st.integers(0, longest * 5))
+    else:
+        everything = st.one_of(st.integers(0, longest), near)
+    return everything.map(
+        lambda delay: delay if levels.overflow == "recirculate" else min(delay, longest)
+    )
+
+
+def rounds(remaining_ms: int, unit_ms: int, lead_ms: int, partitions: int) -> int:
+    """How many hops a level takes at the most, for a message that comes with this delay.
+
+    One hop brings a delay below (partitions + 1) units to less than a unit and the lead, which the
+    level does not take back. A longer one lies in the last partition, each time for
+    partitions * unit - lead.
+    """
+    beyond = remaining_ms - (partitions + 1) * unit_ms
+    if beyond < 0:
+        return 1
+    return 1 + beyond // (partitions * unit_ms - lead_ms) + 1
+
+
+def most_hops(levels: Levels, delay_ms: int) -> int:
+    """The bound: every level's rounds; what a level hands on is at most its near-due delay."""
+    bound, remaining = 0, delay_ms
+    for level in levels:
+        if remaining >= level.unit_ms:
+            bound += rounds(remaining, level.unit_ms, level.lead_ms, level.partitions)
+            remaining = min(remaining, level.near_due_ms)
+    return bound
+
+
+def follow(
+    levels: Levels,
+    due_ms: int,
+    sent_ms: int,
+    *,
+    skew_ms: int = 0,
+    late: Callable[[int], int] = lambda lead_ms: 0,
+    early: Callable[[int], int | None] = lambda wait_ms: None,
+) -> tuple[int, list[Decision], Decision]:
+    """Follow one message from hand-off to hand-off; return when and how it left, and its hops.
+
+    Args:
+        skew_ms: how far the producer's clock is ahead; movers have the true time.
+        late: how late a mover reads, given the lead of the level.
+        early: after how much of its wait a mover reads it early; None for not early.
+    """
+    router = Router(levels)
+    now, stamp, came_from = sent_ms, sent_ms + skew_ms, None
+    hops: list[Decision] = []
+    while True:
+        decision = router.decide(due_ms, stamp if came_from is None else now, came_from)
+        if decision.hop is not Hop.PARK:
+            return now, hops, decision
+        level = levels[decision.level]
+        assert 0 <= decision.partition < level.partitions
+        hops.append(decision)
+        assert len(hops) < 10_000
+        ripe = router.hand_off_ms(decision.level, decision.partition, stamp)
+        assert ripe == stamp + (decision.partition + 1) * level.unit_ms - level.lead_ms
+        part = early(max(0, ripe - now))
+        now = max(now, ripe + late(level.lead_ms)) if part is None else now + part
+        stamp, came_from = now, decision.level
+
+
+@quick
+@given(level_lists(), st.data())
+def test_hand_offs_lead_to_the_window_in_time_and_in_few_hops(
+    levels: Levels, data: st.DataObject
+) -> None:
+    delay = data.draw(delays(levels))
+    sent = data.draw(st.integers(0, 4 * T0))
+    at, hops, last = follow(levels, sent + delay, sent)
+    remaining = sent + delay - at
+    assert len(hops) <= most_hops(levels, delay)
+    if not hops:
+        # Only what is shorter than the finest unit is not parked.
+        assert delay < levels[len(levels) - 1].unit_ms
+        assert last == (WINDOW if delay > 0 else DUE)
+        return
+    finest = levels[max(hop.level for hop in hops)]
+    assert last == WINDOW
+    assert finest.lead_ms <= remaining <= finest.near_due_ms
+    # Levels are used coarse to fine, and only while they are needed.
+    assert [hop.level for hop in hops] == sorted(hop.level for hop in hops)
+    assert remaining < min(
+        [level.unit_ms for level in levels][finest.index + 1 :] or [remaining + 1]
+    )
+
+
+@quick
+@given(level_lists(), st.data())
+def test_movers_late_by_the_lead_are_still_in_time(levels: Levels, data: st.DataObject) -> None:
+    delay = data.draw(delays(levels))
+    at, hops, _ = follow(
+        levels, T0 + delay, T0, late=lambda lead: data.draw(st.sampled_from([0, lead // 2, lead]))
+    )
+    assert at <= T0 + delay
+    assert len(hops) <= most_hops(levels, delay)
+
+
+@pytest.mark.parametrize("unit", [*NAMED, timedelta(seconds=2)])
+def test_a_mover_later_than_the_lead_is_what_makes_a_message_late(unit: timedelta) -> None:
+    """The lead is no more than needed: a message on a unit's bound is late with a later mover."""
+    levels = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))
+    due = T0 + levels[0].unit_ms
+    at, hops, last = follow(levels, due, T0, late=lambda lead: lead + 1)
+    assert [hop.partition for hop in hops] == [0]
+    assert (at, last) == (due + 1, DUE)
+    at, _, last = follow(levels, due, T0, late=lambda lead: lead)
+    assert (at, last) == (due, DUE)
+
+
+@quick
+@given(level_lists(), st.data())
+def test_producer_clock_off_by_less_than_the_lead_is_never_late(
+    levels: Levels, data: st.DataObject
+) -> None:
+    lead = levels.smallest_lead_ms
+    delay = data.draw(delays(levels))
+    skew = data.draw(st.integers(-lead, lead))
+    # The delay, as the producer's own clock sees it, has to be acceptable.
+    assume(levels.overflow == "recirculate" or delay - skew <= levels.maximum_ms)
+    at, _, _ = follow(levels, T0 + delay, T0, skew_ms=skew)
+    assert at <= T0 + delay
+    # Behind a message of a producer whose clock is ahead it waits for as long as they differ.
+    at, _, _ = follow(levels, T0 + delay, T0, skew_ms=skew, late=lambda lead_ms: min(lead, lead_ms))
+    assert at <= T0 + delay
+
+
+@quick
+@given(level_lists(), st.data())
+def test_what_is_read_early_is_parked_again_and_in_time(
+    levels: Levels, data: st.DataObject
+) -> None:
+    """A message stamped a day ahead is passed over and read long before its own hand-off."""
+    delay = data.draw(delays(levels))
+    ahead = data.draw(st.sampled_from([0, DAY, -DAY]))
+    assume(levels.overflow == "recirculate" or delay <= levels.maximum_ms)
+    budget = [data.draw(st.integers(0, 5))]
+
+    def early(wait_ms: int) -> int | None:
+        if not budget[0]:
+            return None
+        budget[0] -= 1
+        return data.draw(st.integers(0, wait_ms))
+
+    given_early = budget[0]
+    due = T0 + ahead + delay  # deliver_after, by a clock that is ahead
+    # A day is a million rounds in a level of one partition by 100 ms: not that one.
+    assume(most_hops(levels, max(delay, due - T0)) < 2000)
+    at, hops, last = follow(levels, due, T0, skew_ms=ahead, early=early)
+    if hops:
+        if due >= T0:
+            assert at <= due
+            assert due - at <= levels[hops[-1].level].near_due_ms
+        assert len(hops) <= given_early + most_hops(levels, max(delay, due - T0))
+    assert last == (DUE if at >= due else WINDOW) or not hops
+
+
+@quick
+@given(level_lists(), st.integers(0, 10**15), st.integers(0, 3), st.integers(0, 4 * T0))
+def test_every_later_hop_goes_to_a_partition_that_exists(
+    levels: Levels, remaining: int, came_from: int, now: int
+) -> None:
+    source = min(came_from, len(levels) - 1)
+    decision = Router(levels).decide(now + remaining, now, came_from=source)
+    if decision.hop is Hop.PARK:
+        level = levels[decision.level]
+        assert 0 <= decision.partition < level.partitions
+        # Not into the level it came from, or a coarser one, for the sake of the lead only.
+        assert remaining > level.near_due_ms or decision.level > source
+        assert remaining >= level.unit_ms
+        # It is ripe in time, and later than now.
+        after = level.hand_off_after_ms(decision.partition)
+        assert 0 < after <= remaining - level.lead_ms
+    elif remaining:
+        assert decision == WINDOW
+        assert remaining <= levels[source].near_due_ms
+    else:
+        assert decision == DUE
+
+
+@quick
+@given(level_lists("reject"), st.integers(1, 10**12))
+def test_too_long_is_refused_at_the_first_hop_only(levels: Levels, beyond: int) -> None:
+    router = Router(levels)
+    due = T0 + levels.maximum_ms + beyond
+    with pytest.raises(DelayTooLongError) as caught:
+        router.decide(due, T0)
+    assert caught.value.delay_ms == levels.maximum_ms + beyond
+    assert caught.value.maximum_delay_ms == levels.maximum_ms
+    assert router.decide(due, T0, came_from=0).hop is not Hop.DUE
+
+
+def year_of_days() -> Router:
+    return Router(Levels(PartitionStrategy(maximum_delay=timedelta(days=365))))
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "expected"),
+    [
+        (-1, DUE),
+        (0, DUE),
+        (1, WINDOW),
+        (DAY - 1, WINDOW),
+        (DAY, Decision(Hop.PARK, 0, 0)),
+        (2 * DAY - 1, Decision(Hop.PARK, 0, 0)),
+        (2 * DAY, Decision(Hop.PARK, 0, 1)),
+        (364 * DAY - 1, Decision(Hop.PARK, 0, 362)),
+        (364 * DAY, Decision(Hop.PARK, 0, 363)),
+        (364 * DAY + DAY // 2, Decision(Hop.PARK, 0, 363)),
+        (365 * DAY, Decision(Hop.PARK, 0, 363)),
+    ],
+)
+def test_a_year_of_days(delay_ms: int, expected: Decision) -> None:
+    assert year_of_days().decide(T0 + delay_ms, T0) == expected
+
+
+def test_a_delay_beyond_the_maximum_says_what_to_do() -> None:
+    with pytest.raises(DelayTooLongError) as caught:
+        year_of_days().decide(T0 + 365 * DAY + 1, T0)
+    text = str(caught.value)
+    for part in ("365d1ms", "365d)", "maximum_delay", "overflow='recirculate'", "not sent"):
+        assert part in text
+    assert isinstance(caught.value, InvalidInputError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_recirculation_takes_the_last_partition_again_and_again() -> None:
+    levels = Levels(PartitionStrategy(maximum_delay=timedelta(days=3), overflow="recirculate"))
+    at, hops, last = follow(levels, T0 + 10 * DAY, T0)
+    assert [hop.partition for hop in hops] == [1, 1, 1, 1, 1]
+    assert last == WINDOW
+    lead = levels[0].lead_ms
+    assert T0 + 10 * DAY - at == 10 * DAY - 5 * (2 * DAY - lead)
+
+
+def test_days_then_hours_then_minutes() -> None:
+    levels = Levels(
+        [
+            PartitionStrategy(partition_by="DAY", maximum_delay=timedelta(days=30)),
+            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+            PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(hours=1)),
+        ]
+    )
+    at, hops, _ = follow(levels, T0 + 3 * DAY + 5 * HOUR + 90_000, T0)
+    assert hops == [
+        Decision(Hop.PARK, 0, 2),
+        Decision(Hop.PARK, 1, 4),
+        Decision(Hop.PARK, 2, 15),
+    ]
+    assert T0 + 3 * DAY + 5 * HOUR + 90_000 - at <= 75_000
+    # The day's lead makes a delay of 24 h and a bit: once into the last hour, then on from there.
+    _, hops, _ = follow(levels, T0 + 2 * DAY - 1, T0)
+    assert [(hop.level, hop.partition) for hop in hops[:2]] == [(0, 0), (1, 22)]
+    assert len(hops) <= most_hops(levels, 2 * DAY - 1)
+
+
+def test_near_due_is_not_parked_again_for_the_lead() -> None:
+    router = year_of_days()
+    level = router.levels[0]
+    assert level.near_due_ms == DAY + 600_000 + 2000
+    assert router.decide(T0 + level.near_due_ms, T0, came_from=0) == WINDOW
+    assert router.decide(T0 + level.near_due_ms + 1, T0, came_from=0) == Decision(Hop.PARK, 0, 0)
+    # A newcomer with the same delay is parked.
+    assert router.decide(T0 + level.near_due_ms, T0) == Decision(Hop.PARK, 0, 0)

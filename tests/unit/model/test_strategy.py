@@ -1,0 +1,333 @@
+"""Strategies and lists of levels: counts, defaults, what is refused and with which words."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.errors import DelayLevelError, InvalidStrategyError
+from delaylevel.model.strategy import (
+    Levels,
+    PartitionBy,
+    PartitionStrategy,
+    as_levels,
+    partition_count,
+    propose_levels,
+)
+
+quick = settings(max_examples=200)
+
+DAYS = timedelta(days=1)
+
+
+def test_defaults_are_those_of_the_proposal() -> None:
+    strategy = PartitionStrategy()
+    assert strategy.partition_by is PartitionBy.DAY
+    assert strategy.maximum_delay == timedelta(seconds=60 * 60 * 24 * 30)
+    assert strategy.overflow == "reject"
+    assert strategy.effective_lead == timedelta(minutes=10)
+    assert strategy.partitions == 29
+
+
+@pytest.mark.parametrize(
+    ("by", "maximum", "partitions"),
+    [
+        ("DAY", timedelta(days=365), 364),
+        ("DAY", timedelta(days=2), 1),
+        ("DAY", timedelta(days=1, milliseconds=1), 1),
+        ("DAY", timedelta(days=2, milliseconds=1), 2),
+        ("YEAR", timedelta(days=3650), 9),
+        ("MONTH", timedelta(days=365), 12),
+        ("HOUR", timedelta(days=30), 719),
+        ("MINUTE", timedelta(hours=1), 59),
+        (timedelta(seconds=2), timedelta(seconds=9), 4),
+    ],
+)
+def test_partition_counts(by: Any, maximum: timedelta, partitions: int) -> None:
+    strategy = PartitionStrategy(partition_by=by, maximum_delay=maximum)
+    assert strategy.partitions == partitions
+    assert Levels(strategy)[0].partitions == partitions
+
+
+@quick
+@given(st.integers(100, 10**9), st.integers(1, 10**11))
+def test_partition_count_covers_the_maximum_and_no_more(unit_ms: int, beyond_ms: int) -> None:
+    unit, maximum = timedelta(milliseconds=unit_ms), timedelta(milliseconds=unit_ms + beyond_ms)
+    count = partition_count(maximum, unit)
+    # Partition k ends at (k + 2) units.
+    assert count * unit < maximum <= (count + 1) * unit
+
+
+@pytest.mark.parametrize(
+    ("by", "lead"),
+    [
+        ("YEAR", timedelta(hours=1)),
+        ("MONTH", timedelta(hours=1)),
+        ("DAY", timedelta(minutes=10)),
+        ("HOUR", timedelta(minutes=5)),
+        ("MINUTE", timedelta(seconds=15)),
+        (timedelta(seconds=2), timedelta(milliseconds=500)),
+    ],
+)
+def test_default_leads(by: Any, lead: timedelta) -> None:
+    strategy = PartitionStrategy(partition_by=by, maximum_delay=timedelta(days=800), **_unlimited())
+    assert strategy.effective_lead == lead
+    assert Levels(strategy)[0].lead_ms == lead // timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "tolerance_ms"),
+    [(timedelta(days=1), 2000), (timedelta(seconds=20), 2000), (timedelta(seconds=2), 200)],
+)
+def test_tolerance(unit: timedelta, tolerance_ms: int) -> None:
+    level = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))[0]
+    assert level.tolerance_ms == tolerance_ms
+    assert level.near_due_ms == level.unit_ms + level.lead_ms + tolerance_ms
+
+
+def test_units_go_by_name_or_length() -> None:
+    for given_by in ("day", "DAY", PartitionBy.DAY, timedelta(days=1), timedelta(hours=24)):
+        assert PartitionStrategy(partition_by=given_by).partition_by is PartitionBy.DAY
+    odd = PartitionStrategy(
+        partition_by=timedelta(minutes=90), maximum_delay=timedelta(days=1), overflow="recirculate"
+    )
+    assert odd.unit_name == "1h30m"
+    assert str(odd) == "1h30m for 1d (lead 22m30s)"
+
+
+def test_frozen_and_closed() -> None:
+    strategy = PartitionStrategy()
+    with pytest.raises(Exception, match="frozen"):
+        strategy.overflow = "recirculate"
+    with pytest.raises(InvalidStrategyError, match=r"partitionBy.*not permitted"):
+        PartitionStrategy(partitionBy="DAY")
+
+
+def _unlimited() -> dict[str, Any]:
+    return {"partition_limit": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"partition_by": "WEEK"}, ["partition_by", "'WEEK'", "YEAR", "MINUTE"]),
+        ({"partition_by": timedelta(milliseconds=99)}, ["99ms", "too short", "100ms"]),
+        ({"partition_by": timedelta(0)}, ["0s", "too short"]),
+        ({"partition_by": timedelta(days=-1)}, ["-1d", "too short"]),
+        ({"partition_by": None}, ["partition_by", "None"]),
+        ({"maximum_delay": timedelta(0)}, ["0s", "exceed one unit (1d)", "finer partition_by"]),
+        ({"maximum_delay": timedelta(days=-3)}, ["-3d", "exceed one unit"]),
+        ({"maximum_delay": timedelta(days=1)}, ["1d", "DAY", "finer partition_by"]),
+        ({"maximum_delay": timedelta(days=36501)}, ["36501d", "36500d", "recirculate"]),
+        ({"maximum_delay": "for ever"}, ["maximum_delay", "for ever"]),
+        ({"lead": timedelta(0)}, ["lead of 0s", "more than 0", "1d"]),
+        ({"lead": timedelta(seconds=-5)}, ["lead of -5s", "more than 0"]),
+        ({"lead": timedelta(days=1)}, ["lead of 1d", "less than one unit"]),
+        ({"overflow": "clamp"}, ["overflow", "'clamp'", "reject", "recirculate"]),
+        ({"partition_limit": 0}, ["partition_limit", "0"]),
+        ({"maximum_delay": timedelta(days=3, microseconds=1)}, ["maximum_delay", "milliseconds"]),
+        ({"partition_by": timedelta(microseconds=100_500)}, ["partition_by", "round"]),
+        ({"lead": timedelta(microseconds=86_399_999_900)}, ["lead", "milliseconds"]),
+    ],
+)
+def test_refused_strategies(arguments: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(InvalidStrategyError) as caught:
+        PartitionStrategy(**arguments)
+    for part in parts:
+        assert part in str(caught.value)
+    assert isinstance(caught.value, DelayLevelError)
+    assert isinstance(caught.value, ValueError)
+
+
+_UNITS = {by.value: by.unit for by in PartitionBy}
+_SIZES = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+
+
+def _length(text: str) -> timedelta:
+    if text in _UNITS:
+        return _UNITS[text]
+    found = re.findall(r"(\d+)(ms|[dhms])", text)
+    assert "".join(number + size for number, size in found) == text
+    return timedelta(milliseconds=sum(int(number) * _SIZES[size] for number, size in found))
+
+
+def _build(proposal: str, limit: int) -> Levels:
+    """Make the levels that a proposal names, under the same limit."""
+    strategies = []
+    for item in proposal.split(", then "):
+        name, _, maximum = item.partition(" for ")
+        strategies.append(
+            PartitionStrategy(
+                partition_by=_length(name), maximum_delay=_length(maximum), partition_limit=limit
+            )
+        )
+    return Levels(strategies)
+
+
+def test_too_many_partitions_proposes_levels_that_fit() -> None:
+    with pytest.raises(InvalidStrategyError) as caught:
+        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=365))
+    text = str(caught.value)
+    assert "365d by HOUR needs 8,759 partitions, more than the limit of 1,000" in text
+    proposal = text.partition("these levels fit: ")[2]
+    levels = _build(proposal, 1000)
+    assert levels.maximum_ms == 365 * 86_400_000
+    assert levels[len(levels) - 1].name == "HOUR"
+    assert len(levels) == 2
+
+
+@quick
+@given(
+    st.one_of(st.sampled_from([by.unit for by in PartitionBy]), st.integers(100, 10**8)),
+    st.integers(1, 3_000_000_000_000),
+    st.integers(1, 2000),
+)
+def test_what_is_proposed_fits(unit: Any, beyond_ms: int, limit: int) -> None:
+    if isinstance(unit, int):
+        unit = timedelta(milliseconds=unit)
+    maximum = unit + timedelta(milliseconds=beyond_ms)
+    proposal = propose_levels(maximum, unit, limit)
+    named = [by.unit for by in PartitionBy if unit < by.unit < maximum]
+    if not proposal:
+        # Not even all named units together do: each step is too long for the limit.
+        tops = [maximum, *named]
+        assert any(
+            partition_count(top, length) > limit
+            for top, length in zip(tops, [*named, unit], strict=True)
+        )
+        return
+    levels = _build(proposal, limit)
+    assert max(level.partitions for level in levels) <= limit
+    assert levels.maximum_ms == maximum // timedelta(milliseconds=1)
+    assert levels[len(levels) - 1].unit_ms == unit // timedelta(milliseconds=1)
+
+
+def test_the_fewest_levels_and_among_them_the_fewest_partitions_are_proposed() -> None:
+    minute = timedelta(minutes=1)
+    assert propose_levels(timedelta(days=365), minute, 1000) == (
+        "DAY for 365d, then HOUR for 1d, then MINUTE for 1h"
+    )
+    assert propose_levels(timedelta(days=30), minute, 1000) == "HOUR for 30d, then MINUTE for 1h"
+    assert propose_levels(timedelta(days=30), minute, 100) == (
+        "DAY for 30d, then HOUR for 1d, then MINUTE for 1h"
+    )
+
+
+def test_no_proposal_where_nothing_fits() -> None:
+    with pytest.raises(InvalidStrategyError) as caught:
+        PartitionStrategy(
+            partition_by=timedelta(milliseconds=100),
+            maximum_delay=timedelta(days=36500),
+            partition_limit=2,
+        )
+    assert "these levels fit" not in str(caught.value)
+    assert "more than the limit of 2" in str(caught.value)
+
+
+DAY_30 = PartitionStrategy()
+HOUR_24 = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
+
+
+def test_days_then_hours_take_52_partitions() -> None:
+    levels = Levels([DAY_30, HOUR_24])
+    assert levels.partitions == 52
+    assert [level.suffix for level in levels] == ["", "-hour"]
+    assert levels.maximum_ms == 30 * 86_400_000
+    assert levels.smallest_lead_ms == 300_000
+    assert len(levels) == 2
+
+
+@pytest.mark.parametrize(
+    ("levels", "parts"),
+    [
+        ([], ["at least one PartitionStrategy"]),
+        ([HOUR_24, DAY_30], ["coarse to fine", "DAY cannot follow HOUR"]),
+        ([DAY_30, DAY_30], ["coarse to fine", "DAY cannot follow DAY"]),
+        (
+            [DAY_30, PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=23))],
+            ["HOUR", "23h", "DAY", "maximum_delay of 1d"],
+        ),
+        (
+            [DAY_30, PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(hours=1))],
+            ["MINUTE", "1h", "maximum_delay of 1d"],
+        ),
+        (["DAY"], ["a level is a PartitionStrategy, not str", "'DAY'"]),
+        ([DAY_30, None], ["not NoneType"]),
+    ],
+)
+def test_refused_lists(levels: list[Any], parts: list[str]) -> None:
+    with pytest.raises(InvalidStrategyError) as caught:
+        Levels(levels)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_overflow_is_that_of_the_longest_level() -> None:
+    around = PartitionStrategy(overflow="recirculate")
+    assert Levels([around, HOUR_24]).overflow == "recirculate"
+    assert Levels([DAY_30, HOUR_24]).overflow == "reject"
+
+
+@quick
+@given(st.lists(st.integers(100, 10**9), min_size=1, max_size=4, unique=True), st.booleans())
+def test_stored_form_says_the_same(units: list[int], around: bool) -> None:
+    units.sort(reverse=True)
+    coarser, chosen = 0, []
+    for unit in units:
+        chosen.append(
+            PartitionStrategy(
+                partition_by=timedelta(milliseconds=unit),
+                maximum_delay=timedelta(milliseconds=max(coarser, unit + 7)),
+                overflow="recirculate" if around else "reject",
+                **_unlimited(),
+            )
+        )
+        coarser = unit
+    levels = Levels(chosen)
+    again = Levels.from_json(levels.to_json())
+    assert again == levels
+    assert hash(again) == hash(levels)
+    assert list(again) == list(levels)
+    assert again.overflow == levels.overflow
+
+
+def test_lists_that_differ_are_not_equal() -> None:
+    assert Levels(DAY_30) != Levels([DAY_30, HOUR_24])
+    assert Levels(DAY_30) != Levels(PartitionStrategy(overflow="recirculate"))
+    assert Levels(DAY_30) != Levels(PartitionStrategy(lead=timedelta(minutes=11)))
+    assert Levels(DAY_30) == Levels(PartitionStrategy(lead=timedelta(minutes=10)))
+    assert Levels(DAY_30) == Levels(PartitionStrategy(partition_limit=29))
+    assert Levels(DAY_30) != "DAY for 30d"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"overflow": "reject"},
+        {"overflow": "reject", "levels": 3},
+        {"overflow": "reject", "levels": []},
+        {"overflow": "reject", "levels": ["DAY"]},
+        {"overflow": "reject", "levels": [{"unit_ms": 1000}]},
+        {"overflow": "clamp", "levels": [{"unit_ms": 1000, "maximum_ms": 9000, "lead_ms": 10}]},
+        {"overflow": "reject", "levels": [{"unit_ms": "1", "maximum_ms": 9000, "lead_ms": 10}]},
+        {"overflow": "reject", "levels": [{"unit_ms": 1000, "maximum_ms": 10**40, "lead_ms": 10}]},
+        {"overflow": "reject", "levels": [{"unit_ms": 1000, "maximum_ms": 900, "lead_ms": 10}]},
+    ],
+)
+def test_damaged_stored_lists(stored: dict[str, Any]) -> None:
+    with pytest.raises(InvalidStrategyError):
+        Levels.from_json(stored)
+
+
+def test_as_levels_takes_what_users_give() -> None:
+    levels = Levels(DAY_30)
+    assert as_levels(levels) is levels
+    assert as_levels(DAY_30) == levels
+    assert as_levels([DAY_30, HOUR_24]) == Levels((DAY_30, HOUR_24))
+    assert str(levels) == "DAY for 30d (lead 10m); reject"

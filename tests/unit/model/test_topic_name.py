@@ -1,0 +1,68 @@
+"""Topic names: what is read, what is refused, what is derived."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.topic_name import TopicName
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("orders", "persistent://public/default/orders"),
+        ("shop/eu/orders", "persistent://shop/eu/orders"),
+        ("persistent://shop/eu/orders", "persistent://shop/eu/orders"),
+        ("orders-partition-3", "persistent://public/default/orders-partition-3"),
+    ],
+)
+def test_read(text: str, full: str) -> None:
+    name = TopicName.parse(text)
+    assert name.full == str(name) == full
+    assert TopicName.parse(full) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "not a topic name"),
+        ("a/b", "tenant/namespace/topic"),
+        ("a/b/c/d", "not a topic name"),
+        ("a//c", "not a topic name"),
+        ("/", "not a topic name"),
+        ("persistent://orders", "not a topic name"),
+        ("persistent://", "not a topic name"),
+        ("non-persistent://a/b/c", "only persistent topics"),
+        ("pulsar://localhost:6650", "only persistent topics"),
+    ],
+)
+def test_refused(text: str, part: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        TopicName.parse(text)
+    assert part in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+def test_partitions() -> None:
+    name = TopicName.parse("orders")
+    assert name.partition_index is None
+    assert name.without_partition == name
+    third = name.partition(3)
+    assert third.local == "orders-partition-3"
+    assert third.partition_index == 3
+    assert third.without_partition == name
+    # Names that only look like it.
+    for local in ("orders-partition-x", "orders-partition-", "-partition-3", "partition-3"):
+        assert TopicName.parse(local).partition_index is None
+    twice = third.partition(0)
+    assert twice.partition_index == 0
+    assert twice.without_partition == third
+
+
+def test_paths_and_suffixes() -> None:
+    name = TopicName.parse("shop/eu/a b%?")
+    assert name.namespace_path == "shop/eu"
+    assert name.rest_path == "persistent/shop/eu/a%20b%25%3F"
+    assert name.with_suffix("-held").full == "persistent://shop/eu/a b%?-held"
+    assert sorted([TopicName("b", "a", "a"), TopicName("a", "b", "b")])[0].tenant == "a"

@@ -1,0 +1,206 @@
+"""The express way writes what the long way writes, and leaves to it what is not simple."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import _pulsar
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel.cluster.reader import RawMessage, parked_message, source_partitions
+from delaylevel.errors import BrokerError
+from delaylevel.model.delivery import Sequence
+from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover import sequencing as _numbering
+from delaylevel.mover.express import forward_range
+from delaylevel.mover.forwarder import Forwarder
+
+T0 = 1_800_000_000_000
+HOUR = 3_600_000
+ORDERS = "persistent://public/default/orders"
+DESCRIPTION = LevelTopicDescription(
+    topic="orders-delay-level",
+    levels=Levels(
+        [
+            PartitionStrategy(),
+            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+        ]
+    ),
+    targets=("orders",),
+    final_window=FinalWindow.BROKER,
+)
+SOURCE = source_partitions(DESCRIPTION)[0]
+
+
+@dataclass
+class Client:
+    """Makes the client's own producers around cores that write down what they get."""
+
+    sent: list[tuple[Any, ...]] = field(default_factory=list)
+    callbacks: list[Any] = field(default_factory=list)
+    flushes: list[int] = field(default_factory=list)
+    outcome: Any = pulsar.Result.Ok
+    last: int = -1
+
+    def create_producer(self, topic: str, **_: Any) -> pulsar.Producer:
+        producer = pulsar.Producer()
+        producer._producer = Core(self, topic)
+        return producer
+
+
+@dataclass
+class Core:
+    client: Client
+    topic: str
+
+    def send_async(self, message: Any, callback: Any) -> None:
+        value = None if message.has_null_value() else message.data()
+        self.client.sent.append(
+            (
+                self.topic,
+                value,
+                message.properties(),
+                message.partition_key(),
+                message.ordering_key(),
+                message.event_timestamp(),
+            )
+        )
+        self.client.callbacks.append(callback)
+
+    def flush(self) -> None:
+        self.client.flushes.append(len(self.client.sent))
+        for callback in self.client.callbacks:
+            if callback is not None:
+                callback(self.client.outcome, _pulsar.MessageId(-1, 1, 1, -1))
+        self.client.callbacks = []
+
+    def last_sequence_id(self) -> int:
+        return self.client.last
+
+    def close(self) -> None: ...
+
+
+class Admin:
+    def topic_exists(self, _: Any) -> bool:
+        return True
+
+
+def raw(
+    entry: int,
+    properties: dict[str, str],
+    value: bytes | None = b"body",
+    key: str = "",
+    ordering_key: str = "",
+    event_ms: int = 0,
+) -> RawMessage:
+    builder = _pulsar.MessageBuilder()
+    if value is None:
+        builder.set_null_value()
+    else:
+        builder.content(value)
+    builder.properties(properties)
+    if key:
+        builder.partition_key(key)
+    if ordering_key:
+        builder.ordering_key(ordering_key)
+    if event_ms:
+        builder.event_timestamp(event_ms)
+    return builder.build(), 7, entry, entry % 3 - 1
+
+
+def forwarder(client: Client, sequence: Sequence | None = None) -> Forwarder:
+    admin: Any = Admin()
+    return Forwarder(client, admin, DESCRIPTION, sequence=sequence)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+dues = st.one_of(
+    st.integers(T0 - 3 * HOUR, T0 + 60 * HOUR).map(str),
+    st.sampled_from(["", "x", "-5", "٣٣٣٣٣٣٣٣٣٣٣٣٣", str(T0)[:-1], "9" * 13, "9" * 14]),
+)
+ours = st.fixed_dictionaries(
+    {},
+    optional={
+        DUE: dues,
+        TARGET: st.sampled_from([ORDERS, "orders", "persistent://public/default/other", "a b"]),
+        ID: st.sampled_from(["", "mine", "public/default/x:1:2:3"]),
+        SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "AVRO", ""]),
+        ATTEMPT: st.sampled_from(["1", "x"]),
+    },
+)
+good = st.fixed_dictionaries(
+    {DUE: dues, TARGET: st.just(ORDERS)}, optional={ID: st.just("mine"), "color": texts}
+)
+messages_given = st.lists(
+    st.tuples(
+        st.one_of(good, ours),
+        st.one_of(st.none(), st.binary(max_size=20)),
+        texts,
+        texts,
+        st.integers(0, T0),
+    ),
+    max_size=8,
+)
+
+
+class WithoutSchemas(Admin):
+    def schemas(self, _: Any) -> list[Any]:
+        return []
+
+
+@given(messages_given)
+def test_the_same_is_written_and_reported(found: list[tuple[Any, ...]]) -> None:
+    rows = [raw(number, *fields) for number, fields in enumerate(found)]
+    admin: Any = WithoutSchemas()
+    short, long = Client(), Client()
+    express = Forwarder(short, admin, DESCRIPTION)
+    assert forward_range(express, SOURCE, rows, lambda: T0) == len(rows)
+    usual = Forwarder(long, admin, DESCRIPTION)
+    for row in rows:
+        usual.forward(SOURCE, parked_message(*row), T0)
+    assert short.sent == long.sent
+    assert express._report == usual._report
+
+
+def test_few_messages_have_a_callback() -> None:
+    client = Client()
+    rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(1000)]
+    forward_range(forwarder(client), SOURCE, rows, lambda: T0)
+    assert sum(callback is not None for callback in client.callbacks) == 4
+
+
+def test_the_clock_is_looked_at_now_and_then() -> None:
+    client = Client()
+    times = iter(range(T0, T0 + 100 * HOUR, HOUR))
+    rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
+    forward_range(forwarder(client), SOURCE, rows, lambda: next(times))
+    topics = [sent[0].rpartition("-")[2] for sent in client.sent]
+    assert topics == ["5"] * 256 + ["4"] * 256 + ["3"] * 88
+
+
+@pytest.mark.parametrize("limit", ["messages", "bytes", "time"])
+def test_effectively_once_nothing_is_sent_behind_what_may_have_failed(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "messages": ("UNSETTLED_MESSAGES", 1),
+        "bytes": ("UNSETTLED_BYTES", 5),
+        "time": ("SETTLE_WITHIN_S", -1.0),
+    }
+    monkeypatch.setattr(_numbering, *given[limit])
+    sequence = Sequence("query", SOURCE.topic)
+    rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
+    client = Client()
+    forward_range(forwarder(client, sequence), SOURCE, rows, lambda: T0)
+    assert client.flushes == [1, 2]
+    client = Client(outcome=pulsar.Result.Timeout)
+    with pytest.raises(BrokerError, match="Timeout"):
+        forward_range(forwarder(client, sequence), SOURCE, rows, lambda: T0)
+    assert len(client.sent) == 1

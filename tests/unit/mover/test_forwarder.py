@@ -1,0 +1,659 @@
+"""Sending on, against a client whose outcomes are written down beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.reader import ParkedMessage, SourcePartition, source_partitions
+from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
+from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.report import ForwardReport
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import forwarder as forwarder_module
+from delaylevel.mover.forwarder import BULK_SETTINGS, PRODUCER_SETTINGS, Forwarder
+from delaylevel.mover.hop import check_delivery
+
+T0 = 1_800_000_000_000
+DAY = 86_400_000
+ORDERS = "persistent://public/default/orders"
+BILLS = "persistent://public/default/bills"
+FAMILY = "persistent://public/default/orders-delay-level"
+HELD = f"{FAMILY}-held-partition-0"
+DEAD = f"{FAMILY}-DLQ-partition-0"
+OK = pulsar.Result.Ok
+
+
+@dataclass
+class Sent:
+    """One message that a producer was given."""
+
+    topic: str
+    value: bytes | None
+    given: dict[str, Any]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self.given["properties"])
+
+
+@dataclass
+class FakeProducer:
+    """Confirms at flush, with the outcome that the client has for its topic."""
+
+    client: FakeClient
+    topic: str
+    settings: dict[str, Any]
+    pending: list[Callable[[Any, Any], Any]] = field(default_factory=list)
+    closed: int = 0
+
+    def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
+        assert not self.closed
+        self.client.sent.append(Sent(self.topic, value, given))
+        self.pending.append(callback)
+
+    def flush(self) -> None:
+        pending, self.pending = self.pending, []
+        outcome = self.client.outcomes.get(self.topic, OK)
+        for number, callback in enumerate(pending):
+            if isinstance(outcome, list):
+                callback(outcome[number], None)
+            elif isinstance(outcome, pulsar.Result):
+                callback(outcome, None)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    def close(self) -> None:
+        self.closed += 1
+        self.client.closings.append(self.topic)
+        if self.topic in self.client.close_fails:
+            raise pulsar.AlreadyClosed("closed")
+
+
+@dataclass
+class FakeClient:
+    """Makes producers; ``refusals`` and ``outcomes`` say what goes wrong, by topic."""
+
+    refusals: dict[str, Exception] = field(default_factory=dict)
+    outcomes: dict[str, Any] = field(default_factory=dict)
+    close_fails: set[str] = field(default_factory=set)
+    producers: list[FakeProducer] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    closings: list[str] = field(default_factory=list)
+
+    def create_producer(self, topic: str, **settings: Any) -> FakeProducer:
+        if topic in self.refusals:
+            raise self.refusals[topic]
+        self.producers.append(FakeProducer(self, topic, settings))
+        return self.producers[-1]
+
+    def to(self, topic: str) -> list[Sent]:
+        return [item for item in self.sent if item.topic == topic]
+
+    def opened(self, topic: str) -> int:
+        return sum(producer.topic == topic for producer in self.producers)
+
+
+@dataclass
+class FakeAdmin:
+    """Knows which business topics there are, and their schemas."""
+
+    topics: set[str] = field(default_factory=lambda: {ORDERS, BILLS})
+    versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
+    away: bool = False
+
+    def topic_exists(self, topic: TopicName) -> bool:
+        if self.away:
+            raise BrokerUnreachableError("nothing answers")
+        return topic.full in self.topics
+
+    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
+        return self.versions.get(topic.full, [])
+
+
+@dataclass
+class HandClock:
+    now: int = T0
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class Bench:
+    """A forwarder with everything around it faked."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.description = LevelTopicDescription(
+            **{
+                "topic": "orders-delay-level",
+                "levels": Levels(
+                    [
+                        PartitionStrategy(),
+                        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+                    ]
+                ),
+                "targets": ("orders", "bills"),
+                "final_window": FinalWindow.BROKER,
+                **changes,
+            }
+        )
+        self.client, self.admin, self.clock = FakeClient(), FakeAdmin(), HandClock()
+        self.forwarder = Forwarder(
+            self.client,
+            self.admin,  # type: ignore[arg-type]
+            self.description,
+            self.clock,
+        )
+        self.sources = source_partitions(self.description)
+        self.entry = 0
+
+    def source(self, text: str) -> SourcePartition:
+        return next(item for item in self.sources if item.topic.endswith(text))
+
+    def message(
+        self,
+        due_ms: int = T0 + 60_000,
+        target: str = ORDERS,
+        value: bytes | None = b"body",
+        properties: dict[str, str] | None = None,
+        **own: str,
+    ) -> ParkedMessage:
+        self.entry += 1
+        if properties is None:
+            properties = {DUE: str(due_ms), TARGET: target, "color": "red", **own}
+        return ParkedMessage(7, self.entry, 2, T0, "key", "order", 5, properties, value)
+
+    def forward(self, *messages: ParkedMessage, source: str = "level-hour-partition-3") -> None:
+        for message in messages:
+            self.forwarder.forward(self.source(source), message, self.clock.now)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_into_the_window(bench: Bench) -> None:
+    bench.forward(bench.message(T0 + 60_000))
+    (sent,) = bench.client.to(ORDERS)
+    assert sent.value == b"body"
+    identity = f"{FAMILY}-hour-partition-3:7:1:2".removeprefix("persistent://")
+    assert sent.given == {
+        "properties": {"color": "red", DUE: str(T0 + 60_000), ID: identity},
+        "partition_key": "key",
+        "ordering_key": "order",
+        "event_timestamp": 5,
+        "deliver_at": T0 + 60_000,
+        "sequence_id": None,
+    }
+    report = bench.forwarder.flush()
+    assert (report.window, report.due, report.total, report.latest_ms) == (1, 0, 1, 0)
+    # The next flush speaks of what came since.
+    assert bench.forwarder.flush().total == 0
+
+
+def test_near_due_depends_on_the_level_it_comes_from(bench: Bench) -> None:
+    # An hour and four minutes: no more than the hour's own lead allows.
+    due = T0 + 3_840_000
+    bench.forward(bench.message(due), source="level-hour-partition-3")
+    bench.forward(bench.message(due), source="held-partition-0")
+    bench.forward(bench.message(due), source="level-partition-0")
+    assert [sent.topic for sent in bench.client.sent] == [
+        ORDERS,
+        ORDERS,
+        f"{FAMILY}-hour-partition-0",
+    ]
+
+
+def test_due_now_without_a_timer_and_late_ones_are_measured(bench: Bench) -> None:
+    bench.forward(bench.message(T0 - 700), bench.message(T0), bench.message(T0 - 30))
+    assert [sent.given["deliver_at"] for sent in bench.client.to(ORDERS)] == [None] * 3
+    report = bench.forwarder.flush()
+    assert (report.window, report.due, report.latest_ms) == (0, 3, 700)
+
+
+def test_absent_key_and_event_time_stay_absent_and_null_stays_null(bench: Bench) -> None:
+    message = bench.message(value=None)._replace(key="", ordering_key="", event_ms=0)
+    bench.forward(message)
+    (sent,) = bench.client.to(ORDERS)
+    assert sent.value is None
+    given = sent.given
+    assert given["partition_key"] is given["ordering_key"] is given["event_timestamp"] is None
+
+
+def test_empty_payload_is_not_null(bench: Bench) -> None:
+    bench.forward(bench.message(value=b""))
+    assert bench.client.to(ORDERS)[0].value == b""
+
+
+@pytest.mark.parametrize(
+    ("source", "remaining", "topic"),
+    [
+        ("level-partition-4", DAY - 1, f"{FAMILY}-hour-partition-22"),
+        ("level-partition-4", DAY + 600_000, f"{FAMILY}-hour-partition-22"),
+        ("level-partition-4", 3 * DAY, f"{FAMILY}-partition-2"),
+        ("level-hour-partition-3", 5 * 3_600_000, f"{FAMILY}-hour-partition-4"),
+        ("level-hour-partition-3", 3 * DAY, f"{FAMILY}-partition-2"),
+        ("held-partition-0", 5 * 3_600_000, f"{FAMILY}-hour-partition-4"),
+    ],
+)
+def test_parked_again(bench: Bench, source: str, remaining: int, topic: str) -> None:
+    bench.forward(bench.message(T0 + remaining, **{ID: "mine"}), source=source)
+    (sent,) = bench.client.sent
+    assert sent.topic == topic
+    assert sent.given["deliver_at"] is None
+    assert sent.properties == {
+        "color": "red",
+        DUE: str(T0 + remaining),
+        TARGET: ORDERS,
+        ID: "mine",
+    }
+    report = bench.forwarder.flush()
+    ((family, level, partition),) = report.parked
+    assert topic == bench.description.level_topic(level).partition(partition).full
+    assert family == FAMILY
+    assert report.total == 1
+
+
+def test_with_a_function_the_next_hand_off_is_set() -> None:
+    bench = Bench(mover=Mover.FUNCTION)
+    bench.forward(bench.message(T0 + 5 * 3_600_000), source="level-partition-0")
+    (sent,) = bench.client.sent
+    assert sent.given["deliver_at"] == T0 + 5 * 3_600_000 - 300_000
+
+
+@pytest.mark.parametrize(
+    ("properties", "reason"),
+    [
+        ({"color": "red"}, "delaylevel.due is missing"),
+        ({DUE: "soon", TARGET: ORDERS}, "not a whole number"),
+        ({DUE: "1", TARGET: "persistent://x/y/z"}, "target persistent://x/y/z is not one of"),
+        ({DUE: "1", TARGET: FAMILY}, "is not one of level topic"),
+    ],
+)
+def test_dead_letters(bench: Bench, properties: dict[str, str], reason: str) -> None:
+    bench.forward(bench.message(properties=properties), bench.message())
+    (dead,) = bench.client.to(DEAD)
+    assert dead.value == b"body"
+    assert dead.given["partition_key"] == "key"
+    assert {**properties, REASON: dead.properties[REASON]} | {
+        SOURCE: f"{FAMILY}-hour-partition-3:7:1:2".removeprefix("persistent://")
+    } == dead.properties
+    assert reason in dead.properties[REASON]
+    report = bench.forwarder.flush()
+    # It blocks nothing.
+    assert (report.dead.total(), report.window, report.total) == (1, 1, 2)
+    assert reason in next(iter(report.dead))
+
+
+def held_reason(bench: Bench) -> list[tuple[str, str]]:
+    return [(sent.properties[ATTEMPT], sent.properties[REASON]) for sent in bench.client.to(HELD)]
+
+
+def test_target_that_was_deleted_is_not_made_anew(bench: Bench) -> None:
+    bench.admin.topics.discard(ORDERS)
+    bench.forward(bench.message(), bench.message(target=BILLS), bench.message())
+    report = bench.forwarder.flush()
+    assert bench.client.opened(ORDERS) == 0
+    assert report.held == {ORDERS: 2}
+    assert report.window == 1
+    assert held_reason(bench) == [("1", "the topic does not exist")] * 2
+    held = bench.client.to(HELD)[0].properties
+    assert held[TARGET] == ORDERS
+    assert held[ID].endswith(":7:1:2")
+    assert held["color"] == "red"
+    assert len(bench.client.to(BILLS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (pulsar.ProducerBlockedQuotaExceededException("full"), "ProducerBlockedQuotaExceeded"),
+        (pulsar.IncompatibleSchema("no"), "IncompatibleSchema"),
+        (pulsar.AuthorizationError("no"), "AuthorizationError"),
+        (pulsar.TopicTerminated("over"), "TopicTerminated"),
+    ],
+)
+def test_target_that_refuses_a_producer(bench: Bench, error: Exception, reason: str) -> None:
+    bench.client.refusals[ORDERS] = error
+    bench.forward(bench.message(), bench.message(target=BILLS))
+    report = bench.forwarder.flush()
+    assert (report.held.total(), report.window) == (1, 1)
+    assert reason in held_reason(bench)[0][1]
+
+
+@pytest.mark.parametrize("error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x")])
+def test_broker_in_trouble_holds_nothing(bench: Bench, error: Exception) -> None:
+    bench.client.refusals[ORDERS] = error
+    with pytest.raises(BrokerError, match=rf"{ORDERS}.*{type(error).__name__}.*acknowledged"):
+        bench.forward(bench.message())
+    assert bench.client.sent == []
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        pulsar.Result.TopicTerminated,
+        pulsar.ProducerFenced("fenced"),
+        [OK, pulsar.Result.Timeout, OK],
+        None,  # flush returns, and no confirmation ever came
+    ],
+)
+def test_target_that_fails_on_send(bench: Bench, outcome: Any) -> None:
+    bench.client.outcomes[ORDERS] = outcome if outcome is not None else "silence"
+    bench.forward(*[bench.message() for _ in range(3)], bench.message(target=BILLS))
+    report = bench.forwarder.flush()
+    # Those that are not confirmed are held, with the same id, and no others.
+    ids = [sent.properties[ID] for sent in bench.client.to(ORDERS)]
+    unconfirmed = ids[1:2] if isinstance(outcome, list) else ids
+    assert report.held == {ORDERS: len(unconfirmed)}
+    assert (report.window, report.due, report.total) == (4 - len(unconfirmed), 0, 4)
+    assert [sent.properties[ID] for sent in bench.client.to(HELD)] == unconfirmed
+    name = {type(None): "no confirmation", list: "Timeout"}.get(type(outcome))
+    expected = name or (type(outcome).__name__ if isinstance(outcome, Exception) else "Terminated")
+    assert all(attempt == "1" and expected in reason for attempt, reason in held_reason(bench))
+    # Its producer is not used again.
+    assert ORDERS in bench.client.closings
+    del bench.client.outcomes[ORDERS]
+    bench.clock.now += bench.description.hold_pause_ms
+    bench.forward(bench.message())
+    assert bench.client.opened(ORDERS) == 2
+    assert bench.forwarder.flush().total == 1
+
+
+def test_attempts_are_counted(bench: Bench) -> None:
+    bench.admin.topics.clear()
+    bench.forward(bench.message(**{ATTEMPT: "4", REASON: "old"}), source="held-partition-0")
+    bench.forwarder.flush()
+    assert held_reason(bench) == [("5", "the topic does not exist")]
+
+
+def test_delivered_after_a_hold_it_looks_like_any_other(bench: Bench) -> None:
+    bench.forward(
+        bench.message(T0 - 1, **{ATTEMPT: "4", REASON: "old", ID: "mine"}),
+        source="held-partition-0",
+    )
+    (sent,) = bench.client.to(ORDERS)
+    assert sent.properties == {"color": "red", DUE: str(T0 - 1), ID: "mine"}
+
+
+def test_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:
+    bench.client.refusals[ORDERS] = pulsar.TopicTerminated("over")
+    bench.forward(bench.message())
+    del bench.client.refusals[ORDERS]
+    bench.clock.now = T0 + bench.description.hold_pause_ms - 1
+    bench.forward(bench.message(T0 + DAY // 24))
+    assert bench.client.opened(ORDERS) == 0
+    assert bench.forwarder.flush().held == {ORDERS: 2}
+    assert held_reason(bench)[1] == held_reason(bench)[0]
+    bench.clock.now += 1
+    bench.forward(bench.message(T0 + DAY // 24))
+    assert bench.client.opened(ORDERS) == 1
+    assert bench.forwarder.flush().window == 1
+
+
+def test_refusal_of_one_schema_does_not_stop_another(bench: Bench) -> None:
+    lacking = str(SchemaRef("AVRO", "0" * 16))
+    bench.forward(bench.message(**{SCHEMA: lacking}), bench.message())
+    report = bench.forwarder.flush()
+    assert (report.held.total(), report.window) == (1, 1)
+    assert held_reason(bench) == [("1", f"its registry has no schema {lacking}")]
+    assert bench.client.to(HELD)[0].properties[SCHEMA] == lacking
+
+
+def test_one_producer_for_each_target_and_schema(bench: Bench) -> None:
+    text = json.dumps({"type": "record", "name": "A", "fields": []})
+    bench.admin.versions[ORDERS] = [
+        SchemaVersion("JSON", text, 0),
+        SchemaVersion("STRING", "", 1),
+    ]
+    references = [
+        str(SchemaRef.of("STRING", "")),
+        str(SchemaRef.of("JSON", '{"fields":[],"name":"A","type":"record"}')),
+    ]
+    for _ in range(3):
+        bench.forward(bench.message(), *[bench.message(**{SCHEMA: each}) for each in references])
+    assert bench.client.opened(ORDERS) == 3
+    types = [str(p.settings["schema"].schema_info().schema_type()) for p in bench.client.producers]
+    assert [name.rpartition(".")[2] for name in types] == ["BYTES", "STRING", "JSON"]
+    assert bench.forwarder.flush().window == 9
+
+
+def test_settings_of_producers(bench: Bench) -> None:
+    bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
+    target, level = bench.client.producers
+    for producer, settings in ((target, PRODUCER_SETTINGS), (level, BULK_SETTINGS)):
+        for name, value in settings.items():
+            assert producer.settings[name] == value
+        # So that a position packs into a sequence id, and nothing waits without an end.
+        assert producer.settings["batching_max_messages"] <= 1024
+        assert producer.settings["block_if_queue_full"] is True
+        assert producer.settings["send_timeout_millis"] > 0
+    assert target.settings["batching_type"] == pulsar.BatchingType.KeyBased
+    assert "batching_type" not in level.settings
+
+
+def test_own_topic_that_cannot_be_opened(bench: Bench) -> None:
+    topic = f"{FAMILY}-partition-4"
+    bench.client.refusals[topic] = pulsar.TopicNotFound("gone")
+    bench.forward(bench.message())
+    with pytest.raises(BrokerError, match=rf"{topic}.*TopicNotFound.*nothing was acknowledged"):
+        bench.forward(bench.message(T0 + 5 * DAY))
+    # The source is read again from where it was acknowledged: nothing is counted twice.
+    del bench.client.refusals[topic]
+    bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
+    report = bench.forwarder.flush()
+    assert (report.window, report.parked.total(), report.total) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("outcome", [pulsar.Result.Timeout, pulsar.Timeout("late"), "silence"])
+def test_own_topic_that_does_not_confirm(bench: Bench, outcome: Any) -> None:
+    topic = f"{FAMILY}-partition-4"
+    bench.client.outcomes[topic] = outcome
+    again = [bench.message(), bench.message(T0 + 5 * DAY), bench.message(T0 + 9 * DAY)]
+    bench.forward(*again)
+    with pytest.raises(BrokerError, match=rf"{topic} did not confirm .*nothing was acknowledged"):
+        bench.forwarder.flush()
+    del bench.client.outcomes[topic]
+    bench.forward(*again)
+    report = bench.forwarder.flush()
+    assert (report.window, report.parked.total(), report.total) == (1, 2, 3)
+    # A producer that may be closed for good is not used again.
+    assert bench.client.opened(topic) == 2
+    assert bench.client.opened(f"{FAMILY}-partition-8") == 1
+
+
+@pytest.mark.parametrize("topic", [HELD, DEAD])
+def test_held_and_dead_letters_have_to_be_confirmed_too(bench: Bench, topic: str) -> None:
+    bench.client.outcomes[topic] = pulsar.Result.Timeout
+    bench.admin.topics.discard(ORDERS)
+    bench.forward(bench.message(), bench.message(properties={}))
+    with pytest.raises(BrokerError, match="did not confirm"):
+        bench.forwarder.flush()
+    assert bench.forwarder.flush().total == 0
+
+
+def test_late_confirmation_of_a_failed_round_says_nothing(bench: Bench) -> None:
+    topic = f"{FAMILY}-partition-4"
+    bench.client.outcomes[topic] = pulsar.Result.Timeout
+    bench.forward(bench.message(T0 + 9 * DAY), bench.message(T0 + 5 * DAY))
+    other = next(p for p in bench.client.producers if p.topic.endswith("partition-8"))
+    held_up, other.pending = other.pending, []
+    with pytest.raises(BrokerError):
+        bench.forwarder.flush()
+    del bench.client.outcomes[topic]
+    bench.forward(bench.message(T0 + 9 * DAY))
+    for callback in held_up:
+        callback(pulsar.Result.Timeout, None)
+    assert bench.forwarder.flush().parked.total() == 1
+
+
+def test_admin_that_is_away_holds_nothing(bench: Bench) -> None:
+    bench.admin.away = True
+    with pytest.raises(BrokerUnreachableError):
+        bench.forward(bench.message())
+    bench.admin.away = False
+    assert bench.client.sent == []
+    assert bench.forwarder.flush().total == 0
+
+
+@pytest.mark.parametrize("limit", ["EPOCH_MESSAGES", "EPOCH_BYTES"])
+def test_what_is_unconfirmed_is_limited(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(forwarder_module, limit, 4 if limit == "EPOCH_MESSAGES" else 16)
+    for number in range(1, 11):
+        bench.forward(bench.message())
+        (producer,) = bench.client.producers
+        assert len(producer.pending) == number % 4
+    assert bench.forwarder.flush().window == 10
+
+
+# -- with a tracker
+
+WINDOW = f"{FAMILY}-window-partition-"
+
+
+@pytest.fixture
+def tracked() -> Bench:
+    return Bench(final_window=FinalWindow.TRACKER, window_partitions=8)
+
+
+def test_near_due_and_overdue_go_into_the_window_whatever_the_target_is_like(
+    tracked: Bench,
+) -> None:
+    tracked.admin.away = True  # nobody asks it
+    messages = [
+        tracked.message(T0 + 60_000, **{ID: "one", SCHEMA: "AVRO:abc"}),
+        tracked.message(T0 - 700, **{ID: "two"}),
+    ]
+    tracked.forward(*messages)
+    expected = [
+        {DUE: str(T0 + 60_000), ID: "one", SCHEMA: "AVRO:abc"},
+        {DUE: str(T0 - 700), ID: "two"},
+    ]
+    topic = f"{WINDOW}{tracked.description.window_partition('key', '')}"
+    assert [sent.given for sent in tracked.client.to(topic)] == [
+        {
+            "properties": {"color": "red", TARGET: ORDERS, **properties},
+            "partition_key": "key",
+            "ordering_key": "order",
+            "event_timestamp": 5,
+            "deliver_at": None,
+            "sequence_id": None,
+        }
+        for properties in expected
+    ]
+    report = tracked.forwarder.flush()
+    assert (report.window, report.due, report.total, report.latest_ms) == (2, 0, 2, 700)
+    (producer,) = tracked.client.producers
+    assert producer.settings["batching_enabled"] is True
+    assert producer.settings["batching_max_messages"] <= 1024
+
+
+def test_every_copy_of_a_message_meets_in_one_window_partition(tracked: Bench) -> None:
+    keyless = [tracked.message(number)._replace(key="") for number in range(T0, T0 + 40)]
+    first = "level-hour-partition-3"
+    tracked.forward(*keyless, source=first)
+    tracked.forward(*keyless, source=first)
+    topics = [sent.topic for sent in tracked.client.sent]
+    assert topics[:40] == topics[40:]
+    ids = [message.stable_id(tracked.source(first).topic) for message in keyless]
+    places = [tracked.description.window_partition("", item) for item in ids]
+    assert topics[:40] == [f"{WINDOW}{place}" for place in places]
+    assert len(set(topics)) == 8
+    # One that was read elsewhere keeps the id that it was given first.
+    again = keyless[0]._replace(properties={**keyless[0].properties, ID: ids[0]})
+    tracked.forward(again, source="level-hour-partition-0")
+    assert tracked.client.sent[-1].topic == topics[0]
+    assert len(tracked.client.producers) == 8
+
+
+def test_an_ordering_key_alone_does_not_choose_the_window_partition(tracked: Bench) -> None:
+    message = tracked.message(**{ID: "mine"})._replace(key="", ordering_key="other")
+    tracked.forward(message)
+    (sent,) = tracked.client.sent
+    assert sent.topic == f"{WINDOW}{tracked.description.window_partition('', 'mine')}"
+
+
+def test_what_was_held_goes_into_the_window_with_its_attempts(tracked: Bench) -> None:
+    own = {ID: "mine", ATTEMPT: "3", REASON: "it was away"}
+    tracked.forward(tracked.message(T0 - 1, **own), source="held-partition-0")
+    (sent,) = tracked.client.sent
+    expected = {"color": "red", DUE: str(T0 - 1), TARGET: ORDERS, ID: "mine", ATTEMPT: "3"}
+    assert sent.properties == expected
+    assert sent.topic.startswith(WINDOW)
+
+
+def test_with_a_tracker_far_and_strange_ones_go_as_before(tracked: Bench) -> None:
+    tracked.forward(tracked.message(T0 + 5 * DAY), tracked.message(properties={}))
+    assert [sent.topic for sent in tracked.client.sent] == [f"{FAMILY}-partition-4", DEAD]
+
+
+@pytest.mark.parametrize("outcome", [pulsar.Result.Timeout, pulsar.Timeout("late"), "silence"])
+def test_a_window_that_does_not_confirm(tracked: Bench, outcome: Any) -> None:
+    tracked.forward(tracked.message())
+    (topic,) = {sent.topic for sent in tracked.client.sent}
+    tracked.client.outcomes[topic] = outcome
+    with pytest.raises(BrokerError, match=rf"{topic} did not confirm .*nothing was acknowledged"):
+        tracked.forwarder.flush()
+    del tracked.client.outcomes[topic]
+    tracked.forward(tracked.message())
+    report = tracked.forwarder.flush()
+    assert (report.window, report.total) == (1, 1)
+    assert tracked.client.opened(topic) == 2
+
+
+def test_a_window_that_cannot_be_opened(tracked: Bench) -> None:
+    topic = f"{WINDOW}{tracked.description.window_partition('key', '')}"
+    tracked.client.refusals[topic] = pulsar.TopicNotFound("gone")
+    with pytest.raises(BrokerError, match=rf"{topic}.*nothing was acknowledged"):
+        tracked.forward(tracked.message())
+    assert tracked.forwarder.flush().total == 0
+
+
+def test_with_a_tracker_a_mover_promises_at_least_once(tracked: Bench) -> None:
+    sequence = Sequence("query", tracked.source("level-partition-0").topic)
+    with pytest.raises(InvalidInputError) as caught:
+        Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]
+    for part in (FAMILY, "'tracker'", "delaylevel dispatch run --delivery effectively-once"):
+        assert part in str(caught.value)
+    for delivery in Delivery:
+        check_delivery(Bench().description, delivery)
+    check_delivery(tracked.description, Delivery.AT_LEAST_ONCE)
+
+
+def test_close_targets_closes_those_of_business_topics_only(bench: Bench) -> None:
+    bench.forward(bench.message(), bench.message(target=BILLS), bench.message(T0 + 5 * DAY))
+    bench.forwarder.flush()
+    bench.forwarder.close_targets()
+    assert sorted(bench.client.closings) == [BILLS, ORDERS]
+    bench.forward(bench.message())
+    assert bench.client.opened(ORDERS) == 2
+    bench.forwarder.flush()
+    bench.client.close_fails.add(ORDERS)  # no reason to stop
+    bench.forwarder.close()
+    assert all(producer.closed == 1 for producer in bench.client.producers)
+
+
+def test_reports_add_up() -> None:
+    one, other = ForwardReport(window=1, due=2, latest_ms=9), ForwardReport(window=3, latest_ms=4)
+    one.parked["a", 0, 0] += 1
+    other.parked["a", 0, 0] += 2
+    other.held["t"] += 1
+    other.dead["r"] += 1
+    one.add(other)
+    assert (one.window, one.due, one.latest_ms, one.total) == (4, 2, 9, 11)
+    assert one.parked == {("a", 0, 0): 3}
+    assert one.held == {"t": 1}
+    assert one.dead == {"r": 1}

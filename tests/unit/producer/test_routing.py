@@ -1,0 +1,369 @@
+"""Where the wrapper sends a message, and which options it refuses, with which words."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.errors import (
+    DelayTooLongError,
+    InvalidDelayError,
+    InvalidInputError,
+    UnsupportedOptionError,
+)
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.routing import (
+    BUSINESS,
+    NOT_PARKABLE,
+    WINDOW,
+    Parking,
+    Placement,
+    check_producer_options,
+    level_producer_settings,
+    window_producer_settings,
+)
+
+T0 = 1_800_000_000_000
+DAY = 86_400_000
+ORDERS = "persistent://public/default/orders"
+
+
+class StoppedClock:
+    """It is always the same moment."""
+
+    def now_ms(self) -> int:
+        return T0
+
+
+def describe(**changes: Any) -> LevelTopicDescription:
+    return LevelTopicDescription(
+        **{
+            "topic": "orders-delay-level",
+            "levels": Levels(
+                [
+                    PartitionStrategy(maximum_delay=timedelta(days=365)),
+                    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+                ]
+            ),
+            "targets": ("orders",),
+            "final_window": FinalWindow.BROKER,
+            **changes,
+        }
+    )
+
+
+def place(
+    deliver_at: Any = None,
+    deliver_after: Any = None,
+    properties: dict[str, str] | None = None,
+    message_id: Any = None,
+    *,
+    schema: SchemaRef | None = None,
+    description: LevelTopicDescription | None = None,
+    **unsupported: Any,
+) -> Placement:
+    parking = Parking(description or describe(), ORDERS, schema, StoppedClock())
+    return parking.place(deliver_at, deliver_after, properties, message_id, **unsupported)
+
+
+TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
+
+
+@pytest.mark.parametrize("mover", list(Mover))
+def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> None:
+    tracker = replace(TRACKER, mover=mover)
+    soon = timedelta(minutes=5)
+    parking = Parking(tracker, ORDERS, SchemaRef("AVRO", "abc"), StoppedClock())
+    placed = parking.place(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
+    assert placed == Placement(
+        WINDOW,
+        tracker.window_partition("key", "mine"),
+        {
+            "a": "b",
+            "delaylevel.due": str(T0 + 300_000),
+            "delaylevel.target": ORDERS,
+            "delaylevel.id": "mine",
+            "delaylevel.schema": "AVRO:abc",
+        },
+        None,
+    )
+    assert placed.parked
+    family = "persistent://public/default/orders-delay-level"
+    assert parking.topic_of(placed) == f"{family}-window-partition-{placed.partition}"
+    later = parking.place(None, timedelta(hours=3), None, None, "key")
+    assert parking.topic_of(later) == f"{family}-hour-partition-2"
+
+
+def test_copies_of_one_id_meet_in_one_window_partition() -> None:
+    soon = timedelta(minutes=5)
+    for message_id in ("a", "b", "c"):
+        wanted = TRACKER.window_partition("", message_id)
+        for _ in range(3):
+            placed = place(deliver_after=soon, message_id=message_id, description=TRACKER)
+            assert placed.partition == wanted
+
+
+def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> None:
+    parking = Parking(TRACKER, ORDERS, None, StoppedClock())
+    soon = timedelta(minutes=5)
+    found = [parking.place(None, soon, None, None).partition for _ in range(16_000)]
+    runs = [(key, len(list(group))) for key, group in itertools.groupby(found)]
+    assert [count for _, count in runs] == [1000] * 16
+    first = runs[0][0]
+    assert [key for key, _ in runs] == [(first + number) % 8 for number in range(16)]
+
+
+def test_with_a_tracker_what_is_due_still_goes_straight() -> None:
+    for arguments in ({}, {"deliver_after": timedelta(0)}, {"deliver_at": T0 - 5}):
+        placed = place(description=TRACKER, **arguments)
+        assert (placed.level, placed.deliver_at_ms) == (BUSINESS, None)
+        assert not placed.parked
+
+
+@pytest.mark.parametrize("name", NOT_PARKABLE)
+def test_the_window_keeps_no_sequence_and_no_replication(name: str) -> None:
+    with pytest.raises(UnsupportedOptionError, match=name):
+        place(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
+
+
+def test_the_window_has_batches_also_where_levels_have_none() -> None:
+    levels, _ = level_producer_settings(
+        {"batching_max_messages": 5000}, replace(TRACKER, mover=Mover.FUNCTION)
+    )
+    assert not levels["batching_enabled"]
+    window = window_producer_settings(levels)
+    assert window == {**levels, "batching_enabled": True}
+    assert window["batching_max_messages"] == 1024
+
+
+OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "placed"),
+    [
+        ({}, Placement(-1, -1, None, None)),
+        ({"deliver_at": 0}, Placement(-1, -1, None, None)),
+        ({"properties": {"a": "b"}}, Placement(-1, -1, {"a": "b"}, None)),
+        ({"properties": {"a": "b", **OURS}}, Placement(-1, -1, {"a": "b"}, None)),
+        (
+            {"properties": OURS, "message_id": "m1"},
+            Placement(-1, -1, {"delaylevel.id": "m1"}, None),
+        ),
+        # Due already: at once, but with its due time, so that lateness can be measured.
+        (
+            {"deliver_at": T0 - 5, "properties": {"a": "b", **OURS}},
+            Placement(-1, -1, {"a": "b", "delaylevel.due": str(T0 - 5)}, None),
+        ),
+        # Under the finest unit: the broker's own timer.
+        (
+            {"deliver_after": timedelta(minutes=59), "message_id": "m1"},
+            Placement(
+                -1,
+                -1,
+                {"delaylevel.due": str(T0 + 59 * 60_000), "delaylevel.id": "m1"},
+                T0 + 59 * 60_000,
+            ),
+        ),
+        (
+            {"deliver_after": timedelta(hours=5), "properties": {"a": "b", **OURS}},
+            Placement(
+                1,
+                4,
+                {
+                    "a": "b",
+                    "delaylevel.due": str(T0 + 5 * 3_600_000),
+                    "delaylevel.target": ORDERS,
+                },
+                None,
+            ),
+        ),
+        (
+            {"deliver_at": T0 + 365 * DAY, "message_id": "m1", "schema": SchemaRef("AVRO", "0f")},
+            Placement(
+                0,
+                363,
+                {
+                    "delaylevel.due": str(T0 + 365 * DAY),
+                    "delaylevel.target": ORDERS,
+                    "delaylevel.id": "m1",
+                    "delaylevel.schema": "AVRO:0f",
+                },
+                None,
+            ),
+        ),
+    ],
+)
+def test_placements(arguments: dict[str, Any], placed: Placement) -> None:
+    given = arguments.get("properties")
+    before = dict(given) if given else given
+    assert place(**arguments) == placed
+    assert placed.parked == (placed.level >= 0)
+    assert given == before
+
+
+@pytest.mark.parametrize(
+    ("delay", "level", "held_back_ms"),
+    [
+        (timedelta(days=3, hours=7), 0, 3 * DAY - 600_000),
+        (timedelta(hours=5, minutes=7), 1, 5 * 3_600_000 - 300_000),
+    ],
+)
+def test_with_a_function_the_broker_holds_it_back(
+    delay: timedelta, level: int, held_back_ms: int
+) -> None:
+    placed = place(deliver_after=delay, description=describe(mover=Mover.FUNCTION))
+    assert placed.level == level
+    assert placed.deliver_at_ms == T0 + held_back_ms
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "parts"),
+    [
+        (
+            {"deliver_at": T0 + DAY, "deliver_after": timedelta(days=1)},
+            InvalidDelayError,
+            ["both given"],
+        ),
+        ({"deliver_at": (T0 + DAY) // 1000}, InvalidDelayError, ["multiply seconds by 1000"]),
+        ({"deliver_at": datetime(2027, 2, 1)}, InvalidDelayError, ["naive"]),
+        ({"deliver_after": timedelta(seconds=-1)}, InvalidDelayError, ["negative"]),
+        ({"deliver_after": 3}, InvalidDelayError, ["timedelta"]),
+        (
+            {"deliver_after": timedelta(days=365, milliseconds=1)},
+            DelayTooLongError,
+            ["365d1ms", "365d", "maximum_delay", "recirculate"],
+        ),
+        ({"deliver_at": T0 + 400 * DAY}, DelayTooLongError, ["400d"]),
+        ({"message_id": "", "deliver_after": timedelta(days=2)}, InvalidInputError, ["1 to 512"]),
+        ({"message_id": 7, "deliver_after": timedelta(1)}, InvalidInputError, ["not int"]),
+        ({"message_id": "x" * 513}, InvalidInputError, ["513"]),
+        (
+            {"deliver_after": timedelta(days=2), "sequence_id": 7},
+            UnsupportedOptionError,
+            ["sequence_id=7", "message_id=", "not sent"],
+        ),
+        (
+            {"deliver_after": timedelta(days=2), "replication_clusters": ["a"]},
+            UnsupportedOptionError,
+            ["replication_clusters=['a']", "business topic", "not sent"],
+        ),
+        (
+            {"deliver_after": timedelta(days=2), "disable_replication": True},
+            UnsupportedOptionError,
+            ["disable_replication=True", "not sent"],
+        ),
+    ],
+)
+def test_refused(arguments: dict[str, Any], error: type[Exception], parts: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        place(**arguments)
+    for part in parts:
+        assert part in str(caught.value)
+    assert isinstance(caught.value, InvalidInputError)
+
+
+def test_options_that_mean_nothing_are_no_matter_where_nothing_is_parked() -> None:
+    some = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
+    assert set(some) == set(NOT_PARKABLE)
+    assert not place(deliver_after=timedelta(minutes=1), **some).parked
+    assert not place(**some).parked
+    nothing = dict.fromkeys(NOT_PARKABLE)
+    assert place(deliver_after=timedelta(days=2), **nothing).parked
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"encryption_key": "k"}, ["encryption_key", "decrypt"]),
+        ({"crypto_key_reader": object()}, ["crypto_key_reader", "decrypt"]),
+        ({"chunking_enabled": True}, ["chunking_enabled", "below the broker's limit"]),
+        ({"message_router": print}, ["message_router", "partition_key"]),
+        (
+            {"access_mode": pulsar.ProducerAccessMode.Exclusive},
+            ["access_mode", "lock out the mover", "use Shared"],
+        ),
+        ({"access_mode": pulsar.ProducerAccessMode.WaitForExclusive}, ["use Shared"]),
+    ],
+)
+def test_refused_producer_options(options: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UnsupportedOptionError) as caught:
+        check_producer_options(options)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_options_left_alone() -> None:
+    check_producer_options({})
+    check_producer_options(
+        {
+            "access_mode": pulsar.ProducerAccessMode.Shared,
+            "chunking_enabled": False,
+            "encryption_key": None,
+            "batching_enabled": True,
+        }
+    )
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+def test_send_timeout_without_an_end_is_refused(timeout_ms: int) -> None:
+    with pytest.raises(UnsupportedOptionError) as caught:
+        level_producer_settings({"send_timeout_millis": timeout_ms}, describe())
+    for part in (f"send_timeout_millis={timeout_ms}", "too late", "at most the lead (5m)"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "warned"), [(1, False), (300_000, False), (300_001, True), (3_600_000, True)]
+)
+def test_send_timeout_above_the_shortest_lead_warns(timeout_ms: int, warned: bool) -> None:
+    settings, warning = level_producer_settings({"send_timeout_millis": timeout_ms}, describe())
+    assert settings["send_timeout_millis"] == timeout_ms
+    assert (warning is not None) == warned
+    if warning:
+        assert f"send_timeout_millis={timeout_ms}" in warning
+        assert "(5m)" in warning
+
+
+@pytest.mark.parametrize(("unit_s", "timeout_ms"), [(2, 5000), (60, 15_000), (3600, 30_000)])
+def test_default_send_timeout_follows_the_lead(unit_s: int, timeout_ms: int) -> None:
+    unit = timedelta(seconds=unit_s)
+    levels = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 5))
+    settings, warning = level_producer_settings({}, describe(levels=levels))
+    assert settings["send_timeout_millis"] == timeout_ms
+    assert warning is None
+
+
+def test_settings_of_level_producers() -> None:
+    options = {
+        "compression_type": pulsar.CompressionType.ZSTD,
+        "max_pending_messages": 7,
+        "block_if_queue_full": True,
+        "batching_max_publish_delay_ms": 3,
+        "batching_max_allowed_size_in_bytes": 9,
+        "properties": {"a": "b"},
+        "batching_max_messages": 5000,
+        "producer_name": "mine",
+        "initial_sequence_id": 3,
+        "batching_enabled": False,
+    }
+    settings, _ = level_producer_settings(options, describe())
+    kept = {name: options[name] for name in list(options)[:6]}
+    assert settings == {
+        **kept,
+        "batching_enabled": True,
+        "batching_max_messages": 1024,
+        "send_timeout_millis": 30_000,
+    }
+    settings, _ = level_producer_settings({"batching_max_messages": 10}, describe())
+    assert settings["batching_max_messages"] == 10
+    # What the broker holds back is never batched.
+    settings, _ = level_producer_settings({}, describe(mover=Mover.FUNCTION))
+    assert settings["batching_enabled"] is False

@@ -1,0 +1,113 @@
+"""The short way of the wrapper places every message as the long one does, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from delaylevel.errors import DelayLevelError
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.routing import BUSINESS, WINDOW, Parking, Placement
+
+T0 = 1_800_000_000_000
+HOUR, DAY = 3_600_000, 86_400_000
+BOUNDS = sorted(
+    {at + off for at in (0, 1000, HOUR, 23 * HOUR, DAY, 29 * DAY, 30 * DAY) for off in (-1, 0, 1)}
+)
+
+
+class StoppedClock:
+    """It is always the same moment."""
+
+    def now_ms(self) -> int:
+        return T0
+
+
+def parking(overflow: str, **changes: Any) -> Parking:
+    levels = Levels(
+        [
+            PartitionStrategy(maximum_delay=timedelta(days=30), overflow=overflow),
+            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+        ]
+    )
+    description = LevelTopicDescription("orders-delay-level", levels, ("orders",), **changes)
+    target = "persistent://public/default/orders"
+    return Parking(description, target, changes.pop("schema", None), StoppedClock())
+
+
+delays = st.one_of(st.sampled_from(BOUNDS), st.integers(-DAY, 400 * DAY))
+moments = st.one_of(
+    delays.map(lambda ms: {"deliver_at": T0 + ms}),
+    delays.map(lambda ms: {"deliver_at": datetime.fromtimestamp((T0 + ms) / 1000, timezone.utc)}),
+    delays.map(lambda ms: {"deliver_after": timedelta(milliseconds=ms)}),
+    st.sampled_from(
+        [{}, {"deliver_at": 0}, {"deliver_at": T0 // 1000}, {"deliver_at": True},
+         {"deliver_at": -1}, {"deliver_at": T0 * 1000}, {"deliver_at": "soon"},
+         {"deliver_at": datetime(2030, 1, 1)}, {"deliver_at": T0, "deliver_after": timedelta(1)}]
+    ),
+)  # fmt: skip
+names = st.sampled_from(["tenant", "delaylevel.id", "delaylevel.due", "", "x"])
+properties = st.one_of(st.none(), st.dictionaries(names, st.text(max_size=5)))
+
+
+def outcome(call: Callable[..., Any], asked: tuple[Any, ...]) -> Any:
+    """Return what a call returns, or type and words of the error that it raises."""
+    try:
+        return call(*asked)
+    except DelayLevelError as error:
+        return type(error), str(error)
+
+
+@given(
+    moment=moments,
+    own=properties,
+    message_id=st.sampled_from([None, "order-7", "", "x" * 513]),
+    key=st.sampled_from([None, "k"]),
+    overflow=st.sampled_from(["reject", "recirculate"]),
+    window=st.sampled_from(list(FinalWindow)),
+    mover=st.sampled_from(list(Mover)),
+    schema=st.sampled_from([None, SchemaRef("AVRO", "0123456789abcdef")]),
+)
+def test_as_the_long_way(
+    moment: dict[str, Any],
+    own: dict[str, str] | None,
+    message_id: str | None,
+    key: str | None,
+    overflow: str,
+    window: FinalWindow,
+    mover: Mover,
+    schema: SchemaRef | None,
+) -> None:
+    where = parking(overflow, final_window=window, mover=mover)
+    where = Parking(where.description, "persistent://public/default/orders", schema, StoppedClock())
+    asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
+    given_to_it = None if own is None else dict(own)
+    placed, found = outcome(where.place, asked), outcome(where.park, asked)
+    if not isinstance(placed, Placement):
+        assert found in (None, placed)
+        return
+    assert own == given_to_it  # the application's own dict is left alone
+    usual = not any(name.startswith("delaylevel.") for name in own or ())
+    if mover is Mover.SPARK and placed.level != BUSINESS and usual:
+        assert placed.properties is not None
+        longest = int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY  # it goes round
+        assert longest or found is not None
+    if found is None:
+        return
+    level, partition, written = found
+    assert (level, written, None) == (placed.level, placed.properties, placed.deliver_at_ms)
+    # Without a key and an id any window partition will do.
+    assume(level != WINDOW or key or message_id)
+    assert partition == placed.partition
+
+
+def test_a_name_that_is_no_string_is_not_for_it() -> None:
+    with pytest.raises(TypeError):
+        parking("reject").park(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]

@@ -1,0 +1,219 @@
+"""What executors of a cluster get: packages, a Python, a token; and the command that says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pydantic import SecretStr
+
+pytest.importorskip("pyspark")
+
+from delaylevel.cli.main import cli
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import ConfigError
+from delaylevel.spark_sync import Executors, cluster, packages
+from delaylevel.spark_sync.packages import FOLDER, distributions, pack
+
+NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(tmp_path_factory.mktemp("archives"))
+
+
+def test_what_is_required_is_found_and_spark_left_out() -> None:
+    found = distributions(["pydantic", "pulsar-client"])
+    assert {"certifi", "pydantic-core", "typing-extensions"} <= set(found)
+    assert not {"pyspark", "py4j", "delaylevel"} & set(distributions(["pyspark", "pydantic"]))
+    assert "fastavro" not in found, "an extra of pulsar-client that was not asked for"
+
+
+def test_a_package_that_is_not_installed_cannot_be_sent() -> None:
+    with pytest.raises(ConfigError, match="no-such-package is not installed"):
+        distributions(["pydantic", "no-such-package"])
+
+
+def test_the_archive_has_all_parts_and_no_tests(archive: Path) -> None:
+    names = set(zipfile.ZipFile(archive).namelist())
+    assert {
+        "delaylevel/__init__.py",
+        "delaylevel/spark_sync/sink.py",
+        "delaylevel/spark_sync/log4j2.properties",
+        "delaylevel/cli/sync.py",
+        "pulsar/__init__.py",
+        "pyarrow/__init__.py",
+    } <= names
+    assert not [name for name in names if name.startswith(("pyspark/", "py4j/", "..", "/"))]
+    assert not [name for name in names if "/tests/" in name or name.endswith(".pyc")]
+
+
+def test_the_archive_alone_runs_the_workers_code(archive: Path, tmp_path: Path) -> None:
+    """A Python that has nothing installed, as on an executor, with Spark's own zips."""
+    zipfile.ZipFile(archive).extractall(tmp_path)
+    import pyspark
+
+    lib = Path(pyspark.__file__).parent / "python" / "lib"
+    program = (
+        "import sys, delaylevel, delaylevel.spark_sync.source, delaylevel.spark_sync.sink, pulsar\n"
+        "import pyarrow\n"
+        f"assert delaylevel.__file__.startswith({str(tmp_path)!r}), delaylevel.__file__\n"
+        f"assert pyarrow.__file__.startswith({str(tmp_path)!r}), pyarrow.__file__\n"
+    )
+    path = [str(tmp_path), *(str(item) for item in sorted(lib.glob("*.zip")))]
+    done = subprocess.run(
+        [os.path.realpath(sys.executable), "-S", "-c", program],
+        env={"PYTHONPATH": ":".join(path), "PATH": os.environ["PATH"]},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_archive_is_made_once_and_anew_when_something_has_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("first")
+    monkeypatch.setattr(packages, "ROOTS", ("platformdirs",))
+    monkeypatch.setattr(packages, "_own_files", lambda: [("delaylevel/module.py", module)])
+    folder = tmp_path / "archives"
+    first = pack(folder)
+    written = first.stat().st_mtime_ns
+    assert pack(folder) == first
+    assert first.stat().st_mtime_ns == written
+    assert [path.name for path in folder.iterdir()] == [first.name], "nothing half-made"
+
+    module.write_text("second one")
+    second = pack(folder)
+    assert second != first
+    assert zipfile.ZipFile(second).read("delaylevel/module.py") == b"second one"
+
+
+def test_executors_are_told_where_packages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Path("/cache/delay level/packages.zip")
+    monkeypatch.setattr(cluster, "pack", lambda folder, extra: archive)
+    executors = Executors()
+    assert cluster.cluster_conf(executors, {}) == {
+        "spark.archives": f"{archive.as_uri()}#{FOLDER}",
+        "spark.executorEnv.PYTHONPATH": FOLDER,
+    }
+    own = {"spark.archives": "a.zip#a", "spark.executorEnv.PYTHONPATH": "a"}
+    assert cluster.cluster_conf(executors, own) == {
+        "spark.archives": f"a.zip#a,{archive.as_uri()}#{FOLDER}",
+        "spark.executorEnv.PYTHONPATH": f"{FOLDER}:a",
+    }
+    assert cluster.cluster_conf(Executors(ship=False), own) == {}
+
+
+def test_a_python_of_the_executors_is_found_in_their_path() -> None:
+    executors = Executors(ship=False, python=f"/opt/python/bin/{NAME}")
+    conf = cluster.cluster_conf(executors, {})
+    assert conf["spark.executorEnv.PATH"].split(":")[0] == "/opt/python/bin"
+    environment = cluster.python_environment(executors)
+    assert environment["PYSPARK_PYTHON"] == NAME
+    assert environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    with pytest.raises(ConfigError, match="there is no python9 beside"):
+        cluster.python_environment(Executors(python="/opt/python/bin/python9"))
+
+
+@pytest.mark.parametrize(
+    ("master", "local"),
+    [
+        ("local", True),
+        ("local[2]", True),
+        ("local[*,3]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("spark://localhost:7077", False),
+        ("yarn", False),
+    ],
+)
+def test_only_a_local_master_runs_in_the_driver(master: str, local: bool) -> None:
+    assert cluster.is_local(master) is local
+
+
+class Log4j:
+    """Log4j in Spark's JVM: which loggers are at DEBUG, and what is set to what."""
+
+    def __init__(self, *talkative: str) -> None:
+        self.levels: dict[str, str] = {}
+        self.Level = SimpleNamespace(INFO="INFO")
+        self.LogManager = SimpleNamespace(
+            getLogger=lambda name: SimpleNamespace(isDebugEnabled=lambda: name in talkative)
+        )
+        configurator = SimpleNamespace(setLevel=self.levels.__setitem__)
+        self.core = SimpleNamespace(config=SimpleNamespace(Configurator=configurator))
+
+
+def test_the_token_goes_into_the_workers_environment_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And it is kept out of the logs that would show that environment."""
+    environment = {"PATH": "executors only", "PYTHONPATH": FOLDER, "OTHER": "kept"}
+    registration = "org.apache.spark.sql.DataSourceRegistration"
+    log4j = Log4j(registration)
+    jvm = SimpleNamespace(
+        org=SimpleNamespace(apache=SimpleNamespace(logging=SimpleNamespace(log4j=log4j)))
+    )
+    context = SimpleNamespace(environment=environment, _jvm=jvm)
+    session: Any = SimpleNamespace(sparkContext=context)
+    caplog.set_level(logging.DEBUG, "py4j")
+    cluster.enter_environment(session, Connection(token=SecretStr("t0ken")))
+    assert environment == {"OTHER": "kept", "DELAYLEVEL_TOKEN": "t0ken"}
+    assert log4j.levels == {registration: "INFO"}
+    assert not logging.getLogger("py4j.clientserver").isEnabledFor(logging.DEBUG)
+    cluster.enter_environment(session, Connection())
+    assert environment["DELAYLEVEL_TOKEN"] == "t0ken"
+
+
+def _printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> Any:
+    monkeypatch.setenv("DELAYLEVEL_TOKEN", "t0ken")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    flags = ["--service-url", "pulsar://pulsar.example:6650", "sync", "spark"]
+    return CliRunner().invoke(cli, [*flags, *arguments, "--print-command"])
+
+
+def test_the_command_is_printed_without_a_broker_and_without_the_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ["orders", "--master", "spark://spark.example:7077"]
+    arguments += ["--checkpoint", "hdfs:///delay level", "--trigger", "2s", "--metrics-port", "9"]
+    arguments += ["--conf", "spark.executor.memory=1g", "--option", "maxOffsetsPerTrigger=5"]
+    done = _printed(monkeypatch, tmp_path, *arguments)
+    assert done.exit_code == 0, done.output
+    line = done.stdout.strip()
+    assert "\n" not in line
+    assert "t0ken" not in done.output
+    assert "DELAYLEVEL_TOKEN" in done.stderr
+    for part in (
+        f"PYSPARK_PYTHON={NAME}",
+        "spark-submit --master spark://spark.example:7077",
+        "--conf spark.executor.memory=1g",
+        f".zip#{FOLDER}'",
+        "submitted.py --service-url pulsar://pulsar.example:6650",
+        "--admin-url http://pulsar.example:8080 sync spark orders",
+        "--checkpoint 'hdfs:///delay level'",
+        "--trigger 2000ms",
+        "--option maxOffsetsPerTrigger=5",
+        "--no-ship",
+    ):
+        assert part in line, part
+    # Spark's settings are spark-submit's own.
+    assert "spark.executor.memory" not in line.partition("submitted.py")[2]
+
+
+def test_a_local_command_sends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = _printed(monkeypatch, tmp_path, "orders")
+    assert "spark.archives" not in done.stdout
+    assert f"PYSPARK_PYTHON={sys.executable}" in done.stdout
+    assert not list(tmp_path.rglob("*.zip"))

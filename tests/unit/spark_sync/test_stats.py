@@ -1,0 +1,209 @@
+"""A job's figures: summed, written in a line, and served for Prometheus."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delaylevel.errors import AdminError, ConfigError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.spark_sync import control
+from delaylevel.spark_sync import stats as figures
+from delaylevel.spark_sync.listener import SyncListener, batch_line
+from delaylevel.spark_sync.metrics import serve_metrics
+from delaylevel.spark_sync.stats import BatchFigures, JobFigures, Standing, Waiting
+
+TOPIC = "persistent://public/default/orders-delay-level"
+REPORT = {
+    TOPIC: {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500},
+}
+
+
+class FixedStanding(Standing):
+    """Says what it was told."""
+
+    def __init__(self, waiting: dict[str, Waiting] | None) -> None:
+        self.waiting = waiting
+
+    def ask(self) -> dict[str, Waiting] | None:
+        return self.waiting
+
+
+def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
+    return SimpleNamespace(
+        progress=SimpleNamespace(
+            batchId=batch_id,
+            numInputRows=rows,
+            name=name,
+            durationMs={"triggerExecution": 500},
+            sink=SimpleNamespace(numOutputRows=rows),
+        )
+    )
+
+
+@pytest.fixture
+def job() -> JobFigures:
+    return JobFigures()
+
+
+@pytest.fixture
+def seen() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def listener(tmp_path: Any, job: JobFigures, seen: list[int]) -> SyncListener:
+    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1)})
+    listener = SyncListener(
+        "mine", str(tmp_path), job, standing, lambda progress: seen.append(progress.batchId)
+    )
+    listener.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
+    return listener
+
+
+def test_each_batch_that_moved_something_is_summed_and_logged_once(
+    listener: SyncListener,
+    job: JobFigures,
+    seen: list[int],
+    tmp_path: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "delaylevel.spark_sync.listener")
+    listener.onQueryProgress(_progress(0, 0))
+    for batch_id in (1, 2):
+        control.leave_report(str(tmp_path), batch_id, REPORT)
+        listener.onQueryProgress(_progress(batch_id, 7))
+
+    assert (job.batches, job.rows, job.batch_ms) == (2, 14, 1000)
+    assert job.messages[TOPIC, "parked"] == 6
+    assert job.messages[TOPIC, "held"] == 2
+    assert job.latest_ms == {TOPIC: 1500}
+    assert seen == [0, 1, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"batch {batch_id}: 7 rows in 500ms, 14/s, 3 parked + 2 to the window + 1 due + 1 held, "
+        "late by 1s500ms, lag 2s"
+        for batch_id in (1, 2)
+    ]
+    assert not list(tmp_path.iterdir()), "a report that was read is gone"
+
+
+def test_queries_of_others_are_left_alone(
+    listener: SyncListener, job: JobFigures, seen: list[int]
+) -> None:
+    listener.onQueryProgress(_progress(5, 100, name="another"))
+    listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
+    assert (job.rows, seen, listener.warm.is_set()) == (0, [], False)
+    assert not listener._ended.is_set()
+    listener.onQueryTerminated(SimpleNamespace(runId="run-1"))
+    listener.wait_ended()
+    assert listener._ended.is_set()
+
+
+def test_a_batch_without_a_report_still_counts_its_rows(
+    listener: SyncListener, job: JobFigures
+) -> None:
+    listener.onQueryProgress(_progress(1, 7))
+    assert (job.rows, dict(job.messages)) == (7, {})
+    assert job.last is not None
+    assert batch_line(job.last, None) == (
+        "batch 1: 7 rows in 500ms, 14/s, nothing sent on, late by 0s, lag unknown"
+    )
+
+
+def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def fail(*_: Any) -> Any:
+        asked.append(1)
+        raise AdminError("gone", status=500)
+
+    monkeypatch.setattr(figures, "status", fail)
+    description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
+    standing = Standing(admin=None, descriptions=[description])  # type: ignore[arg-type]
+    assert [standing.ask() for _ in range(3)] == [None, None, None]
+    assert len(asked) == 1
+
+
+@pytest.fixture
+def scrape(job: JobFigures) -> Iterator[Any]:
+    pytest.importorskip("prometheus_client")
+    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
+    with serve_metrics(job, standing, [TOPIC], 0) as port:
+
+        def read() -> dict[str, float]:
+            url = f"http://127.0.0.1:{port}/metrics"
+            text = urllib.request.urlopen(url, timeout=10).read().decode()
+            pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+            return {name.replace(f'level_topic="{TOPIC}"', "TOPIC"): float(v) for name, v in pairs}
+
+        read.standing = standing  # type: ignore[attr-defined]
+        read.port = port  # type: ignore[attr-defined]
+        yield read
+
+
+def test_figures_are_served_for_prometheus(scrape: Any, job: JobFigures) -> None:
+    before = scrape()
+    assert before["delaylevel_sync_rows_total"] == 0
+    assert before['delaylevel_sync_messages_total{became="held",TOPIC}'] == 0
+
+    job.add(BatchFigures.collect(1, 7, 500, REPORT))
+    job.add_failure()
+    found = scrape()
+    assert found["delaylevel_sync_batches_total"] == 1
+    assert found["delaylevel_sync_rows_total"] == 7
+    assert found["delaylevel_sync_batch_seconds_total"] == 0.5
+    assert found["delaylevel_sync_last_batch_seconds"] == 0.5
+    assert found["delaylevel_sync_query_failures_total"] == 1
+    assert found['delaylevel_sync_messages_total{became="parked",TOPIC}'] == 3
+    assert found["delaylevel_sync_last_batch_lateness_seconds{TOPIC}"] == 1.5
+    assert found['delaylevel_sync_lateness_seconds_bucket{le="1.0",TOPIC}'] == 0
+    assert found['delaylevel_sync_lateness_seconds_bucket{le="5.0",TOPIC}'] == 1
+    assert found["delaylevel_sync_lateness_seconds_count{TOPIC}"] == 1
+    assert found["delaylevel_sync_lateness_seconds_sum{TOPIC}"] == 1.5
+    assert found["delaylevel_sync_lag_seconds{TOPIC}"] == 2
+    assert found['delaylevel_sync_parked_entries{level="DAY",TOPIC}'] == 7
+    assert found['delaylevel_sync_parked_entries{level="HOUR",TOPIC}'] == 3
+    assert found["delaylevel_sync_window_entries{TOPIC}"] == 5
+    assert found["delaylevel_sync_held_entries{TOPIC}"] == 4
+    assert found["delaylevel_sync_dead_letter_entries{TOPIC}"] == 1
+    assert found["delaylevel_sync_broker_answers"] == 1
+
+
+def test_a_broker_that_is_away_is_said_and_nothing_is_guessed(scrape: Any) -> None:
+    scrape.standing.waiting = None
+    found = scrape()
+    assert found["delaylevel_sync_broker_answers"] == 0
+    assert "delaylevel_sync_lag_seconds{TOPIC}" not in found
+
+
+def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobFigures) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"127.0.0.1:{scrape.port}"),
+        serve_metrics(job, FixedStanding(None), [TOPIC], scrape.port),
+    ):
+        pass
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    program = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from delaylevel.spark_sync import metrics, stats as figures\n"
+        "try:\n"
+        "    metrics.serve_metrics(figures.JobFigures(), None, [], 0).__enter__()\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "MissingExtraError" in done.stdout, done.stderr
+    assert "delaylevel[metrics]" in done.stdout

@@ -1,0 +1,248 @@
+"""The deduplicator: its promise, its errors, and a model of two plain sets."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.structures import id_set as _dedup_ids
+from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
+from delaylevel.structures.id_set import Ids
+
+
+class Model:
+    """What the class promises, one id at a time."""
+
+    def __init__(self, capacity: int) -> None:
+        self.half = capacity // 2
+        self.current: set[int] = set()
+        self.previous: set[int] = set()
+
+    def is_duplicate(self, value: int) -> bool:
+        return value in self.current or value in self.previous
+
+    def save(self, value: int) -> None:
+        if value in self.current:
+            return
+        if len(self.current) == self.half:
+            self.current, self.previous = set(), self.current
+        self.current.add(value)
+
+
+IDS = st.one_of(
+    st.integers(0, 60),
+    st.integers(0, 60).map(lambda x: x << 10),
+    st.integers(0, 3000),
+    st.integers(0, (1 << 63) - 1),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("one"), st.lists(IDS, max_size=20)),
+        st.tuples(st.just("batch"), st.lists(IDS, max_size=80)),
+        st.tuples(st.just("save"), st.lists(IDS, max_size=80)),
+        st.tuples(st.just("range"), st.tuples(st.integers(0, 300), st.integers(0, 150))),
+        st.tuples(st.just("snapshot"), st.just(())),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS, capacity=st.sampled_from([2, 6, 40, 300, 10_000]))
+def test_like_two_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity: int) -> None:
+    with (
+        patch.object(_dedup_ids, "_DENSE", 4),
+        patch.object(_dedup_ids, "_PENDING", 8),
+        patch.object(_dedup_ids, "_RECENT", 20),
+        patch.object(_dedup_ids, "_BLOCK", 16),
+        patch.object(_dedup_ids, "_RECENT_RUNS", 2),
+    ):
+        dedup, model = Deduplicator(capacity), Model(capacity)
+        seen = {0, 1 << 10}
+        for kind, values in steps:
+            ids = list(range(values[0], sum(values))) if kind == "range" else list(values)
+            seen |= set(ids)
+            if kind == "one":
+                for value in ids:
+                    expected = model.is_duplicate(value)
+                    assert dedup.is_duplicate(value, "k") == expected
+                    assert dedup.is_duplicate_and_save(value, "k") == expected
+                    if not expected:
+                        model.save(value)
+            elif kind == "save":
+                dedup.save_all(ids, "k")
+                for value in ids:
+                    model.save(value)
+            elif kind == "snapshot":
+                data = dedup.snapshot("k")
+                dedup = Deduplicator(capacity)
+                dedup.restore(data, "k")
+            else:
+                ids = ids[:capacity]
+                fresh = []
+                for value in ids:
+                    if not model.is_duplicate(value):
+                        model.save(value)
+                        fresh.append(value)
+                assert dedup.deduplicate_and_save(ids, "k").tolist() == fresh
+            assert dedup.count("k") == len(model.current) + len(model.previous)
+        probe = sorted(seen)
+        expected_mask = [model.is_duplicate(value) for value in probe]
+        assert dedup.are_duplicates(probe, "k").tolist() == expected_mask
+        assert [dedup.is_duplicate(value, "k") for value in probe] == expected_mask
+
+
+def test_the_last_half_capacity_distinct_ids_are_always_known() -> None:
+    dedup = Deduplicator(1000)
+    rng = np.random.default_rng(2)
+    saved: list[int] = []
+    for _ in range(60):
+        ids = rng.integers(0, 4000, 97)
+        dedup.save_all(ids, "k")
+        saved += ids.tolist()
+        last: dict[int, None] = {}
+        for value in reversed(saved):
+            last.setdefault(value)
+            if len(last) == 500:
+                break
+        assert dedup.are_duplicates(list(last), "k").all()
+        assert dedup.count("k") <= 1000
+
+
+def test_keys_do_not_share_a_counter() -> None:
+    dedup = Deduplicator(20)
+    for value in range(1000):
+        assert not dedup.is_duplicate_and_save(value, "busy")
+        if value < 10:
+            assert not dedup.is_duplicate_and_save(value, "quiet")
+    assert dedup.are_duplicates(np.arange(990, 1000), "busy").all()
+    assert not dedup.is_duplicate(900, "busy")
+    assert dedup.are_duplicates(np.arange(10), "quiet").all()
+    assert sorted(dedup.keys()) == ["busy", "quiet"]
+    dedup.forget("busy")
+    assert len(dedup) == 10
+
+
+def test_a_check_alone_saves_nothing() -> None:
+    dedup = Deduplicator(10)
+    assert not dedup.is_duplicate(5, "k")
+    assert not dedup.are_duplicates([5, 5], "k").any()
+    assert not dedup.is_duplicate(5, "k")
+    dedup.save(5, "k")
+    assert dedup.is_duplicate(5, "k")
+
+
+@pytest.mark.parametrize("step", [1, 1 << 10])
+def test_message_ids_are_small_whatever_their_order(step: int) -> None:
+    ids = (np.arange(400_000) // 50_000 + 10_000 << 35) + np.arange(400_000) % 50_000 * step
+    for order in (ids, np.random.default_rng(1).permutation(ids)):
+        dedup = Deduplicator(1_000_000)
+        for start in range(0, ids.size, 5000):
+            part = order[start : start + 5000]
+            assert dedup.deduplicate_and_save(part, "k").size == part.size
+        dedup._keys["k"].current.compact()
+        assert dedup.are_duplicates(ids, "k").all()
+        assert len(dedup.snapshot("k")) < 30_000
+
+
+def batched(messages: int, batch: int) -> Ids:
+    """Return ids of messages that were sent in batches."""
+    index = np.arange(messages)
+    entry = index // batch
+    return (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | index % batch
+
+
+@pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
+def test_ids_of_batched_messages_do_not_wait_in_arrays(batch: int, size: int) -> None:
+    """The first of each batch lies by itself; a page of them is a bitmap as soon as it is full."""
+    ids = batched(1_000_000, batch)
+    dedup = Deduplicator(2_000_000)
+    most = 0
+    for start in range(0, ids.size, size):
+        part = ids[start : start + size]
+        assert dedup.deduplicate_and_save(part, "k").size == part.size
+        most = max(most, dedup._keys["k"].current._sparse.size)
+    assert most <= max(640, 9 * _dedup_ids._DENSE)
+    assert dedup.are_duplicates(ids, "k").all()
+    assert len(dedup) == ids.size
+    assert not dedup.are_duplicates(ids + (1 << 50), "k").any()
+
+
+def test_bitmaps_are_made_small_while_they_grow() -> None:
+    ids = batched(1_000_000, 1000)
+    dedup = Deduplicator(10_000_000)
+    for start in range(0, ids.size, 10_000):
+        dedup.save_all(ids[start : start + 10_000], "k")
+    current = dedup._keys["k"].current
+    before = sum(map(len, current.dump()))
+    current.compact()
+    assert sum(map(len, current.dump())) == before
+
+
+def test_random_ids_take_eight_bytes() -> None:
+    ids = np.random.default_rng(1).integers(0, 1 << 63, 300_000)
+    dedup = Deduplicator(1_000_000)
+    assert dedup.deduplicate_and_save(ids, "k").tolist() == ids.tolist()
+    assert dedup.deduplicate_and_save(ids[::-1], "k").size == 0
+    assert len(dedup.snapshot("k")) < 8.01 * ids.size
+
+
+def test_reconstruct_keeps_the_newest() -> None:
+    dedup = Deduplicator(100)
+    dedup.save(7, "k")
+    dedup.reconstruct(np.arange(1000, 1100), "k")
+    assert not dedup.is_duplicate(7, "k")
+    assert dedup.are_duplicates(np.arange(1000, 1100), "k").all()
+    dedup.save(1, "k")
+    assert dedup.are_duplicates(np.arange(1050, 1100), "k").all()
+    assert not dedup.is_duplicate(1000, "k")
+
+
+def test_clear_errors() -> None:
+    dedup = Deduplicator(10)
+    for capacity in (0, 1, 7):
+        with pytest.raises(InvalidInputError, match="capacity must be even"):
+            Deduplicator(capacity)
+    for value in (-1, 1 << 63, "5", None, 1.0):
+        with pytest.raises(InvalidInputError, match="an id must be an integer"):
+            dedup.save(value, "k")  # type: ignore[arg-type]
+    for ids in ([-1], [1 << 63], ["5"], [[1]], [1.5]):
+        with pytest.raises(InvalidInputError, match=r"integers? from 0"):
+            dedup.deduplicate_and_save(ids, "k")
+    for key in ("", None, 5):
+        with pytest.raises(InvalidInputError, match="key must be a string"):
+            dedup.is_duplicate(1, key)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInputError, match="key must be a string"):
+            dedup.deduplicate_and_save([1], key)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="11 ids are more than the capacity of 10"):
+        dedup.reconstruct(range(11), "k")
+    with pytest.raises(InvalidInputError, match="11 ids are more than the capacity of 10"):
+        dedup.deduplicate_and_save(range(11), "k")
+    assert len(dedup) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign"])
+def test_a_damaged_snapshot_restores_nothing(damage: str) -> None:
+    dedup = Deduplicator(100)
+    dedup.save_all(range(40), "k")
+    data = dedup.snapshot("k")
+    middle = len(data) // 2
+    bad = {
+        "cut": data[:-9],
+        "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+        "empty": b"",
+        "foreign": b"x" * 100,
+    }[damage]
+    other = Deduplicator(100)
+    other.save(99, "k")
+    with pytest.raises(DamagedSnapshotError, match="not a whole snapshot"):
+        other.restore(bad, "k")
+    assert other.is_duplicate(99, "k")
+    other.restore(data, "k")
+    assert other.are_duplicates(range(40), "k").all()
+    assert not other.is_duplicate(99, "k")

@@ -1,0 +1,530 @@
+"""Pending segments: due order, budget, full disk, damaged files, and the two questions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.structures.segments import cursors as _segments_read
+from delaylevel.structures.segments import directory as _segments_spill
+from delaylevel.structures.segments import pending as segments_module
+from delaylevel.structures.segments import queries as _segments_query
+from delaylevel.structures.segments.file import SCHEMA
+from delaylevel.structures.segments.pending import (
+    DamagedSegmentError,
+    IntakeStoppedError,
+    PendingSegments,
+    inspect_segment,
+)
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+
+T0 = 1_700_000_000_000
+Row = tuple[int, int, int, float, bytes]
+
+
+def payload(entry: int, size: int = 100) -> bytes:
+    return b"%d:" % entry + bytes(size)
+
+
+def add(store: PendingSegments, dues: Any, first: int = 0, size: int = 100) -> list[Row]:
+    n = len(dues)
+    entries = np.arange(first, first + n)
+    values = (entries * 7919 % 1000).astype(float)
+    payloads = [payload(entry, size) for entry in entries.tolist()]
+    store.append(dues, np.full(n, 5), entries, payloads, values)
+    dues = np.asarray(dues).tolist()
+    return list(zip(dues, [5] * n, entries.tolist(), values.tolist(), payloads, strict=True))
+
+
+def drain(store: PendingSegments, now_ms: int, size: int = 1000) -> list[Row]:
+    out: list[Row] = []
+    while True:
+        got = store.read_due(now_ms, size)
+        if not got.payloads:
+            return out
+        columns = [column.tolist() for column in got[:4]]
+        out += zip(*columns, got.payloads, strict=True)
+
+
+def in_order(rows: list[Row], precision: int) -> list[Row]:
+    return sorted(rows, key=lambda row: (row[0] & -precision, row[1], row[2]))
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_what_was_spilled_comes_back_in_due_order_once(tmp_path: Path, precision: int) -> None:
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 30_000, 1000):
+        rows += add(store, T0 + rng.integers(1, 600_000, 1000), start)
+        assert store.memory_bytes <= store.budget_bytes
+    assert store.disk_bytes > 2 << 20
+    assert len(store) == len(rows)
+    half = T0 + 300_000
+    out = drain(store, half, 777)
+    rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some of them late
+    late = [row for row in rows[30_000:] if row[0] & -precision <= half]
+    assert drain(store, half) == in_order(late, precision)
+    assert all(row[0] & -precision <= half for row in out)
+    assert out == in_order(out, precision)
+    rest = drain(store, T0 + 700_000)
+    assert len(out) + len(late) + len(rest) == len(rows) == 32_000
+    assert rest == in_order(rest, precision)
+    assert set(out) | set(late) | set(rest) == set(rows)
+    assert len(store) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_order_is_the_trackers(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    tracker = TimeBucketTracker(1024, clock=lambda: T0)
+    dues = T0 + np.random.default_rng(1).integers(5000, 200_000, 12_000)
+    tracker.add_messages(np.full(dues.size, 5), np.arange(dues.size), dues)
+    add(store, dues)
+    for now in range(T0, T0 + 210_000, 7000):
+        _, entries = tracker.get_scheduled_messages(20_000, now)
+        assert store.read_due(now, 20_000).entry_ids.tolist() == entries.tolist()
+    assert len(store) == len(tracker) == 0
+
+
+class SmallDisk:
+    """A disk of so many bytes, over real files."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def __call__(self, path: Path) -> Any:
+        disk = self
+        inner = path.open("ab", buffering=0)
+
+        class File:
+            def __enter__(self) -> File:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                inner.close()
+
+            def write(self, data: memoryview) -> int:
+                if not disk.free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                count = inner.write(data[: disk.free])
+                disk.free -= count
+                return count
+
+            def truncate(self, size: int) -> None:
+                disk.free += os.fstat(inner.fileno()).st_size - size
+                inner.truncate(size)
+
+        return File()
+
+
+def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
+    now = [T0]
+    disk = SmallDisk(700_000)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: now[0], opener=disk
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    start = 0
+    while store.state == "open":
+        rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
+        start += 500
+    with pytest.raises(IntakeStoppedError, match="No space left") as caught:  # noqa: PT012
+        while True:
+            rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
+            start += 500
+    assert "No space left" in caught.value.reason
+    assert store.state == "disk full"
+    assert len(store) == len(rows) > 5000
+    assert store.memory_bytes <= store.budget_bytes
+    for path in tmp_path.iterdir():
+        assert not inspect_segment(path).cut_short
+    with pytest.raises(IntakeStoppedError):
+        add(store, np.full(500, T0 + 9000), 40_000)
+    disk.free = 10 << 20
+    now[0] += 2000
+    rows += add(store, np.full(500, T0 + 11_000), 50_000)
+    assert store.state == "open"
+    assert drain(store, T0 + 600_000) == in_order(rows, 1024)
+
+
+def test_a_file_that_is_cut_short_is_recognised(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    for start in range(0, 12_000, 1000):
+        add(store, np.arange(T0 + 10_000, T0 + 11_000), start)
+    (path,) = tmp_path.iterdir()
+    whole = inspect_segment(path)
+    assert not whole.cut_short
+    assert whole.rows > 4000
+    assert whole.intact_bytes == path.stat().st_size == store.disk_bytes
+    with pa.OSFile(str(path)) as file:
+        assert pa.ipc.open_stream(file).read_all().num_rows == whole.rows
+    for lost in (1, 50_000):
+        os.truncate(path, whole.intact_bytes - lost)
+        cut = inspect_segment(path)
+        assert cut.cut_short
+        assert cut.rows < whole.rows
+        assert cut.intact_bytes < whole.intact_bytes - lost
+    with pytest.raises(DamagedSegmentError, match="changed by something else") as caught:
+        drain(store, T0 + 20_000)
+    assert caught.value.path == path
+    path.write_bytes(b"x" * 1000)
+    with pytest.raises(DamagedSegmentError, match="not a spill file"):
+        inspect_segment(path)
+
+
+def test_an_end_mark_is_understood(tmp_path: Path) -> None:
+    with pa.OSFile(str(tmp_path / "a"), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA):
+        pass
+    assert inspect_segment(tmp_path / "a") == (0, SCHEMA.serialize().size, True, False)
+
+
+def test_what_an_earlier_process_left_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "due-5-1.arrows").write_bytes(b"old")
+    (tmp_path / "other").write_bytes(b"not ours")
+    store = PendingSegments(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    assert len(store) == 0
+
+
+def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
+    big = bytes(3 << 20)
+    for entry in range(3):
+        store.append([T0 + 5000 - entry], [1], [entry], [big])
+    assert store.memory_bytes < 4 << 20
+    assert [len(x) for x in store.read_due(T0 + 5000, 10).payloads] == [len(big)] * 3
+
+
+def test_wrong_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PendingSegments(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(segments_module, "_MOST_BYTES", 3)
+        with pytest.raises(InvalidInputError, match="2 GiB"):
+            store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
+    with pytest.raises(InvalidInputError, match="one length"):
+        store.append([T0], [1, 2], [1, 2], [b"a", b"b"])
+    with pytest.raises(InvalidInputError, match="one length"):
+        store.append([T0], [1], [1], [b"a", b"b"])
+    with pytest.raises(InvalidInputError, match="below"):
+        store.append([1 << 62], [1], [1], [b"a"])
+    with pytest.raises(InvalidInputError, match="1 MiB"):
+        PendingSegments(tmp_path, budget_bytes=1)
+    with pytest.raises(InvalidInputError, match="power of two"):
+        PendingSegments(tmp_path, precision_ms=1000)
+    assert len(store) == 0
+
+
+RANGE = st.integers(-10_000, 200_000)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
+    precision=st.sampled_from([1, 1024, 1 << 14]),
+    least_ready=st.sampled_from([1, 64]),
+)
+def test_like_a_plain_list(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    ranges: list[tuple[int, int, int, int]],
+    precision: int,
+    least_ready: int,
+) -> None:
+    """Reads, late rows, discards and both questions, while much of it lies in files."""
+    with (
+        patch.object(segments_module, "_SLICE_ROWS", 100),
+        patch.object(_segments_read, "_LEAST_READY", least_ready),
+    ):
+        _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
+
+
+def _play(
+    directory: Path, seed: int, ranges: list[tuple[int, int, int, int]], precision: int
+) -> None:
+    now = [T0]
+    store = PendingSegments(
+        directory,
+        budget_bytes=1 << 20,
+        bucket_ms=5000,
+        precision_ms=precision,
+        clock=lambda: now[0],
+    )
+    rng = np.random.default_rng(seed)
+    model: list[Row] = []
+    entry = 0
+    for _ in range(8):
+        count = int(rng.integers(1, 1500))
+        model += add(store, now[0] + rng.integers(-2000, 150_000, count), entry, size=400)
+        entry += count
+        if rng.random() < 0.5:
+            now[0] += int(rng.integers(-3000, 30_000))
+            most = int(rng.integers(1, 3000))
+            model = in_order(model, precision)
+            due = [row for row in model if row[0] & -precision <= now[0]][:most]
+            got = store.read_due(max_rows=most)
+            assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
+            del model[: len(due)]
+        if model and rng.random() < 0.5:
+            gone = model.pop(int(rng.integers(len(model))))
+            store.discard(gone[1], gone[2])
+        for start, stop, least, most in ranges:
+            rows = sorted(
+                row[:4]
+                for row in model
+                if T0 + start <= row[0] < T0 + stop and least <= row[3] <= most
+            )
+            table = store.rows_between(T0 + start, T0 + stop, least, most)
+            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == rows
+            average = store.average_between(T0 + start, T0 + stop, least, most)
+            if rows:
+                assert average == pytest.approx(sum(row[3] for row in rows) / len(rows))
+            else:
+                assert average is None
+    assert drain(store, now[0] + 10**6) == in_order(model, precision)
+    store.close()
+    assert list(store.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_a_wide_range_is_answered_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
+) -> None:
+    """Over many files and memory, without what was released or discarded, still in due order."""
+    monkeypatch.setattr(_segments_spill, "_PIECE_ROWS", 500)
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 20_000, 1000):
+        rows += add(store, T0 + rng.integers(1, 100_000, 1000), start)
+    rows = in_order(rows, precision)
+    assert drain(store, T0 + 20_000) == [row for row in rows if row[0] & -precision <= T0 + 20_000]
+    for row in rows[-3000::7]:
+        store.discard(row[1], row[2])
+    gone = {row[2] for row in rows[-3000::7]}
+    left = sorted(
+        row[:4]
+        for row in rows
+        if row[0] & -precision > T0 + 20_000 and row[2] not in gone and row[3] <= 499
+    )
+    table = store.rows_between(T0, T0 + 200_000, 0, 499)
+    assert table["due_ms"].num_chunks > 3
+    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    average = store.average_between(T0, T0 + 200_000, 0, 499)
+    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
+    store.close()
+
+
+def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
+    """One large file is read while as much again arrives: all of it stays inside the budget."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    entry = 0
+    most = 0
+    for _ in range(40):
+        add(store, T0 + rng.integers(5000, 600_000, 300), entry, size=900)
+        entry += 300
+    for now in range(T0 + 5000, T0 + 200_000, 5000):
+        store.read_due(now, 1000)
+        add(store, now + rng.integers(5000, 400_000, 100), entry, size=900)
+        entry += 100
+        most = max(most, store.memory_bytes)
+    assert store.disk_bytes > 0
+    assert most <= store.budget_bytes
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+def test_an_answer_stays_as_it_is(tmp_path: Path, precision: int) -> None:
+    """Questions use the same memory again, within their share of the budget."""
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=2000, precision_ms=precision, clock=lambda: T0
+    )
+    rng = np.random.default_rng(1)
+    for start in range(0, 10_000, 1000):
+        add(store, T0 + rng.integers(1, 100_000, 1000), start)
+    answers = [store.rows_between(T0 + at, T0 + at + 3000) for at in (30_000, 60_000, 75_000)]
+    before = [answer.to_pylist() for answer in answers]
+    assert min(map(len, before)) > 200
+    for at in range(0, 100_000, 3000):
+        store.rows_between(T0 + at, T0 + at + 3000, 5, 600)
+        assert store.average_between(T0 + at, T0 + at + 3000, 5, 600)
+    assert store.rows_between(T0, T0 + 100_000).num_rows == 10_000  # more than that memory holds
+    assert [answer.to_pylist() for answer in answers] == before
+    assert 0 < store._spilled.memory_bytes <= store.budget_bytes // 32
+    assert store.memory_bytes <= store.budget_bytes
+
+
+@pytest.mark.parametrize("few", [0, 64, 1 << 40])
+@pytest.mark.parametrize("limits", [(-np.inf, np.inf), (100, 800)])
+def test_much_that_is_discarded_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, limits: tuple[float, float]
+) -> None:
+    monkeypatch.setattr(_segments_query, "_FEW", few)
+    monkeypatch.setattr(_segments_query, "_TABLE", 1 << 8)  # most rows share low bits with another
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 8000, 1000):
+        rows += add(store, T0 + rng.integers(1, 50_000, 1000), start)
+    gone = {row[1:3] for row in rows[::3]}
+    for ledger, entry in gone:
+        store.discard(ledger, entry)
+        store.discard(ledger + 1, entry)  # not there
+    least, most = limits
+    left = sorted(row[:4] for row in rows if row[1:3] not in gone and least <= row[3] <= most)
+    table = store.rows_between(T0, T0 + 60_000, least, most)
+    assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    average = store.average_between(T0, T0 + 60_000, least, most)
+    assert average == pytest.approx(sum(row[3] for row in left) / len(left))
+    assert drain(store, T0 + 60_000) == in_order(
+        [row for row in rows if row[1:3] not in gone], 1024
+    )
+    assert store.average_between(T0, T0 + 60_000) is None
+
+
+def test_an_attribute_that_is_not_a_number_is_in_no_range_but_all(tmp_path: Path) -> None:
+    """Also where a file holds nothing else: such a file was passed over."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
+    index = np.arange(6000)
+    values = np.where(index % 10 == 0, np.nan, index).astype(float)
+    for part in np.split(index, 12):
+        store.append(T0 + 1 + part * 10, part * 0, part, [bytes(400)] * part.size, values[part])
+    assert store.disk_bytes > 0
+    assert store.rows_between(T0, T0 + 100_000)["entry_id"].to_pylist() == index.tolist()
+    numbers = store.rows_between(T0, T0 + 100_000, 0)["entry_id"].to_pylist()
+    assert numbers == [x for x in index.tolist() if x % 10]
+    assert np.isnan(store.average_between(T0, T0 + 100_000) or 0.0)
+    assert store.average_between(T0, T0 + 100_000, 1, 1) == 1
+
+
+@pytest.mark.parametrize("precision", [1, 1024])
+@pytest.mark.parametrize(("start", "stop"), [(0, 100_000), (30_000, 30_100), (69_000, 100_000)])
+def test_a_question_of_a_file_that_was_cut_is_an_error(
+    tmp_path: Path, precision: int, start: int, stop: int
+) -> None:
+    store = PendingSegments(
+        tmp_path,
+        budget_bytes=1 << 20,
+        bucket_ms=1 << 40,
+        precision_ms=precision,
+        clock=lambda: T0,
+    )
+    for first in range(0, 12_000, 1000):
+        add(store, np.arange(T0, T0 + 70_000, 70), first)
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 1000)
+    with pytest.raises(DamagedSegmentError, match="it ends at"):
+        store.rows_between(T0 + start, T0 + stop)
+    with pytest.raises(DamagedSegmentError, match="it ends at"):
+        store.average_between(T0 + start, T0 + stop)
+
+
+#: Writes and reads at the same time, several times the budget; prints what the process grew by.
+GROWTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from delaylevel.structures.segments import PendingSegments
+
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+now = [1_700_000_000_000]
+store = PendingSegments(sys.argv[1], budget_bytes=32 << 20, clock=lambda: now[0])
+rng = np.random.default_rng(1)
+before, most = resident(), 0
+for step in range(200):
+    index = np.arange(step * 500, step * 500 + 500)
+    payloads = [bytes(1024) for _ in range(500)]
+    store.append(now[0] + rng.integers(5000, 30_000, 500), index // 50_000, index, payloads)
+    now[0] += 100
+    while store.read_due(max_rows=500).payloads:
+        pass
+    most = max(most, resident() - before)
+assert store.disk_bytes > 32 << 20
+assert store.rows_between(now[0], now[0] + 100_000).num_rows == len(store)
+assert store.average_between(now[0], now[0] + 100_000) == 1024
+assert "pandas" not in sys.modules, "26 MB, where it is installed"
+print(most)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
+    """As the kernel counts it: with what Arrow and malloc keep, not only what is held."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert 16 << 20 < int(done.stdout) < 32 << 20
+
+
+def test_what_is_being_read_leaves_less_room_for_what_comes(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, budget_bytes=16 << 20, clock=lambda: T0)
+    index = np.arange(30_000)
+    store.append(T0 + 10_000 + index // 10, index * 0, index, [bytes(1024)] * 1000 * 30)
+    assert store.read_due(T0 + 10_000, 1).payloads  # the slice holds what comes next
+    most = 0
+    for start in range(0, 40_000, 500):
+        rows = index[:500] + 100_000 + start
+        store.append(T0 + 900_000 + rows, rows * 0, rows, [bytes(1024)] * 500)
+        most = max(most, store.memory_bytes)
+    reading = store._slice.size_bytes(96) + store._ahead_bytes
+    assert reading > 1 << 20
+    assert most <= (store.budget_bytes + reading) // 2
+
+
+def test_a_large_file_is_read_with_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file with twenty times what memory holds, only the next rows of each run are there."""
+    monkeypatch.setattr(segments_module, "_SLICE_ROWS", 500)
+    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 2048)
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 100_000, 5000):
+        rows += add(store, T0 + rng.integers(5000, 600_000, 5000), start, size=10)
+    rows = in_order(rows, 1024)
+    out: list[Row] = []
+    most = 0
+    for now in range(T0, T0 + 610_000, 10_000):
+        out += drain(store, now, 700)
+        most = max(most, store.memory_bytes)
+        if now == T0 + 300_000:  # what is left of the open runs is read for a question
+            left = sorted(row[:4] for row in rows[len(out) :] if row[3] <= 300)
+            table = store.rows_between(T0, T0 + 700_000, 0, 300)
+            assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
+    assert out == rows
+    assert most <= store.budget_bytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 64)
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
+    rows: list[Row] = []
+    for start in range(0, 9000, 3000):
+        rows += add(store, np.full(3000, T0 + 10_000), start)
+    (file,) = store._spilled._files.values()
+    assert max(run.rows for run in file.runs) == 64
+    assert drain(store, T0 + 10_000) == in_order(rows, 1024)

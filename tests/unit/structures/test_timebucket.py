@@ -1,0 +1,230 @@
+"""The tracker's contract, each point by itself; the clock is a list of one number."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.structures.timebucket import store as _timebucket_store
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+
+T0 = 1_700_000_000_000
+
+
+def tracker_at(now: list[int], precision_ms: int = 1) -> TimeBucketTracker:
+    return TimeBucketTracker(precision_ms, clock=lambda: now[0])
+
+
+def drain(tracker: TimeBucketTracker, size: int = 1000) -> list[tuple[int, int]]:
+    out: list[tuple[int, int]] = []
+    while True:
+        ledgers, entries = tracker.get_scheduled_messages(size)
+        if not ledgers.size:
+            return out
+        out += zip(ledgers.tolist(), entries.tolist(), strict=True)
+
+
+def test_what_is_due_already_is_refused() -> None:
+    tracker = tracker_at([T0])
+    assert not tracker.add_message(1, 1, T0)
+    assert not tracker.add_message(1, 2, T0 - 5)
+    assert tracker.add_message(1, 3, T0 + 1)
+    assert tracker.add_messages([1, 1, 1], [4, 5, 6], [T0 - 1, T0, T0 + 1]) == 1
+    assert len(tracker) == 2
+
+
+@pytest.mark.parametrize("precision", [1, 1024, 1 << 15])
+def test_never_early_by_the_precision_or_more_and_never_late(precision: int) -> None:
+    now = [T0]
+    tracker = tracker_at(now, precision)
+    due = T0 + 10 * precision + precision - 1
+    assert tracker.add_message(7, 9, due)
+    ready = tracker.next_deliver_at_ms()
+    assert ready is not None
+    assert due - precision < ready <= due
+    now[0] = ready - 1
+    assert not tracker.has_message_available()
+    assert tracker.get_scheduled_messages(10)[0].size == 0
+    now[0] = ready
+    assert tracker.has_message_available()
+    assert drain(tracker) == [(7, 9)]
+    assert tracker.next_deliver_at_ms() is None
+
+
+def test_equal_due_times_come_in_the_order_of_positions() -> None:
+    now = [T0]
+    tracker = tracker_at(now)
+    for ledger, entry in [(3, 1), (2, 9), (2, 1 << 40), (2, 4)]:
+        tracker.add_message(ledger, entry, T0 + 60_000)
+    now[0] += 60_000
+    assert drain(tracker, 2) == [(2, 4), (2, 9), (2, 1 << 40), (3, 1)]
+
+
+def test_rows_for_the_open_bucket_and_late_rows() -> None:
+    now = [T0]
+    tracker = tracker_at(now)
+    n = 50_000
+    tracker.add_messages(np.full(n, 1), np.arange(n), T0 + 1000 + np.arange(n))
+    now[0] = T0 + 20_000
+    assert tracker.get_scheduled_messages(100)[1].tolist() == list(range(100))
+    tracker.add_message(9, 1, T0 + 20_001)  # soon, while rows due before it wait to be taken
+    tracker.add_messages([9], [2], [T0 + 45_000])
+    now[0] = T0 + 10_000_000
+    out = drain(tracker)
+    assert len(out) == n - 100 + 2
+    assert out.index((9, 1)) == out.index((1, 19_001)) + 1
+    assert out.index((9, 2)) == out.index((1, 44_000)) + 1
+
+
+def test_a_clock_that_steps_back() -> None:
+    now = [T0]
+    tracker = tracker_at(now)
+    tracker.add_messages(np.full(1000, 1), np.arange(1000), T0 + 1 + np.arange(1000))
+    now[0] = T0 + 500
+    assert tracker.get_scheduled_messages(10_000)[0].size == 500
+    now[0] = T0 - 60_000
+    assert tracker.get_scheduled_messages(10_000)[0].size == 0
+    assert tracker.add_message(2, 1, T0 - 30_000)
+    assert tracker.next_deliver_at_ms() == T0 - 30_000
+    now[0] = T0 + 2000
+    assert drain(tracker)[:2] == [(2, 1), (1, 500)]
+
+
+def test_millions_of_rows_in_one_tick() -> None:
+    now = [T0]
+    tracker = tracker_at(now, 1024)
+    n = 1_500_000
+    tracker.add_messages(np.arange(n) // 50_000, np.arange(n) % 50_000, np.full(n, T0 + 3_600_000))
+    now[0] = T0 + 3_600_000
+    tracker.prepare()
+    ledgers, entries = tracker.get_scheduled_messages(n)
+    assert (ledgers * 50_000 + entries == np.arange(n)).all()
+    tracker._check()
+
+
+def test_one_tick_inside_spread_rows_is_split_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_timebucket_store, "SPLIT_ROWS", 2000)
+    now = [T0]
+    tracker = tracker_at(now)
+    rng = np.random.default_rng(3)
+    dues = T0 + 100_000 + rng.integers(0, 1000, 30_000)
+    dues[rng.random(30_000) < 0.8] = T0 + 100_500
+    tracker.add_messages(np.ones(30_000, dtype=np.int64), np.arange(30_000), dues)
+    tracker._check()
+    now[0] = T0 + 200_000
+    expected = [(1, int(entry)) for entry in np.lexsort((np.arange(30_000), dues))]
+    assert drain(tracker, 777) == expected
+
+
+def test_more_pages_than_sixteen_bits_count_and_keys_wider_than_64_bits() -> None:
+    now = [T0]
+    tracker = tracker_at(now)
+    n = 100_000
+    rng = np.random.default_rng(1)
+    ledgers = rng.permutation(n).astype(np.int64) * 1_000_003
+    entries = rng.integers(0, 1 << 50, n)
+    dues = T0 + rng.integers(1, 86_400_000, n)
+    tracker.add_messages(ledgers, entries, dues)
+    assert tracker.first_pending() == (0, int(entries[ledgers == 0][0]))
+    now[0] = T0 + 86_400_000
+    order = np.lexsort((entries, ledgers, dues))
+    assert drain(tracker) == list(
+        zip(ledgers[order].tolist(), entries[order].tolist(), strict=True)
+    )
+
+
+def test_remove_reaches_every_part() -> None:
+    now = [T0]
+    tracker = tracker_at(now, 1024)
+    n = 20_000
+    dues = T0 + 2000 + np.arange(n) * 100
+    tracker.add_messages(np.full(n, 5), np.arange(n), dues)
+    tracker.add_message(6, 1, T0 + 9_000_000)
+    tracker.prepare()
+    for entry in (0, 30, 4000, n - 1):
+        assert tracker.remove(5, entry, int(dues[entry]))
+        assert not tracker.remove(5, entry, int(dues[entry]))
+    assert tracker.remove(6, 1, T0 + 9_000_000)
+    assert not tracker.remove(6, 1, T0 + 9_000_000)
+    assert not tracker.remove(5, 1 << 70, T0)
+    assert len(tracker) == n - 4
+    assert tracker.first_pending() == (5, 1)
+    tracker._check()
+
+
+def test_counts_are_of_half_open_ranges() -> None:
+    tracker = tracker_at([T0])
+    tracker.add_messages([1, 1, 1, 1], [1, 2, 3, 4], [T0 + 10, T0 + 20, T0 + 20, T0 + 90_000])
+    assert tracker.counts([T0, T0 + 10, T0 + 20, T0 + 90_000]).tolist() == [0, 1, 2]
+    assert tracker.counts([T0, T0 + 90_001]).tolist() == [4]
+
+
+def test_small_when_sequential_and_when_spread() -> None:
+    """Packed size, at a part of the benchmark's rows: a layout that costs memory shows here."""
+    n = 400_000
+    index = np.arange(n)
+    sequential, spread = tracker_at([T0], 1024), tracker_at([T0], 1024)
+    sequential.add_messages(index // 50_000, index % 50_000, T0 + 10_000 + index)
+    rng = np.random.default_rng(1)
+    spread.add_messages(index // 50_000, index % 50_000, T0 + rng.integers(10_000, 86_400_000, n))
+
+    def packed(tracker: TimeBucketTracker) -> float:
+        buckets = tracker._store._buckets
+        rows = sum(b.packed for b in buckets)
+        assert rows > n // 2
+        return sum(len(c) for b in buckets for c in b.chunks) / rows
+
+    assert packed(sequential) < 0.05
+    assert packed(spread) < 2.7
+
+
+def test_clear_forgets_everything() -> None:
+    now = [T0]
+    tracker = tracker_at(now)
+    tracker.add_messages(np.full(9000, 1), np.arange(9000), T0 + 100_000 + np.arange(9000))
+    tracker.add_message(1, 1, T0 + 1)
+    tracker.clear()
+    assert len(tracker) == 0
+    assert tracker.first_pending() is None
+    now[0] += 10**9
+    assert drain(tracker) == []
+
+
+@pytest.mark.parametrize("precision", [0, -1, 1000, 3, 1 << 41])
+def test_precision_must_be_a_power_of_two(precision: int) -> None:
+    with pytest.raises(InvalidInputError, match="power of two"):
+        TimeBucketTracker(precision)
+
+
+def test_bad_input_is_refused_and_changes_nothing() -> None:
+    tracker = tracker_at([T0])
+    for row in [(-1, 0, T0 + 9), (0, -1, T0 + 9), (0, 1 << 62, T0 + 9), (0, 0, 1 << 62)]:
+        with pytest.raises(InvalidInputError, match="2\\*\\*62"):
+            tracker.add_message(*row)
+        with pytest.raises(InvalidInputError, match="must lie between"):
+            tracker.add_messages([row[0], 1], [row[1], 1], [row[2], T0 + 9])
+    with pytest.raises(InvalidInputError):
+        tracker.add_message("1", 2, T0 + 9)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="one length"):
+        tracker.add_messages([1], [1, 2], [T0 + 9, T0 + 9])
+    with pytest.raises(InvalidInputError, match="array of integers"):
+        tracker.add_messages([1.5], [1], [T0 + 9])
+    with pytest.raises(InvalidInputError, match="max_messages"):
+        tracker.get_scheduled_messages(-1)
+    with pytest.raises(InvalidInputError, match="ascending"):
+        tracker.counts([T0, T0])
+    assert len(tracker) == 0
+    assert tracker.add_messages([], [], []) == 0
+
+
+def test_nothing_here_imports_pulsar() -> None:
+    code = (
+        "import sys, delaylevel.structures.timebucket.tracker;"
+        "import delaylevel.structures.deduplicator, delaylevel.structures.segments.pending;"
+        "sys.exit(any(name.split('.')[0] in ('pulsar', '_pulsar') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

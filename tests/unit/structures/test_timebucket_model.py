@@ -1,0 +1,120 @@
+"""The tracker against a plain sorted list, whatever is done to both."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delaylevel.structures.timebucket import front as _timebucket_front
+from delaylevel.structures.timebucket import store as _timebucket_store
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+
+T0 = 1_700_000_000_000
+SMALL = st.integers(0, 3)
+SPAN = st.sampled_from([1, 50, 4000, 30_000, 90_000_000])
+
+
+class TrackerMachine(RuleBasedStateMachine):
+    """Small limits: buckets split, tails are sealed and runs merged after a few rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = [
+            patch.object(_timebucket_store, "SPLIT_ROWS", 96),
+            patch.object(_timebucket_store, "CHUNK_ROWS", 16),
+            patch.object(_timebucket_store, "_LOOSE_ROWS", 40),
+            patch.object(_timebucket_front, "_SLICE_ROWS", 8),
+            patch.object(_timebucket_front, "_STRIDE", 2),
+            patch.object(_timebucket_front, "_MAX_RUNS", 6),
+        ]
+        for each in self.patches:
+            each.start()
+        self.now = T0
+        self.model: list[tuple[int, int, int]] = []
+
+    def teardown(self) -> None:
+        for each in self.patches:
+            each.stop()
+
+    @initialize(bits=st.sampled_from([0, 0, 4, 10, 16]))
+    def start(self, bits: int) -> None:
+        self.precision = 1 << bits
+        self.tracker = TimeBucketTracker(self.precision, clock=lambda: self.now)
+
+    @rule(seed=st.integers(0, 1 << 30), n=st.integers(1, 120), span=SPAN, ahead=SPAN, wide=SMALL)
+    def add_many(self, seed: int, n: int, span: int, ahead: int, wide: int) -> None:
+        rng = np.random.default_rng(seed)
+        dues = self.now + rng.integers(-5, span, n) + ahead
+        ledgers = rng.integers(0, (3, 3, 1 << 20, 1 << 45)[wide], n)
+        entries = rng.integers(0, (40, 1 << 16, 1 << 27, 1 << 45)[wide], n)
+        rows = zip(
+            (dues & -self.precision).tolist(), ledgers.tolist(), entries.tolist(), strict=True
+        )
+        fresh = [row for row in rows if row[0] > self.now]
+        assert self.tracker.add_messages(ledgers, entries, dues) == len(fresh)
+        self.model = sorted(self.model + fresh)
+
+    @rule(start=st.integers(0, 1 << 20), n=st.integers(1, 300), ahead=SPAN, step=st.integers(0, 60))
+    def add_in_order(self, start: int, n: int, ahead: int, step: int) -> None:
+        dues = self.now + ahead + np.arange(n) * step
+        entries = np.arange(start, start + n)
+        self.tracker.add_messages(np.full(n, 7), entries, dues)
+        rows = zip((dues & -self.precision).tolist(), [7] * n, entries.tolist(), strict=True)
+        self.model = sorted(self.model + [row for row in rows if row[0] > self.now])
+
+    @rule(ledger=SMALL, entry=st.integers(0, 99), ahead=st.integers(-2000, 20_000))
+    def add_one(self, ledger: int, entry: int, ahead: int) -> None:
+        due = self.now + ahead
+        row = (due & -self.precision, ledger, entry)
+        tracked = self.tracker.add_message(ledger, entry, due)
+        assert tracked == (row[0] > self.now)
+        if tracked:
+            insort(self.model, row)
+
+    @rule(most=st.integers(0, 200))
+    def get(self, most: int) -> None:
+        due = [row for row in self.model if row[0] <= self.now][:most]
+        ledgers, entries = self.tracker.get_scheduled_messages(most)
+        assert list(zip(ledgers.tolist(), entries.tolist(), strict=True)) == [r[1:] for r in due]
+        del self.model[: len(due)]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        due, ledger, entry = data.draw(st.sampled_from(self.model))
+        assert self.tracker.remove(ledger, entry, due)
+        self.model.remove((due, ledger, entry))
+        absent = (due, ledger, entry + (1 << 47))
+        assert not self.tracker.remove(absent[1], absent[2], absent[0])
+
+    @rule(step=st.sampled_from([1, 900, 6000, 100_000, 40_000_000, -7000]))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+
+    @rule()
+    def prepare(self) -> None:
+        self.tracker.prepare(max_rows=10)
+
+    @rule()
+    def look(self) -> None:
+        assert self.tracker.next_deliver_at_ms() == (self.model[0][0] if self.model else None)
+        lowest = min((row[1:] for row in self.model), default=None)
+        assert self.tracker.first_pending() == lowest
+        edges = [0, *sorted({self.now, self.now + 5000, T0 + 100_000, T0 + 90_000_000})]
+        index = [bisect_right(edges, row[0]) for row in self.model]
+        assert self.tracker.counts(edges).tolist() == [index.count(k) for k in range(1, len(edges))]
+
+    @invariant()
+    def agrees(self) -> None:
+        if hasattr(self, "tracker"):
+            assert len(self.tracker) == len(self.model)
+            self.tracker._check()
+
+
+TestTrackerMachine = TrackerMachine.TestCase
+TestTrackerMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,308 @@
+"""delaylevel.testing: what an application's own tests see."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar import ConsumerType, InitialPosition
+
+from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
+from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
+from delaylevel.errors import AlreadyRunningError, InvalidInputError, UnsafeNamespaceError
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.testing import ManualClock, MemoryPulsar
+
+DAYS_AND_HOURS = [
+    PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)),
+    PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=24)),
+]
+NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
+
+
+def delayed(memory: MemoryPulsar, topic: str = "orders", **options: Any) -> Any:
+    return memory.client().create_producer(topic, enable_delay_level_topic=True, **options)
+
+
+def bodies(found: list[Any]) -> list[bytes]:
+    return [message.data for message in found]
+
+
+def test_the_example_in_the_documentation_runs() -> None:
+    text = inspect.cleandoc(testing.__doc__ or "")
+    example = text[text.index("    def test_") : text.index("\nNo call waits")]
+    names: dict[str, Any] = {"MemoryPulsar": MemoryPulsar, "timedelta": timedelta}
+    exec(textwrap.dedent(example), names)
+    names["test_the_reminder_is_sent_three_days_later"]()
+
+
+def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+    clock = ManualClock(start_ms=NOON_MS)
+    assert (clock.now_ms(), clock.now_ms()) == (NOON_MS, NOON_MS)
+    clock.advance(timedelta(days=1, microseconds=1))
+    assert clock.now_ms() == NOON_MS + 86_400_001
+    assert clock.now() == datetime(2026, 3, 2, 12, 0, 0, 1000, tzinfo=timezone.utc)
+    for move in (clock.advance, MemoryPulsar(clock).advance):
+        with pytest.raises(InvalidInputError):
+            move(timedelta(seconds=-1))
+
+
+def test_by_default_it_stands_at_the_machine_s_time() -> None:
+    assert abs(ManualClock().now() - datetime.now(timezone.utc)) < timedelta(minutes=1)
+
+
+def test_the_client_and_its_parts_are_pulsar_s_own_types() -> None:
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        assert isinstance(client, DelayLevelClient)
+        assert isinstance(client.create_producer("t"), pulsar.Producer)
+        consumer = client.subscribe("t", "s")
+        assert isinstance(consumer, pulsar.Consumer)
+        assert isinstance(client.create_reader("t", pulsar.MessageId.earliest), pulsar.Reader)
+        admin: TopicAdmin = memory.admin  # what mypy checks
+        assert admin.topic_exists(TopicName.parse("t"))
+    with pytest.raises(pulsar.AlreadyClosed):
+        consumer.receive()
+
+
+@pytest.mark.parametrize("final_window", list(FinalWindow))
+def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWindow) -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, partition_strategy=DAYS_AND_HOURS, final_window=final_window)
+    delays = [timedelta(minutes=37) * number for number in range(1, 1160)]
+    for delay in delays:
+        producer.send(str(delay).encode(), deliver_after=delay)
+    assert len(memory.pending("orders")) == len(delays)
+    report = memory.advance(timedelta(days=30))
+    assert report.latest_ms == 0
+    assert report.due == (len(delays) if final_window is FinalWindow.TRACKER else 0)
+    assert memory.pending("orders") == []
+    start = datetime.fromtimestamp(NOON_MS / 1000, timezone.utc)
+    assert [(m.data, m.at - start) for m in memory.delivered("orders")] == [
+        (str(delay).encode(), delay) for delay in delays
+    ]
+
+
+def test_what_is_pending_says_when_and_where() -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window="broker")
+    producer.send(b"far", deliver_after=timedelta(days=3), partition_key="k")
+    producer.send(b"near", deliver_after=timedelta(hours=1), properties={"a": "b"})
+    producer.send(b"now")
+    near, far = memory.pending("orders")
+    assert (near.data, near.topic) == (b"near", "persistent://public/default/orders")
+    assert near.properties["a"] == "b"
+    assert far.topic == "persistent://public/default/orders-delay-level-partition-2"
+    assert (far.key, far.at) == ("k", memory.clock.now() + timedelta(days=3))
+    assert bodies(memory.delivered("orders")) == [b"now"]
+    assert memory.pending("others") == memory.delivered("others") == []
+
+
+def test_with_a_tracker_it_is_pending_in_the_window_until_it_is_due() -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window="tracker")
+    consumer = memory.client().subscribe("orders", "app", ConsumerType.Exclusive)
+    producer.send(b"far", deliver_after=timedelta(days=3), properties={"a": "b"})
+    producer.send(b"near", deliver_after=timedelta(hours=2))
+    producer.send(b"nearer", deliver_after=timedelta(hours=1))
+    producer.send(b"now")
+    window = producer.description.window_topic.full
+    assert [message.data for message in memory.pending("orders")] == [b"nearer", b"near", b"far"]
+    assert memory.pending("orders")[0].topic.startswith(window)
+    memory.advance(timedelta(hours=1))
+    assert [message.data for message in memory.pending("orders")] == [b"near", b"far"]
+    memory.advance(timedelta(days=2, hours=22, minutes=55))
+    (far,) = memory.pending("orders")
+    assert far.topic.startswith(window)
+    assert far.at == memory.clock.now() + timedelta(minutes=5)
+    report = memory.advance(timedelta(days=1))
+    assert (report.due, memory.pending("orders")) == (1, [])
+    found = [consumer.receive() for _ in range(4)]
+    assert [message.data() for message in found] == [b"now", b"nearer", b"near", b"far"]
+    assert set(found[-1].properties()) == {"a", env.DUE, env.ID}
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive()
+
+
+def test_the_window_in_memory_drops_copies_and_holds_for_targets_that_are_away() -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window="tracker")
+    description = producer.description
+    for after in (timedelta(hours=1), timedelta(hours=2), timedelta(days=2)):
+        producer.send(b"copy", deliver_after=after, message_id="mine")
+    producer.send(b"other", deliver_after=timedelta(minutes=30), message_id="other")
+    raw = memory.client().create_producer(description.window_topic.partition(0).full)
+    raw.send(b"nonsense")
+    producer.close()
+    memory.admin.delete(TopicName.parse("orders"))
+    report = memory.advance(timedelta(minutes=30))
+    assert (report.held.total(), sum(report.dead.values())) == (1, 1)
+    memory.client().create_producer("orders").close()
+    report = memory.advance(timedelta(days=4))
+    assert (report.due, report.held.total()) == (2, 0)
+    assert bodies(memory.delivered("orders")) == [b"other", b"copy"]
+    assert memory.pending("orders") == []
+    backlogs = [
+        memory.admin.partition_stats(description.window_topic.partition(index))
+        .subscriptions["delaylevel"]
+        .backlog_entries
+        for index in range(description.window_partitions)
+    ]
+    assert backlogs == [0] * description.window_partitions
+
+
+@pytest.mark.parametrize("final_window", list(FinalWindow))
+def test_a_listener_is_called_at_the_due_time_and_may_send_again(final_window: FinalWindow) -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    producer = delayed(memory, final_window=final_window)
+    client = memory.client()
+    called: list[int] = []
+
+    def remind_again(consumer: Any, message: Any) -> None:
+        called.append(memory.clock.now_ms() - NOON_MS)
+        consumer.acknowledge(message)
+        if len(called) < 3:
+            producer.send(message.data(), deliver_after=timedelta(days=2, minutes=1))
+
+    client.subscribe("orders", "app", ConsumerType.Shared, message_listener=remind_again)
+    producer.send(b"x", deliver_after=timedelta(days=2))
+    memory.advance(timedelta(days=10))
+    day, minute = 86_400_000, 60_000
+    assert called == [2 * day, 4 * day + minute, 6 * day + 2 * minute]
+
+
+def test_no_call_waits() -> None:
+    client = MemoryPulsar().client()
+    consumer = client.subscribe("t", "s")
+    with pytest.raises(pulsar.Timeout, match="advance its clock"):
+        consumer.receive()
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(600_000)
+    assert consumer.batch_receive() == []
+
+
+def test_a_batch_is_stored_when_its_time_has_passed() -> None:
+    memory = MemoryPulsar()
+    producer = memory.client().create_producer("t", batching_enabled=True)
+    producer.send_async(b"x", None)
+    assert memory.delivered("t") == []
+    memory.clock.advance(timedelta(milliseconds=10))
+    assert bodies(memory.delivered("t")) == [b"x"]
+
+
+def test_hand_offs_cross_the_ends_of_ledgers() -> None:
+    memory = MemoryPulsar(entries_per_ledger=2)
+    producer = delayed(memory)
+    for number in range(9):
+        producer.send(b"%d" % number, deliver_after=timedelta(days=2, minutes=number))
+    partition = TopicName.parse("orders-delay-level").partition(1)
+    assert [item.entries for item in memory.admin.ledgers(partition)] == [2, 2, 2, 2, 1]
+    memory.advance(timedelta(days=2, minutes=4))
+    assert bodies(memory.delivered("orders")) == [b"0", b"1", b"2", b"3", b"4"]
+    memory.advance(timedelta(minutes=4))
+    assert len(memory.delivered("orders")) == 9
+    assert memory.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries == 0
+
+
+@pytest.mark.parametrize("skew", [timedelta(seconds=-30), timedelta(seconds=30), timedelta(days=1)])
+def test_a_client_whose_clock_is_wrong_stalls_nobody(skew: timedelta) -> None:
+    memory = MemoryPulsar(ManualClock(NOON_MS))
+    wrong = memory.client(clock=Skewed(memory.clock, skew))
+    skewed = wrong.create_producer("orders", enable_delay_level_topic=True)
+    right = delayed(memory)
+    due_ms = NOON_MS + 3 * 86_400_000
+    for number in range(6):
+        producer = right if number % 2 else skewed
+        producer.send(b"%d" % number, deliver_at=due_ms + number)
+    memory.advance(timedelta(days=3, seconds=1))
+    assert bodies(memory.delivered("orders")) == [b"%d" % number for number in range(6)]
+    late_ms = [
+        int(m.at.timestamp() * 1000) - int(m.properties["delaylevel.due"])
+        for m in memory.delivered("orders")
+    ]
+    assert late_ms == [0] * 6
+
+
+class Skewed:
+    """A clock that is wrong."""
+
+    def __init__(self, clock: ManualClock, by: timedelta) -> None:
+        self._clock = clock
+        self._by_ms = int(by.total_seconds() * 1000)
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self._by_ms
+
+
+def test_a_mover_of_the_test_s_own_is_not_disturbed() -> None:
+    memory = MemoryPulsar()
+    producer = delayed(memory, final_window="broker")
+    producer.send(b"x", deliver_after=timedelta(days=2))
+    with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
+        with pytest.raises(AlreadyRunningError):
+            memory.advance(timedelta(days=2))
+        memory.clock.advance(timedelta(days=2))
+        assert mover.run_once().due == 1
+    assert bodies(memory.delivered("orders")) == [b"x"]
+
+
+def test_a_namespace_that_would_eat_what_is_parked_is_refused() -> None:
+    memory = MemoryPulsar(namespaces=["acme/shop"])
+    delayed(memory, "acme/shop/orders").close()
+    memory.create_namespace("acme/eats", NamespacePolicies(subscription_expiration_min=5))
+    with pytest.raises(UnsafeNamespaceError):
+        delayed(memory, "acme/eats/orders")
+    with pytest.raises(pulsar.TopicNotFound):
+        memory.client().create_producer("acme/none/orders")
+
+
+def test_what_is_not_there_is_refused() -> None:
+    client = MemoryPulsar().client()
+    policy = pulsar.ConsumerDeadLetterPolicy(3)
+    for call in (
+        lambda: client.subscribe("t", "s", ConsumerType.Shared, dead_letter_policy=policy),
+        lambda: client.subscribe("t", "s", unacked_messages_timeout_ms=10_000),
+        lambda: client.subscribe(re.compile("persistent://public/default/.*"), "s"),
+        lambda: client.create_reader("t", pulsar.MessageId.earliest, reader_listener=print),
+        lambda: client.create_table_view("t"),
+    ):
+        with pytest.raises(pulsar.OperationNotSupported):
+            call()
+
+
+def test_negative_acknowledgement_on_an_ordered_subscription_starts_over() -> None:
+    memory = MemoryPulsar()
+    client = memory.client()
+    consumer = client.subscribe("t", "s", negative_ack_redelivery_delay_ms=1000)
+    producer = client.create_producer("t")
+    for number in range(3):
+        producer.send(b"%d" % number)
+    found = [consumer.receive() for _ in range(3)]
+    consumer.negative_acknowledge(found[1])
+    memory.clock.advance(timedelta(milliseconds=999))
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive()
+    memory.clock.advance(timedelta(milliseconds=1))
+    assert [consumer.receive().data() for _ in range(3)] == [b"0", b"1", b"2"]
+
+
+def test_several_topics_one_consumer() -> None:
+    client = MemoryPulsar().client()
+    consumer = client.subscribe(["a", "b"], "s", initial_position=InitialPosition.Earliest)
+    for topic in "ab":
+        client.create_producer(topic).send(topic.encode())
+    found = [consumer.receive() for _ in range(2)]
+    assert {m.data() for m in found} == {b"a", b"b"}
+    for message in found:
+        consumer.acknowledge(message)
+    consumer.redeliver_unacknowledged_messages()
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive()

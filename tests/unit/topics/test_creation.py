@@ -1,0 +1,82 @@
+"""Making a level topic where others do the same at this moment; no broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel import topics
+from delaylevel.cluster.port import TopicMetadata
+from delaylevel.errors import ConflictError, NotFoundError, StrategyMismatchError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
+
+HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4)))
+DAYS = Levels(PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)))
+
+
+def described(levels: Levels) -> LevelTopicDescription:
+    return LevelTopicDescription("acme/test/orders-delay-level", levels, ("acme/test/orders",))
+
+
+class LateToShow:
+    """A cluster that shows a topic only when it has been asked for it some times.
+
+    So does a real one to whom another client made it at this moment: it refuses to make it again
+    before it shows it.
+    """
+
+    def __init__(self, admin: Any, looks: int) -> None:
+        self._admin = admin
+        self._looks = looks
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        if topic.local.endswith("-delay-level") and self._looks:
+            self._looks -= 1
+            raise NotFoundError(f"{topic} is not there", status=404, reason="")
+        found: TopicMetadata = self._admin.partitioned_metadata(topic)
+        return found
+
+    def create_partitioned(self, *arguments: Any) -> None:
+        try:
+            self._admin.create_partitioned(*arguments)
+        except ConflictError:
+            self.refused += 1
+            raise
+
+
+@pytest.mark.parametrize("looks", [2, 3, 6])
+def test_who_comes_second_sees_what_the_first_has_made(looks: int) -> None:
+    admin = MemoryPulsar(namespaces=["acme/test"]).admin
+    first = topics.create(admin, described(HOURS))
+    late: Any = LateToShow(admin, looks)
+    assert topics.create(late, described(HOURS)) == first
+    assert late.refused == 1
+
+
+@pytest.mark.parametrize("looks", [2, 3, 6])
+def test_who_comes_second_with_another_strategy_is_told_both(looks: int) -> None:
+    admin = MemoryPulsar(namespaces=["acme/test"]).admin
+    first = topics.create(admin, described(HOURS))
+    late: Any = LateToShow(admin, looks)
+    with pytest.raises(StrategyMismatchError) as refused:
+        topics.create(late, described(DAYS))
+    assert (str(HOURS) in refused.value.described, late.refused) == (True, 1)
+    assert topics.find(admin, first.topic) == first
+
+
+def test_what_never_shows_is_the_clusters_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaylevel.topics.members._SHOW_WAIT_S", 0.1)
+    admin = MemoryPulsar(namespaces=["acme/test"]).admin
+    topics.create(admin, described(HOURS))
+    late: Any = LateToShow(admin, 1_000_000)
+    with pytest.raises(ConflictError):
+        topics.create(late, described(HOURS))

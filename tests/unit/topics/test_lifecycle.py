@@ -1,0 +1,171 @@
+"""Level topics over time, in memory: to the millisecond, and with random ways of the messages."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from delaylevel import topics
+from delaylevel.errors import DelayTooLongError, InvalidStrategyError
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.mover.drain import drain
+from delaylevel.producer.level_topic_cache import Follower
+from delaylevel.producer.routing import Parking
+from delaylevel.testing import MemoryPulsar
+from delaylevel.topics import lifecycle
+
+DAY = timedelta(days=1)
+WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
+
+
+@pytest.mark.parametrize("overflow", ["reject", "recirculate"])
+@pytest.mark.parametrize("seed", range(4))
+def test_expanded_at_any_time_nothing_is_lost_and_nothing_is_late(seed: int, overflow: str) -> None:
+    choose = random.Random(seed)
+    first = PartitionStrategy(
+        partition_by=PartitionBy.DAY,
+        maximum_delay=7 * DAY,
+        overflow="recirculate" if overflow == "recirculate" else "reject",
+    )
+    with MemoryPulsar() as memory:
+        levels = Levels([first, HOURS])
+        old, new = (
+            memory.client().create_producer(
+                "orders", enable_delay_level_topic=True, partition_strategy=levels.strategies
+            )
+            for _ in range(2)
+        )
+        maximum, dues = 7, {}
+        for step in range(40):
+            if step == 15:
+                longer = lifecycle.longer_levels(levels, 20 * DAY, {HOURS.unit: 2 * DAY})
+                lifecycle.expand(memory.admin, "orders", longer)
+                maximum = 20
+                # One of them looks at once, the other does not know before it is refused.
+                new._follower._look_once()
+                assert new.description.levels == longer
+            producer = choose.choice((old, new))
+            longest = 7 if producer is old else maximum
+            if overflow == "recirculate":
+                longest = 40
+            delay = timedelta(seconds=choose.randrange(longest * 86_400))
+            producer.send(b"%d" % step, deliver_after=delay, message_id=f"m{step}")
+            dues[f"m{step}"] = delay
+            memory.advance(timedelta(minutes=choose.randrange(600)))
+        memory.advance(60 * DAY)
+        found = memory.delivered("orders")
+        assert sorted(item.properties["delaylevel.id"] for item in found) == sorted(dues)
+        for item in found:
+            if "delaylevel.due" in item.properties:
+                assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
+
+
+def test_a_mover_claims_new_partitions_and_others_are_shut_out() -> None:
+    from delaylevel.errors import AlreadyRunningError
+    from delaylevel.mover.local import LocalMover
+
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
+            longer = lifecycle.longer_levels(Levels(WEEK), 10 * DAY)
+            after = lifecycle.expand(memory.admin, "orders", longer)
+            memory.clock.advance(timedelta(seconds=6))
+            mover.run_once()
+            with pytest.raises(AlreadyRunningError):
+                LocalMover(memory.client(), memory.admin, after, memory.clock)
+            added = after.name.partition(8)
+            subscription = memory.admin.partition_stats(added).subscriptions["delaylevel"]
+            assert [consumer.name[:16] for consumer in subscription.consumers] == [
+                "delaylevel-local"
+            ]
+
+
+def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
+    class Clock:
+        def now_ms(self) -> int:
+            return 1_800_000_000_000
+
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        description = producer.description
+        longer = replace(
+            description,
+            levels=lifecycle.longer_levels(description.levels, 9 * DAY),
+            former=(description.levels,),
+        )
+    now = [0.0]
+    asked = []
+    known = [description]
+
+    def describe() -> object:
+        asked.append(now[0])
+        return known[0]
+
+    parking = Parking(description, description.targets[0], None, Clock())
+    follower = Follower(parking, describe, lambda: now[0])  # type: ignore[arg-type]
+
+    def place() -> int:
+        return follower.place(None, 8 * DAY, None, None).partition
+
+    now[0] = 2.0
+    for _ in range(3):
+        with pytest.raises(DelayTooLongError):
+            place()
+    assert asked == [2.0]
+    known[0] = longer
+    now[0] = 2.9
+    with pytest.raises(DelayTooLongError):
+        place()
+    now[0] = 3.1
+    assert place() == 7
+    assert asked == [2.0, 3.1]
+    # Another level topic of the same name is not taken for an expansion.
+    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9)))
+    known[0] = replace(description, levels=hours)
+    now[0] = 5.0
+    assert not follower.look_after_refusal()
+    assert follower.description == longer
+
+
+def test_drained_and_deleted_in_memory() -> None:
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        producer = client.create_producer(
+            "orders",
+            enable_delay_level_topic=True,
+            partition_strategy=WEEK,
+            final_window="broker",
+        )
+        for days in (2, 3, 6):
+            producer.send(b"%d" % days, deliver_after=days * DAY)
+        producer.close()
+        description = topics.describe(memory.admin, "orders")
+        assert drain(client, memory.admin, description, clock=memory.clock).handed_off == 3
+        assert lifecycle.delete(memory.admin, description).total == 0
+        assert memory.level_topics() == []
+        memory.advance(7 * DAY)
+        assert [item.data for item in memory.delivered("orders")] == [b"2", b"3", b"6"]
+        for item in memory.delivered("orders"):
+            assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
+
+
+def test_longer_levels_names_what_cannot_be() -> None:
+    levels = Levels([WEEK, HOURS])
+    longer = lifecycle.longer_levels(levels, 9 * DAY, {HOURS.unit: 2 * DAY})
+    assert [item.partitions for item in longer] == [8, 47]
+    for maximum, finer, words in (
+        (6 * DAY, {}, "cannot be made shorter"),
+        (7 * DAY, {}, "so already"),
+        (None, {DAY / 2: 2 * DAY}, "no level with a unit of 12h"),
+        (4000 * DAY, {}, "more than the limit"),
+    ):
+        with pytest.raises(InvalidStrategyError, match=words):
+            lifecycle.longer_levels(levels, maximum, finer)
