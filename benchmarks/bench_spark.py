@@ -41,8 +41,9 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.model.delivery import Delivery, sequence_id
 from delaylevel.model.envelope import DUE, ID, TARGET
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.spark_sync.job import SparkSyncJob, SyncSettings
+from delaylevel.spark_sync.job import SparkSyncJob
 from delaylevel.spark_sync.session import spark_session
+from delaylevel.spark_sync.settings import SyncSettings
 
 # Ripe a second after it was published, and near-due only for the finer level.
 LEVELS = [

@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from delaylevel import _moved
-from delaylevel._version import __version__
 from delaylevel.errors import DelayLevelError, MissingExtraError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from delaylevel.producer.producer import DelayLevelProducer
     from delaylevel.structures.deduplicator import Deduplicator
     from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Deduplicator",

@@ -10,7 +10,8 @@ from delaylevel.errors import MissingExtraError
 if TYPE_CHECKING:
     from .batch_source import pending
     from .cluster import Executors
-    from .job import SparkSyncJob, SyncSettings, default_checkpoint
+    from .job import SparkSyncJob, default_checkpoint
+    from .settings import SyncSettings
     from .source import DelayLevelDataSource
 
 __all__ = [
@@ -26,7 +27,7 @@ _MODULES = {
     "DelayLevelDataSource": "source",
     "Executors": "cluster",
     "SparkSyncJob": "job",
-    "SyncSettings": "job",
+    "SyncSettings": "settings",
     "default_checkpoint": "job",
     "pending": "batch",
 }

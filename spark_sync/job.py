@@ -10,8 +10,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,14 @@ from delaylevel.topics import registry as topics
 
 from . import control
 from .arrow_rows import SCHEMA
-from .cluster import Executors, end_on_sigterm, enter_environment
+from .cluster import end_on_sigterm, enter_environment
 from .deduplication import require_deduplication
 from .driver import CLAIM_PATIENCE_S
 from .listener import SyncListener
 from .metrics import serve_metrics
 from .options import connection_options
 from .session import spark_session
+from .settings import SyncSettings
 from .source import FORMAT, DelayLevelDataSource
 from .stats import JobFigures, Standing
 from .steps import Steps, apply_steps, local_sort_allowed
@@ -72,37 +72,6 @@ _FATAL = (
     StepsError,
     InvalidInputError,
 )
-
-
-@dataclass(frozen=True)
-class SyncSettings:
-    """How the job runs.
-
-    Attributes:
-        level_topics: the level topics (or their business topics) that it moves.
-        checkpoint: the folder of the query's checkpoint, a path or any Hadoop file system's URI.
-        once: move what is ripe now, and end; otherwise go on until it is stopped.
-        trigger_ms: how often to look; by default a fifth of the shortest lead, 0.2 to 5 s.
-        master: Spark's master; two local cores by default.
-        delivery: at least once, in batches; or effectively once, by the broker's deduplication.
-        options: further options of the source, e.g. ``startingOffsets``.
-        spark_conf: further Spark settings.
-        executors: what the executors of a cluster get; of no use with a local master.
-        metrics_port: serve figures in Prometheus' format there; 0 for any free port.
-        metrics_address: of which interface the port is.
-    """
-
-    level_topics: tuple[str, ...]
-    checkpoint: str
-    once: bool = False
-    trigger_ms: int | None = None
-    master: str = "local[2]"
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    options: Mapping[str, str] = field(default_factory=dict)
-    spark_conf: Mapping[str, str] = field(default_factory=dict)
-    executors: Executors = field(default_factory=Executors)
-    metrics_port: int | None = None
-    metrics_address: str = "127.0.0.1"
 
 
 class SparkSyncJob:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
 
-from delaylevel.metrics import serve
+from delaylevel.prometheus import serve
 
 from .stats import LATENESS_BOUNDS_MS, OUTCOMES, JobFigures, Standing
 

@@ -9,16 +9,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from delaylevel.cluster.connection import Connection
 
 from .cluster import TOKEN_VARIABLE, cluster_conf, enter_environment, is_local, python_environment
-
-if TYPE_CHECKING:
-    from .job import SyncSettings
+from .settings import SyncSettings
 
 _LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
 

@@ -18,11 +18,11 @@ from delaylevel.cluster.entries import Entries, choose_places
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import batch_size, messages_in_range
 from delaylevel.model import envelope as env
+from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.routing import LARGEST_BATCH
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Piece, Pieces

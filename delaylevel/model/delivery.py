@@ -10,6 +10,8 @@ from delaylevel.errors import InvalidInputError
 _ENTRY_BITS = 25
 _BATCH_BITS = 10
 _LEDGER_BITS = 63 - _ENTRY_BITS - _BATCH_BITS
+# Larger batches cannot be packed: (ledger, entry, batch index) has to fit one sequence ID.
+LARGEST_BATCH = 1 << _BATCH_BITS
 
 
 class Delivery(str, enum.Enum):

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from delaylevel.errors import UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, format_duration
+from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.router import Hop, Router
 
-# So many messages fit a batch: (ledger, entry, batch) has to pack into one sequence id.
-LARGEST_BATCH = 1024
 # What stands for a level where a message goes into none.
 BUSINESS = -1
 WINDOW = -2

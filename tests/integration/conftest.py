@@ -239,7 +239,8 @@ def mover(
 def spark(connection: Connection) -> Iterator[Any]:
     """A Spark session: its cold start is paid once."""
     pytest.importorskip("pyspark")
-    from delaylevel.spark_sync.job import SyncSettings, spark_session
+    from delaylevel.spark_sync import SyncSettings
+    from delaylevel.spark_sync.session import spark_session
 
     session = spark_session(connection, SyncSettings(("none",), checkpoint="none"))
     yield session

@@ -1,0 +1,85 @@
+"""Metrics of an application's producers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from delaylevel.model.level_topic import LevelTopicDescription
+
+
+class CountingProducer(Protocol):
+    """The part of both kinds of `DelayLevelProducer` that metrics read."""
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The level topic."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed."""
+        ...
+
+    def topic(self) -> str:
+        """Return the business topic."""
+        ...
+
+    def is_connected(self) -> bool:
+        """Return True if every producer in use is connected."""
+        ...
+
+    def sent(self) -> Mapping[str, int]:
+        """Return the number of messages given to the client, by destination."""
+        ...
+
+
+class ProducerCollector:
+    """Metrics of an application's producers, read at each scrape.
+
+    Register it with ``prometheus_client.REGISTRY.register(…)`` if the application has metrics of
+    its own, or pass it to :func:`delaylevel.metrics.serve`. It adds no cost to sending. Several
+    producers of one topic form one series.
+
+    Args:
+        producers: producers from :meth:`delaylevel.DelayLevelClient.create_producer`,
+            :func:`delaylevel.wrap` or their asyncio twins. The counts of a closed producer stay.
+    """
+
+    def __init__(self, *producers: CountingProducer) -> None:
+        self._producers = list(producers)
+
+    def add(self, producer: CountingProducer) -> None:
+        """Add a producer."""
+        self._producers.append(producer)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every metric family."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        sent: Counter[tuple[str, str, str]] = Counter()
+        connected: dict[tuple[str, str], bool] = {}
+        for producer in tuple(self._producers):
+            topics = (producer.description.topic, producer.topic())
+            for way, count in producer.sent().items():
+                sent[topics[0], topics[1], way] += count
+            if not producer.closed:
+                connected[topics] = connected.get(topics, True) and producer.is_connected()
+        messages = CounterMetricFamily(
+            "delaylevel_producer_messages",
+            "Messages given to the client, by where they went: a level, `window`, or `straight`.",
+            labels=("level_topic", "target", "way"),
+        )
+        for labels, count in sorted(sent.items()):
+            messages.add_metric(labels, count)
+        yield messages
+        alive = GaugeMetricFamily(
+            "delaylevel_producer_connected",
+            "1 while every producer that is not closed is connected.",
+            labels=("level_topic", "target"),
+        )
+        for topics, well in sorted(connected.items()):
+            alive.add_metric(topics, int(well))
+        yield alive
