@@ -32,8 +32,6 @@ class Runtime:
     """
 
     def __init__(self, options: SyncOptions) -> None:
-        import pulsar
-
         # What is imported stays, and a message has no cycles: looking for garbage among both took
         # a sixth of a task's time.
         gc.freeze()
@@ -41,17 +39,15 @@ class Runtime:
         try:
             connection = options.load_connection()
             self.admin = Admin.from_connection(connection)
-            settings = connection.client_kwargs()
+            self.client: Any = connection.open_client(
+                logger=_clientlog.to_stderr(),
+                stats_interval_in_seconds=0,  # nobody reads them, and they time each message
+            )
         except ConfigError as error:
             if "token_file" not in dict(options.connection):
                 raise
             # One that is being renewed may be away for a moment, which must not end the job.
             raise BrokerError(str(error)) from error
-        self.client: Any = pulsar.Client(
-            **settings,
-            logger=_clientlog.to_stderr(pulsar.LoggerLevel.Warn),
-            stats_interval_in_seconds=0,  # nobody reads them, and each message is timed for them
-        )
         self._clock = SystemClock()
         self._described: dict[str, tuple[int, LevelTopicDescription]] = {}
         self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}

@@ -24,17 +24,19 @@ def silent() -> pulsar.FileLogger:
     return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
-def to_stderr(level: pulsar.LoggerLevel) -> pulsar.FileLogger:
+def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
     """Return a logger for ``pulsar.Client`` that writes to stderr, whatever that is.
 
     A socket, as a service has it whose output goes to a system's journal, cannot be opened by its
     name, and the client would say nothing at all: it gets a pipe, and a thread copies.
 
     Args:
-        level: the least that is said.
+        level: the lowest level that is written; warnings if None.
     """
     import pulsar
 
+    if level is None:
+        level = pulsar.LoggerLevel.Warn
     try:
         with open(_STDERR, "ab"):
             pass

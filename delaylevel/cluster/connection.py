@@ -208,6 +208,19 @@ class Connection(BaseModel):
             )
         return kwargs
 
+    def open_client(self, **options: Any) -> Any:
+        """Return a new ``pulsar.Client`` of this cluster; the caller closes it.
+
+        Args:
+            options: further arguments of ``pulsar.Client``; they override this connection's.
+
+        Raises:
+            ConfigError: the token file cannot be read now, or is empty.
+        """
+        import pulsar
+
+        return pulsar.Client(**{**self.client_kwargs(), **options})
+
 
 def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
     scheme, _, rest = value.partition("://")

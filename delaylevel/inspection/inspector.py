@@ -108,15 +108,13 @@ class Inspector:
             options: ``target``, ``slack_ms``, ``clock``, as for the class; and ``client_options``,
                 a dict of further arguments of ``pulsar.Client``.
         """
-        import pulsar
-
         from delaylevel.cluster.admin import Admin
 
         client_options = options.pop("client_options", {})
         admin = Admin.from_connection(connection)
         client = None
         try:
-            client = pulsar.Client(**{**connection.client_kwargs(), **client_options})
+            client = connection.open_client(**client_options)
             made = cls(client, admin, topic, **options)
         except BaseException:
             if client is not None:

@@ -13,6 +13,7 @@ import pulsar
 import pytest
 
 from delaylevel.broker import embedded as broker
+from delaylevel.cluster.client_log import silent
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.token import TokenSource
 from delaylevel.errors import ConfigError
@@ -239,7 +240,7 @@ def test_client_arguments_make_a_client(tmp_path: Path) -> None:
         "tls_certificate_file_path": str(cert),
         "tls_private_key_file_path": str(key),
     }
-    pulsar.Client(**connection.client_kwargs()).close()
+    connection.open_client(logger=silent(), tls_validate_hostname=True).close()
 
 
 def test_a_certificate_alone_authenticates(tmp_path: Path) -> None:
