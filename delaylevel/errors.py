@@ -74,6 +74,20 @@ class BrokerUnreachableError(BrokerError):
     """Nothing answers at the service or admin address."""
 
 
+class ClientError(BrokerError):
+    """A failure that the Pulsar client reported.
+
+    Attributes:
+        name: the client's name of the failure, e.g. ``TopicTerminated``.
+        transient: true where the broker, and not the topic, is in trouble.
+    """
+
+    def __init__(self, message: str, *, name: str, transient: bool) -> None:
+        super().__init__(message)
+        self.name = name
+        self.transient = transient
+
+
 class AdminError(BrokerError):
     """The admin REST interface refused a call.
 

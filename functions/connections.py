@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster.publisher import error_name
+from delaylevel.cluster.failures import error_name
 
 from .publisher import Starter, in_thread
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import error_name
 from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics

@@ -12,7 +12,8 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.publisher import build_message, error_name
+from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.publisher import build_message
 from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.envelope import Envelope
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import pulsar
 from pulsar.schema import BytesSchema
 
+from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import PRODUCER_SETTINGS, error_name
+from delaylevel.cluster.publisher import PRODUCER_SETTINGS
 from delaylevel.cluster.reader import (
     ParkedMessage,
     SourcePartition,

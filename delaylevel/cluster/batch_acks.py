@@ -18,8 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pulsar
-
+from .failures import OK, result_name
 from .reader import batch_size
 
 log = logging.getLogger(__name__)
@@ -125,8 +124,8 @@ class BatchProof:
             if not outcome:
                 return _UNCONFIRMED
             ((result, message_id),) = outcome.items()
-            if result != pulsar.Result.Ok:
-                return str(result).rpartition(".")[2]
+            if result != OK:
+                return result_name(result)
             if self._spared and message_id.batch_index() <= 0:
                 # The first of its batch: so nothing is counted twice, nor anything older.
                 confirmed += max(1, batch_size(message_id))
@@ -137,7 +136,7 @@ class BatchProof:
 
     def _drop_confirmed(self) -> None:
         """Keep no outcome that is good; without spared ones nothing is counted."""
-        self._outcomes = [outcome for outcome in self._outcomes if pulsar.Result.Ok not in outcome]
+        self._outcomes = [outcome for outcome in self._outcomes if OK not in outcome]
         # Where many are under way, looking at all of them for each message would be the work.
         self._drop_at = max(_MOST_KEPT, 2 * len(self._outcomes))
 

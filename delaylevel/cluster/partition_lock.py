@@ -18,6 +18,7 @@ from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 
+from .failures import close_quietly, error_name
 from .port import TopicAdmin
 from .reader import SourcePartition
 
@@ -69,6 +70,12 @@ class Claim:
             pulsar.MessageId(-1, end.ledger, end.entry - 1, -1)
         )
 
+    def acknowledge_entry(self, source: SourcePartition, position: Position) -> None:
+        """Acknowledge the whole entry at a position, and nothing else."""
+        self._consumers[source.topic].acknowledge(
+            pulsar.MessageId(-1, position.ledger, position.entry, -1)
+        )
+
     @property
     def connected(self) -> bool:
         """Whether every consumer has its connection; a client that lost it asks for it again."""
@@ -83,10 +90,7 @@ class Claim:
         """Give the partitions back."""
         consumers, self._consumers = list(self._consumers.values()), {}
         for consumer in consumers:
-            try:
-                consumer.close()
-            except pulsar.PulsarException:
-                continue  # the connection is gone, and the claim with it
+            close_quietly(consumer, "consumer")
 
     def _subscribe(self, client: Any, source: SourcePartition, name: str) -> Any:
         try:
@@ -106,7 +110,7 @@ class Claim:
             ) from error
         except pulsar.PulsarException as error:
             raise BrokerError(
-                f"cannot subscribe to {source.topic} ({type(error).__name__})"
+                f"cannot subscribe to {source.topic} ({error_name(error)})"
             ) from error
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import _pulsar
 import pulsar
 
 from .batch_acks import BatchProof, await_outcomes
+from .failures import OK, close_quietly, error_name, result_name, translate_errors
+from .schemas import bytes_schema
 
-log = logging.getLogger(__name__)
 Waiting = TypeVar("Waiting")
+
+#: The builder of the client's core, for callers that build messages without a function call.
+MessageBuilder = _pulsar.MessageBuilder
 
 # A flush sends what is gathered at once, so that batches may take their time to fill.
 PRODUCER_SETTINGS: dict[str, Any] = {
@@ -33,16 +37,19 @@ BULK_SETTINGS: dict[str, Any] = {
 }
 # Deduplication remembers only the first sequence id of a batch.
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
+# Key_Shared consumers need every entry to hold one key only.
+KEY_BATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_type": pulsar.BatchingType.KeyBased}
+# A topic with one writer: opening it shuts out the writer before.
+FENCING_SETTINGS: dict[str, Any] = {
+    "access_mode": pulsar.ProducerAccessMode.ExclusiveWithFencing,
+    "batching_enabled": False,
+    "block_if_queue_full": True,
+    "send_timeout_millis": 30_000,
+}
 
-# The broker, not the topic, is in trouble: setting a message aside would not help either.
-TRANSIENT_ERRORS = (
-    pulsar.ConnectError,
-    pulsar.NotConnected,
-    pulsar.ServiceUnitNotReady,
-    pulsar.TooManyLookupRequestException,
-    pulsar.AlreadyClosed,
-    pulsar.Interrupted,
-)
+# A process that was stopped or killed keeps a producer's name for some seconds.
+NAME_PATIENCE_S = 30.0
+
 # With these the broker has certainly not stored the message. After any other failure it may have.
 CERTAIN_REFUSALS = frozenset(
     (
@@ -82,6 +89,15 @@ class Payload(Protocol):
     @property
     def event_ms(self) -> int:
         """The event time, ms since the epoch; 0 for none."""
+        ...
+
+
+class PayloadWithProperties(Payload, Protocol):
+    """A payload and the properties that are sent with it."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, ours included."""
         ...
 
 
@@ -225,15 +241,84 @@ class Outlet(Generic[Waiting]):
 def close_all(outlets: Iterable[Outlet[Any]]) -> None:
     """Close producers; one that cannot be closed properly is gone anyway."""
     for outlet in outlets:
+        close_quietly(outlet.producer, "producer")
+
+
+def open_producer(
+    client: Any,
+    topic: str,
+    settings: Mapping[str, Any],
+    *,
+    schema: Any = None,
+    name: str | None = None,
+    retry_s: float = 0.1,
+) -> Any:
+    """Open a producer of payloads that are encoded already.
+
+    Args:
+        client: a ``pulsar.Client``.
+        topic: the full name of the topic, or of one of its partitions.
+        settings: arguments of ``create_producer``, e.g. ``PRODUCER_SETTINGS``.
+        schema: the schema to declare; plain bytes if None.
+        name: the producer's name; the client makes one if None. While another producer has the
+            name, the call retries for up to ``NAME_PATIENCE_S``.
+        retry_s: the pause before each retry, in seconds.
+
+    Raises:
+        ClientError: the client refused.
+    """
+    arguments = {**settings, "schema": bytes_schema() if schema is None else schema}
+    if name is not None:
+        arguments["producer_name"] = name
+    deadline = time.monotonic() + NAME_PATIENCE_S
+    with translate_errors():
+        while True:
+            try:
+                return client.create_producer(topic, **arguments)
+            except pulsar.ProducerBusy:
+                if name is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(retry_s)
+
+
+def send_in_order(
+    producer: Any,
+    messages: Iterable[PayloadWithProperties],
+    sequence_ids: Sequence[int] | None,
+    outcomes: list[dict[Any, Any]],
+) -> int:
+    """Send messages without waiting, each with its own callback.
+
+    With sequence IDs, the call stops at the first message that the client refuses: the broker
+    would take a later ID as proof that it has stored all earlier ones.
+
+    Args:
+        producer: a ``pulsar.Producer`` of payloads that are encoded already.
+        messages: the messages.
+        sequence_ids: one ID for each message, for deduplication, or None.
+        outcomes: a list to which one dict is added for each message. Its key is the result, once
+            the broker has answered, or the name of the client's error.
+
+    Returns:
+        The total size of the payloads that were sent, in bytes.
+    """
+    send, size = producer._producer.send_async, 0
+    for index, message in enumerate(messages):
+        outcome: dict[Any, Any] = {}
+        number = None if sequence_ids is None else sequence_ids[index]
+        built = build_message(message, message.properties, None, number)
         try:
-            outlet.producer.close()
+            send(built, outcome.setdefault)
         except pulsar.PulsarException as error:
-            log.debug("closing a producer: %s", error_name(error))
-
-
-def error_name(error: BaseException) -> str:
-    """Return the client's name of an error, e.g. ``TopicTerminated``."""
-    return type(error).__name__
+            # Refused before it left: too large, or the queue is full.
+            outcome[error_name(error)] = None
+            outcomes.append(outcome)
+            if sequence_ids is not None:
+                break
+            continue
+        outcomes.append(outcome)
+        size += len(message.value or b"")
+    return size
 
 
 def build_message(
@@ -243,7 +328,7 @@ def build_message(
     sequence_id: int | None,
 ) -> Any:
     """Return the message as the client's core takes it."""
-    builder = _pulsar.MessageBuilder()
+    builder = MessageBuilder()
     if message.value is None:
         builder.set_null_value()
     else:
@@ -265,6 +350,6 @@ def build_message(
 def _failure(outcomes: dict[Any, Any]) -> str | None:
     """Return the first outcome that is not Ok by name; no outcome at all is a failure too."""
     for outcome in outcomes:
-        if outcome != pulsar.Result.Ok:
-            return str(outcome).rpartition(".")[2]
+        if outcome != OK:
+            return result_name(outcome)
     return None if outcomes else "no confirmation"

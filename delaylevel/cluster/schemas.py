@@ -6,7 +6,7 @@ import json
 from typing import Any, Protocol
 
 import _pulsar
-from pulsar.schema import Schema
+from pulsar.schema import BytesSchema, Schema
 
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
@@ -34,6 +34,11 @@ class SchemaRegistry(Protocol):
     def schemas(self, topic: TopicName) -> list[Any]:
         """Return every version of the topic's schema, oldest first; empty if it has none."""
         ...
+
+
+def bytes_schema() -> Schema:
+    """Return the schema of plain bytes."""
+    return BytesSchema()
 
 
 def reference_to(schema: Schema) -> SchemaRef | None:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pulsar
 
+from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import error_name
 from delaylevel.cluster.reader import SourcePartition
 from delaylevel.dispatcher.journal.state import Mark, ReleaseState, encode, pack, unpack
 from delaylevel.dispatcher.journal.topic import LostOwnershipError, ReleaseLog
@@ -118,10 +117,11 @@ class Pump(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._own()
+            with translate_errors():
+                self._own()
         except Exception as error:
             self.failure = error
-            if isinstance(error, (BrokerError, pulsar.PulsarException)):
+            if isinstance(error, BrokerError):
                 log.warning("window partition %s: %s", self._source.topic, _words(error))
             else:
                 log.exception("window partition %s", self._source.topic)

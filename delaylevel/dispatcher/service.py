@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pulsar
-
+from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import SubscriptionStats, TopicAdmin
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
@@ -145,8 +144,9 @@ class Dispatcher:
             while not self._stopping.is_set():
                 for family in self._families:
                     try:
-                        self._look(family)
-                    except (BrokerError, pulsar.PulsarException) as error:
+                        with translate_errors():
+                            self._look(family)
+                    except BrokerError as error:
                         log.warning("%s: %s", family.description.topic, error)
                 if tick is not None:
                     tick()

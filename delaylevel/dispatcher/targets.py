@@ -12,21 +12,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulsar
-from pulsar.schema import BytesSchema
-
+from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     CERTAIN_REFUSALS,
+    KEY_BATCHED_SETTINGS,
     PRODUCER_SETTINGS,
-    TRANSIENT_ERRORS,
     UNBATCHED_SETTINGS,
     Outlet,
-    build_message,
     close_all,
-    error_name,
+    open_producer,
+    send_in_order,
 )
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
@@ -36,8 +34,6 @@ from .record import WindowMessage
 
 log = logging.getLogger(__name__)
 
-# A process that was stopped or killed keeps a producer's name for some seconds.
-NAME_PATIENCE_S = 30.0
 # A target that has confirmed nothing for so long holds its own messages, and no others'.
 STALL_S = 5.0
 # The client gives up after its send timeout, and says so; if it did not, this is looked at.
@@ -81,12 +77,12 @@ class Slice:
         """Return which messages are not stored, as far as is known, and why, by index."""
         found = []
         for index, outcome in zip(self.indices, self.outcomes, strict=False):
-            if pulsar.Result.Ok not in outcome:
+            if OK not in outcome:
                 reason = next(iter(outcome), None)
-                found.append((index, "no confirmation" if reason is None else str(reason)))
+                found.append((index, "no confirmation" if reason is None else result_name(reason)))
         sent = len(self.outcomes)
         found += [(index, "not sent") for index in self.indices[sent:]]
-        return [(index, reason.rpartition(".")[2]) for index, reason in found]
+        return found
 
 
 @dataclass(eq=False)
@@ -116,24 +112,8 @@ class Lane:
 
     def send(self, part: Slice, messages: Iterable[WindowMessage]) -> None:
         """Give the slice's messages to the producer, in order."""
-        send = self.producer._producer.send_async
-        outcomes = part.outcomes
-        for position, message in enumerate(messages):
-            outcome: dict[Any, Any] = {}
-            number = part.sequence_ids[position] if self.name else None
-            built = build_message(message, message.properties, None, number)
-            try:
-                send(built, outcome.setdefault)
-            except pulsar.PulsarException as error:
-                # Refused before it left: too large, or the queue is full. What follows is not
-                # sent: behind a gap, the broker would take it for all that there was.
-                outcome[error_name(error)] = None
-                outcomes.append(outcome)
-                if self.name:
-                    break
-                continue
-            outcomes.append(outcome)
-            part.size += len(message.value or b"")
+        sequence_ids = part.sequence_ids if self.name else None
+        part.size += send_in_order(self.producer, messages, sequence_ids, part.outcomes)
         self.waiting.append(part)
         self.messages += len(part.indices)
         self.size += part.size
@@ -342,10 +322,10 @@ class Lanes:
         topic = target if partition < 0 else TopicName.parse(target).partition(partition).full
         try:
             producer = self._create(topic, self.producer_name(schema_text), schema)
-        except TRANSIENT_ERRORS as error:
-            raise BrokerError(f"no broker serves {target} now ({error_name(error)})") from error
-        except pulsar.PulsarException as error:
-            return error_name(error)
+        except ClientError as error:
+            if error.transient:
+                raise BrokerError(f"no broker serves {target} now ({error.name})") from error
+            return error.name
         if not self._numbered:
             return Lane(key, producer)
         name = lane_name(*key)
@@ -357,25 +337,11 @@ class Lanes:
         return f"{self._name}-{schema}" if schema else self._name
 
     def _create(self, topic: str, name: str, schema: Any) -> Any:
-        settings: dict[str, Any] = {
-            **PRODUCER_SETTINGS,
-            "batching_type": pulsar.BatchingType.KeyBased,
-        }
-        if self._numbered:
-            settings = dict(UNBATCHED_SETTINGS)
+        settings = dict(UNBATCHED_SETTINGS if self._numbered else KEY_BATCHED_SETTINGS)
         # The pump bounds what is under way and must never be made to wait.
         settings |= {"max_pending_messages": 0, "block_if_queue_full": False}
         settings["max_pending_messages_across_partitions"] = 1 << 30
-        deadline = time.monotonic() + NAME_PATIENCE_S
-        while True:
-            try:
-                return self._client.create_producer(
-                    topic, producer_name=name, schema=schema, **settings
-                )
-            except pulsar.ProducerBusy:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+        return open_producer(self._client, topic, settings, schema=schema, name=name)
 
 
 class OwnTopic:
@@ -394,15 +360,12 @@ class OwnTopic:
         """
         try:
             if self._outlet is None:
-                self._outlet = Outlet(
-                    self._client.create_producer(
-                        self._topic, schema=BytesSchema(), **PRODUCER_SETTINGS
-                    )
-                )
-            for message, properties, until_ms in messages:
-                self._outlet.send(message, properties, until_ms)
-        except pulsar.PulsarException as error:
-            raise BrokerError(f"cannot write to {self._topic} ({error_name(error)})") from error
+                self._outlet = Outlet(open_producer(self._client, self._topic, PRODUCER_SETTINGS))
+            with translate_errors():
+                for message, properties, until_ms in messages:
+                    self._outlet.send(message, properties, until_ms)
+        except ClientError as error:
+            raise BrokerError(f"cannot write to {self._topic} ({error.name})") from error
         failure, _, _ = self._outlet.settle()
         if failure is not None:
             raise BrokerError(f"{self._topic} did not confirm ({failure})")
@@ -442,9 +405,5 @@ def java_string_hash(key: str) -> int:
 
 
 def _close(producer: Any) -> None:
-    if producer is None:
-        return
-    try:
-        producer.close()
-    except pulsar.PulsarException as error:
-        log.debug("closing a producer: %s", error_name(error))
+    if producer is not None:
+        close_quietly(producer, "producer")

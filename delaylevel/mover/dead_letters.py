@@ -11,14 +11,17 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import pulsar
-from pulsar.schema import BytesSchema
-
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Outlet, close_all, error_name
+from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Outlet, close_all, open_producer
 from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
-from delaylevel.errors import BrokerError, EnvelopeError, LevelTopicError, StillPendingError
+from delaylevel.errors import (
+    BrokerError,
+    ClientError,
+    EnvelopeError,
+    LevelTopicError,
+    StillPendingError,
+)
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import Envelope
@@ -100,15 +103,6 @@ class ReplayReport:
         return self.forwarded.total
 
 
-class _Hold(Claim):
-    """An exclusive consumer on the dead-letter topic: one replay at a time."""
-
-    def acknowledge_entry(self, source: SourcePartition, position: Position) -> None:
-        """Acknowledge one entry."""
-        consumer = self._consumers[source.topic]
-        consumer.acknowledge(pulsar.MessageId(-1, position.ledger, position.entry, -1))
-
-
 def source_of(description: LevelTopicDescription) -> SourcePartition:
     """Return the dead-letter topic's one partition as a place where messages are read.
 
@@ -169,7 +163,7 @@ def replay(
     """
     clock = clock or SystemClock()
     source, report = source_of(description), ReplayReport()
-    hold = _Hold(client, admin, [source], "dlq")
+    hold = Claim(client, admin, [source], "dlq")
     forwarder = Forwarder(client, admin, description, clock)
     try:
         letters = list(dead_letters(client, admin, description))
@@ -216,7 +210,7 @@ def discard(
         AlreadyRunningError: somebody else replays or discards.
     """
     source = source_of(description)
-    hold = _Hold(client, admin, [source], "dlq")
+    hold = Claim(client, admin, [source], "dlq")
     try:
         letters = list(dead_letters(client, admin, description))
         taken = {letter.position for letter in letters if chosen(letter)}
@@ -261,7 +255,7 @@ def _still_dead(description: LevelTopicDescription, message: ParkedMessage) -> s
 
 def _take_out(
     client: Any,
-    hold: _Hold,
+    hold: Claim,
     source: SourcePartition,
     letters: Collection[DeadLetter],
     taken: Collection[Position],
@@ -281,10 +275,10 @@ def _take_out(
 
 def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter]) -> None:
     try:
-        producer = client.create_producer(source.topic, schema=BytesSchema(), **UNBATCHED_SETTINGS)
-    except pulsar.PulsarException as error:
+        producer = open_producer(client, source.topic, UNBATCHED_SETTINGS)
+    except ClientError as error:
         raise BrokerError(
-            f"cannot write to {source.topic} ({error_name(error)}); nothing was acknowledged"
+            f"cannot write to {source.topic} ({error.name}); nothing was acknowledged"
         ) from error
     outlet: Outlet[None] = Outlet(producer)
     try:

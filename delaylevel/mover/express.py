@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import _pulsar
-
-from delaylevel.cluster.publisher import Outlet
+from delaylevel.cluster.publisher import MessageBuilder, Outlet
 from delaylevel.cluster.reader import RawMessage, SourcePartition, parked_message
 from delaylevel.errors import DelayLevelError, EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET, SchemaRef
@@ -68,7 +66,7 @@ def _forward_range(
     targets = frozenset(description.targets) if description.mover is Mover.SPARK else frozenset()
     schemas: set[str | None] = {None}
     place = source.topic.removeprefix("persistent://")
-    builder = _pulsar.MessageBuilder
+    builder = MessageBuilder
     numbering = forwarder.numbering
     ways: list[dict[int, _Way]] = [{} for _ in description.levels]
     count = moment = 0

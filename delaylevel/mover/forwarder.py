@@ -7,27 +7,22 @@ drives it acknowledges a source message only after :meth:`Forwarder.flush` has r
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import pulsar
-from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     BULK_SETTINGS,
     CERTAIN_REFUSALS,
-    PRODUCER_SETTINGS,
-    TRANSIENT_ERRORS,
+    KEY_BATCHED_SETTINGS,
     UNBATCHED_SETTINGS,
     Outlet,
     close_all,
-    error_name,
+    open_producer,
 )
 from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
-from delaylevel.errors import BrokerError, DelayLevelError, EnvelopeError
+from delaylevel.errors import BrokerError, ClientError, DelayLevelError, EnvelopeError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery, Sequence, sequence_id
@@ -57,8 +52,6 @@ _SEQUENCED_SETTINGS: dict[str, Any] = {
     "max_pending_messages": 0,
     "max_pending_messages_across_partitions": 1 << 30,
 }
-# A process that was stopped or killed keeps a producer's name for some seconds.
-NAME_PATIENCE_S = 30.0
 
 # A business topic, the schema, and, for keyless messages under deduplication, its partition.
 _TargetKey = tuple[str, SchemaRef | None, int | None]
@@ -327,30 +320,23 @@ class Forwarder:
         outlet = self._internal.get(topic)
         if outlet is None:
             try:
-                producer = self._create(topic, BULK_SETTINGS, schema=BytesSchema())
-            except pulsar.PulsarException as error:
+                producer = self._create(topic, BULK_SETTINGS)
+            except ClientError as error:
                 raise BrokerError(
-                    f"cannot write to {topic} ({error_name(error)}); nothing was acknowledged"
+                    f"cannot write to {topic} ({error.name}); nothing was acknowledged"
                 ) from error
             outlet = self._internal[topic] = Outlet(producer, bulk=self._sequence is None)
         return outlet
 
     def _create(
-        self, topic: str, batched: Mapping[str, Any], suffix: str = "", **settings: Any
+        self, topic: str, batched: Mapping[str, Any], suffix: str = "", schema: Any = None
     ) -> Any:
         if self._sequence is None:
-            return self._client.create_producer(topic, **batched, **settings)
+            return open_producer(self._client, topic, batched, schema=schema)
         name = self._sequence.producer_name + suffix
-        deadline = time.monotonic() + NAME_PATIENCE_S
-        while True:
-            try:
-                return self._client.create_producer(
-                    topic, producer_name=name, **_SEQUENCED_SETTINGS, **settings
-                )
-            except pulsar.ProducerBusy:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        return open_producer(
+            self._client, topic, _SEQUENCED_SETTINGS, schema=schema, name=name, retry_s=0.2
+        )
 
     def _target(
         self, sealed: Envelope, message: ParkedMessage, number: int | None
@@ -384,22 +370,18 @@ class Forwarder:
         topic = target
         if partition is not None:
             topic = TopicName.parse(target).partition(partition).full
-        settings: dict[str, Any] = {"schema": schema}
-        if self._sequence is None:
-            # Key_Shared consumers need every entry to hold one key only.
-            settings["batching_type"] = pulsar.BatchingType.KeyBased
         # Each schema, and each way to choose a partition, has its own producers: a name serves
         # one of them at a time.
         suffix = f"-{reference}" if reference is not None else ""
         suffix += "" if partition is None else "-keyless"
         try:
-            return self._create(topic, PRODUCER_SETTINGS, suffix, **settings)
-        except TRANSIENT_ERRORS as error:
-            raise BrokerError(
-                f"no broker serves {target} now ({error_name(error)}); nothing was acknowledged"
-            ) from error
-        except pulsar.PulsarException as error:
-            return self._may_hold(target, error_name(error))
+            return self._create(topic, KEY_BATCHED_SETTINGS, suffix, schema)
+        except ClientError as error:
+            if error.transient:
+                raise BrokerError(
+                    f"no broker serves {target} now ({error.name}); nothing was acknowledged"
+                ) from error
+            return self._may_hold(target, error.name)
 
     def _may_hold(self, target: str, reason: str) -> str:
         """Return a reason for holding, unless the message may have been stored all the same."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pulsar.schema import BytesSchema
-
 from delaylevel.cluster import schemas
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import ParkedMessage
@@ -121,5 +119,5 @@ def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -
     if not admin.topic_exists(name):
         return NO_TOPIC
     if reference is None:
-        return BytesSchema()
+        return schemas.bytes_schema()
     return schemas.find(admin, name, reference) or f"its registry has no schema {reference}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import pulsar
-from pulsar.schema import BytesSchema
-
+from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import error_name
+from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import SourcePartition, read_range
-from delaylevel.errors import BrokerError
+from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import Position
 
@@ -47,17 +46,10 @@ class ReleaseLog:
         #: Bytes written since the last snapshot, or all that was read where there was none.
         self.size_bytes = 0
         try:
-            self._producer = client.create_producer(
-                source.topic,
-                schema=BytesSchema(),
-                access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing,
-                batching_enabled=False,
-                block_if_queue_full=True,
-                send_timeout_millis=30_000,
-            )
-        except pulsar.PulsarException as error:
+            self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
+        except ClientError as error:
             raise BrokerError(
-                f"cannot open the release log {source.topic} ({error_name(error)})"
+                f"cannot open the release log {source.topic} ({error.name})"
             ) from error
 
     def read(self) -> Iterator[bytes]:
@@ -79,31 +71,25 @@ class ReleaseLog:
             BrokerError: it was not confirmed.
         """
         self._check()
-        try:
+        with self._writing():
             self._producer.send(record)
-        except pulsar.PulsarException as error:
-            raise self._error(error_name(error)) from error
         self.size_bytes += len(record)
         self._check()
 
     def append_soon(self, record: bytes) -> None:
         """Write a record without waiting; what fails is raised by the next call."""
         self._check()
-        try:
+        with self._writing():
             self._producer.send_async(record, self._stored)
-        except pulsar.PulsarException as error:
-            raise self._error(error_name(error)) from error
         self.size_bytes += len(record)
 
     def snapshot(self, chunks: list[bytes]) -> None:
         """Write the whole state, and let go of the records before it."""
         self._check()
-        try:
+        with self._writing():
             first = self._producer.send(chunks[0])
             for chunk in chunks[1:]:
                 self._producer.send(chunk)
-        except pulsar.PulsarException as error:
-            raise self._error(error_name(error)) from error
         self._check()
         self.size_bytes = 0
         self._claim.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
@@ -115,14 +101,19 @@ class ReleaseLog:
 
     def close(self) -> None:
         """Close the producer; another dispatcher may open the log."""
+        close_quietly(self._producer, "producer")  # a fenced one is closed already
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            self._producer.close()
-        except pulsar.PulsarException:
-            return  # fenced, or the connection is gone: it is closed already
+            with translate_errors():
+                yield
+        except ClientError as error:
+            raise self._error(error.name) from error
 
     def _stored(self, result: Any, message_id: Any) -> None:
-        if result != pulsar.Result.Ok:
-            self._failure = str(result).rpartition(".")[2]
+        if result != OK:
+            self._failure = result_name(result)
 
     def _check(self) -> None:
         if self._failure is not None:

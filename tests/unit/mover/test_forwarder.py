@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.reader import ParkedMessage, SourcePartition, source_partitions
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
@@ -21,7 +22,7 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import forwarder as forwarder_module
-from delaylevel.mover.forwarder import BULK_SETTINGS, PRODUCER_SETTINGS, Forwarder
+from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.hop import check_delivery
 
 T0 = 1_800_000_000_000

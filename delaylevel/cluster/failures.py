@@ -1,0 +1,65 @@
+"""The Pulsar client's failures, for rooms that do not import the client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pulsar
+
+from delaylevel.errors import ClientError
+
+log = logging.getLogger(__name__)
+
+#: The result that the client passes to a callback when the broker has stored the message.
+OK = pulsar.Result.Ok
+
+# The broker, not the topic, is in trouble: setting a message aside would not help either.
+_TRANSIENT_ERRORS = (
+    pulsar.ConnectError,
+    pulsar.NotConnected,
+    pulsar.ServiceUnitNotReady,
+    pulsar.TooManyLookupRequestException,
+    pulsar.AlreadyClosed,
+    pulsar.Interrupted,
+)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Raise ClientError for every exception of the client that the block raises.
+
+    Raises:
+        ClientError: the client's own exception, with its text and its name.
+    """
+    try:
+        yield
+    except pulsar.PulsarException as error:
+        name = error_name(error)
+        transient = isinstance(error, _TRANSIENT_ERRORS)
+        raise ClientError(str(error) or name, name=name, transient=transient) from error
+
+
+def close_quietly(resource: Any, kind: str) -> None:
+    """Close an object of the client; one that cannot be closed properly is gone anyway.
+
+    Args:
+        resource: a producer, consumer or reader.
+        kind: the noun for it in the log.
+    """
+    try:
+        resource.close()
+    except pulsar.PulsarException as error:
+        log.debug("closing a %s: %s", kind, error_name(error))
+
+
+def error_name(error: BaseException) -> str:
+    """Return the client's name of an error, e.g. ``TopicTerminated``."""
+    return type(error).__name__
+
+
+def result_name(result: Any) -> str:
+    """Return the client's name of a callback's result, e.g. ``TopicTerminated``."""
+    return str(result).rpartition(".")[2]

@@ -1,0 +1,116 @@
+"""The client's failures reach other rooms as errors of this package."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.cluster import publisher
+from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
+from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer, send_in_order
+from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.errors import BrokerError, ClientError
+
+TOPIC = "persistent://public/default/orders"
+MESSAGES = [WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"four")] * 3
+
+
+class Client:
+    """A client that raises what it is given, one error for each call, and then makes a producer."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.settings: dict[str, Any] = {}
+
+    def create_producer(self, topic: str, **settings: Any) -> str:
+        self.settings = settings
+        if self.errors:
+            raise self.errors.pop(0)
+        return topic
+
+
+class Core:
+    """A producer whose second message is refused before it leaves."""
+
+    def __init__(self) -> None:
+        self._producer = self
+        self.sent = 0
+
+    def send_async(self, built: Any, callback: Any) -> None:
+        self.sent += 1
+        if self.sent == 2:
+            raise pulsar.MessageTooBig("large")
+        callback(OK, None)
+
+    def close(self) -> None:
+        raise pulsar.AlreadyClosed("closed")
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "transient"),
+    [
+        (pulsar.TopicTerminated("over"), "TopicTerminated", False),
+        (pulsar.ConnectError("away"), "ConnectError", True),
+        (pulsar.AlreadyClosed("closed"), "AlreadyClosed", True),
+    ],
+)
+def test_an_error_keeps_its_text_and_its_name(error: Exception, name: str, transient: bool) -> None:
+    with pytest.raises(ClientError) as raised, translate_errors():
+        raise error
+    assert isinstance(raised.value, BrokerError)
+    assert str(raised.value) == str(error)
+    assert (raised.value.name, raised.value.transient) == (name, transient)
+    assert raised.value.__cause__ is error
+
+
+def test_an_error_without_a_text_says_its_name() -> None:
+    with pytest.raises(ClientError, match=r"^Timeout$"), translate_errors():
+        raise pulsar.Timeout
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(KeyError), translate_errors():
+        raise KeyError("ours")
+
+
+def test_a_result_has_the_same_name_as_the_error() -> None:
+    assert result_name(pulsar.Result.TopicTerminated) == "TopicTerminated"
+
+
+def test_closing_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        close_quietly(Core(), "producer")
+    assert caplog.messages == ["closing a producer: AlreadyClosed"]
+
+
+def test_a_producer_has_plain_bytes_and_no_name_by_default() -> None:
+    client = Client()
+    assert open_producer(client, TOPIC, PRODUCER_SETTINGS) == TOPIC
+    assert isinstance(client.settings.pop("schema"), pulsar.schema.BytesSchema)
+    assert client.settings == PRODUCER_SETTINGS
+
+
+def test_a_name_that_is_taken_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    busy = [pulsar.ProducerBusy("taken")] * 2
+    assert open_producer(Client(*busy), TOPIC, {}, name="me", retry_s=0.2) == TOPIC
+    assert pauses == [0.2, 0.2]
+    monkeypatch.setattr(publisher, "NAME_PATIENCE_S", -1.0)
+    for name in ("me", None):
+        with pytest.raises(ClientError) as raised:
+            open_producer(Client(*busy), TOPIC, {}, name=name)
+        assert raised.value.name == "ProducerBusy"
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("sequence_ids", [None, [7, 8, 9]])
+def test_nothing_with_a_sequence_id_follows_a_refusal(sequence_ids: list[int] | None) -> None:
+    core, outcomes = Core(), list[dict[Any, Any]]()
+    sent = send_in_order(core, MESSAGES, sequence_ids, outcomes)
+    expected: list[dict[Any, Any]] = [{OK: None}, {"MessageTooBig": None}, {OK: None}]
+    assert outcomes == (expected if sequence_ids is None else expected[:2])
+    assert sent == (8 if sequence_ids is None else 4)
