@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import starmap
@@ -15,6 +15,8 @@ from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
+
+from .failures import translate_errors
 
 RECEIVER_QUEUE_SIZE = 2000
 DEFAULT_POLL_TIMEOUT_MS = 30_000
@@ -176,16 +178,8 @@ def messages_in_range(
     """
     if start >= end:
         return
-    reader = client.create_reader(
-        partition_topic,
-        _message_id(start),
-        start_message_id_inclusive=True,
-        receiver_queue_size=queue,
-        # Readers of processes that were forked would otherwise share one generated name.
-        subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
-    )
-    # Past the client's wrappers, where there are some: this runs for every message.
-    read_next = getattr(reader, "_reader", reader).read_next
+    reader = _open_reader(client, partition_topic, start, queue)
+    read_next = _core_read_next(reader)
     until = (end.ledger, end.entry, end.batch)
     nearly = (end.ledger, end.entry - 1)  # what is before it is not the last either
     try:
@@ -220,6 +214,87 @@ def messages_in_range(
                 return
     finally:
         reader.close()
+
+
+class PartitionReader:
+    """A reader of one partition that also receives what is appended later.
+
+    It has no subscription and acknowledges nothing.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        topic: the full name of the partition.
+        start: the first position to read.
+        queue: the number of messages that the client requests ahead of time.
+    """
+
+    def __init__(
+        self, client: Any, topic: str, start: Position, queue: int = RECEIVER_QUEUE_SIZE
+    ) -> None:
+        self._reader = _open_reader(client, topic, start, queue)
+        self._read_next = _core_read_next(self._reader)
+
+    def receive(self, timeout_ms: int) -> Any | None:
+        """Return the next message of the client's core; None if none comes within the timeout."""
+        try:
+            return self._read_next(timeout_ms)
+        except pulsar.Timeout:
+            return None
+
+    def burst(self, message: Any) -> Iterator[Any]:
+        """Yield a message, then the messages that follow it without a pause."""
+        read_next = self._read_next
+        try:
+            while True:
+                yield message
+                message = read_next(1)
+        except pulsar.Timeout:
+            return
+
+    def has_message_available(self) -> bool:
+        """Return true if the broker has a message that was not received."""
+        return bool(self._reader.has_message_available())
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:
+    """Open a reader at the end of a partition that shows this process in the topic's statistics.
+
+    Args:
+        client: a ``pulsar.Client``.
+        topic: the full name of the partition.
+        subscription_prefix: the beginning of its subscription's name.
+
+    Raises:
+        ClientError: the client refused.
+    """
+    with translate_errors():
+        return client.create_reader(
+            topic,
+            pulsar.MessageId.latest,
+            receiver_queue_size=1,
+            subscription_role_prefix=subscription_prefix,
+        )
+
+
+def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:
+    return client.create_reader(
+        topic,
+        _message_id(start),
+        start_message_id_inclusive=True,
+        receiver_queue_size=queue,
+        # Readers of processes that were forked would otherwise share one generated name.
+        subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
+    )
+
+
+def _core_read_next(reader: Any) -> Callable[[int], Any]:
+    # Past the client's wrappers, where there are some: it is called for every message.
+    read_next: Callable[[int], Any] = getattr(reader, "_reader", reader).read_next
+    return read_next
 
 
 def _is_last(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> bool:

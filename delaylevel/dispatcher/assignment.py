@@ -14,11 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pulsar
-
+from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import error_name
-from delaylevel.errors import BrokerError
+from delaylevel.cluster.reader import open_idle_reader
+from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 
 _PREFIX = "delaylevel-dispatcher~"
@@ -100,14 +99,9 @@ class Membership:
         self._first = description.log_topic.partition(0)
         self._window = description.window_topic
         try:
-            self._reader = client.create_reader(
-                self._first.full,
-                pulsar.MessageId.latest,
-                receiver_queue_size=1,
-                subscription_role_prefix=f"{_PREFIX}{self.name}~",
-            )
-        except pulsar.PulsarException as error:
-            raise BrokerError(f"cannot read {self._first} ({error_name(error)})") from error
+            self._reader = open_idle_reader(client, self._first.full, f"{_PREFIX}{self.name}~")
+        except ClientError as error:
+            raise BrokerError(f"cannot read {self._first} ({error.name})") from error
 
     def standing(self) -> Standing:
         """Ask the broker who is there, and who owns what."""
@@ -121,10 +115,7 @@ class Membership:
 
     def close(self) -> None:
         """Leave."""
-        try:
-            self._reader.close()
-        except pulsar.PulsarException:
-            return  # the connection is gone, and the membership with it
+        close_quietly(self._reader, "reader")
 
 
 def members_of(subscriptions: Mapping[str, Any]) -> tuple[str, ...]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import pulsar
-
-from delaylevel.cluster.reader import ParkedMessage, batch_size
-from delaylevel.model.position import EARLIEST, Position
+from delaylevel.cluster.reader import ParkedMessage, PartitionReader, batch_size
+from delaylevel.model.position import Position
 
 from .delay_queue import Arrivals
 from .record import WindowMessage
@@ -92,16 +89,7 @@ class Intake(threading.Thread):
             self._put(error)
 
     def _read(self) -> None:
-        start = self._start
-        reader = self._client.create_reader(
-            self._topic,
-            pulsar.MessageId.earliest
-            if start == EARLIEST
-            else pulsar.MessageId(-1, start.ledger, start.entry, start.batch),
-            start_message_id_inclusive=True,
-            receiver_queue_size=2000,
-            subscription_role_prefix=f"delaylevel-{uuid.uuid4().hex[:12]}",
-        )
+        reader = PartitionReader(self._client, self._topic, self._start)
         try:
             if self._end is None:
                 self._put(CaughtUp())
@@ -110,32 +98,31 @@ class Intake(threading.Thread):
         finally:
             reader.close()
 
-    def _gather(self, reader: Any) -> None:
+    def _gather(self, reader: PartitionReader) -> None:
         """Read what is there now, up to one batch, and give it on."""
-        try:
-            message = reader._reader.read_next(_IDLE_MS)
-        except pulsar.Timeout:
+        message = reader.receive(_IDLE_MS)
+        if message is None:
             self._say_entry_end()
             self._look_behind(reader, -1, -1)
             return
         if self._end is None:
-            arrivals = self._fill(reader._reader.read_next, message)
+            arrivals = self._fill(reader.burst(message))
         else:
             with TURN:
-                arrivals = self._fill(reader._reader.read_next, message)
+                arrivals = self._fill(reader.burst(message))
         self._ahead.acquire()
         self._put(arrivals)
         self._look_behind(reader, arrivals.ledger_ids[-1], arrivals.entry_ids[-1])
 
-    def _fill(self, read_next: Callable[[int], Any], message: Any) -> Arrivals:
-        """Return a message and those that follow it at once."""
+    def _fill(self, messages: Iterable[Any]) -> Arrivals:
+        """Return the first messages, up to one batch; there is at least one."""
         record = self._record
         ledgers: list[int] = []
         entries: list[int] = []
         dues: list[int] = []
         records: list[tuple[Any, ...]] = []
         until = time.monotonic() + _GATHER_S
-        while True:
+        for message in messages:
             message_id = message.message_id()
             ledger, entry = message_id.ledger_id(), message_id.entry_id()
             batch = message_id.batch_index()
@@ -157,10 +144,6 @@ class Intake(threading.Thread):
             records.append(tuple(found))
             if len(records) == BATCH_MESSAGES or time.monotonic() > until:
                 break
-            try:
-                message = read_next(1)
-            except pulsar.Timeout:
-                break
         self._last = message_id
         return Arrivals(ledgers, entries, dues, records)
 
@@ -173,7 +156,7 @@ class Intake(threading.Thread):
         if batch < 0 or batch + 1 >= batch_size(last):
             self._put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
 
-    def _look_behind(self, reader: Any, ledger: int, entry_id: int) -> None:
+    def _look_behind(self, reader: PartitionReader, ledger: int, entry_id: int) -> None:
         if self._end is None:
             return
         end = self._end.ledger, self._end.entry

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.reader import (
     ParkedMessage,
+    PartitionReader,
     SourcePartition,
     batch_size,
     read_range,
@@ -210,6 +211,31 @@ def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPa
     (message,) = read_range(client, TOPIC, EARLIEST, Position(10, 1))
     assert message.value == value
     assert (message.value is None) == (value is None)
+
+
+def test_a_partition_is_followed_without_an_end() -> None:
+    client = FakeClient([(10, 0, 0), (10, 1, 2), (10, 2, 0)])
+    reader = PartitionReader(client, TOPIC, Position(10, 1))
+    first = reader.receive(200)
+    assert reader.has_message_available()
+    burst = [message.id.position for message in reader.burst(first)]
+    assert burst == [Position(10, 1, 0), Position(10, 1, 1), Position(10, 2)]
+    assert reader.receive(300) is None
+    assert not reader.has_message_available()
+    assert client.timeouts == [200, 1, 1, 1, 300]
+    reader.close()
+    assert client.readers[0].closed
+
+
+def test_a_burst_that_is_not_read_to_its_end_loses_nothing() -> None:
+    client = FakeClient([(10, 0, 0), (10, 1, 0), (10, 2, 0)])
+    reader = PartitionReader(client, TOPIC, EARLIEST)
+    for message in reader.burst(reader.receive(200)):
+        if message.id.position == Position(10, 1):
+            break
+    following = reader.receive(200)
+    assert following is not None
+    assert following.id.position == Position(10, 2)
 
 
 def test_readers_do_not_share_a_name() -> None:
