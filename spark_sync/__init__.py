@@ -29,7 +29,7 @@ _MODULES = {
     "SparkSyncJob": "job",
     "SyncSettings": "settings",
     "default_checkpoint": "job",
-    "pending": "batch",
+    "pending": "batch_source",
 }
 
 
