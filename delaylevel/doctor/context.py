@@ -24,8 +24,8 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members as family
-from delaylevel.topics import status as levelstatus
-from delaylevel.topics.status import LevelTopicStatus
+from delaylevel.topics.stats import LevelTopicStats, read_stats, topic_stats
+from delaylevel.topics.status import LevelTopicStatus, status_of
 
 _THREADS = 8
 T = TypeVar("T")
@@ -108,9 +108,14 @@ class Patient:
         return self.admin.namespace_policies(self.description.name.namespace_path)
 
     @cached_property
+    def stats(self) -> LevelTopicStats:
+        """The statistics of its described partitions."""
+        return read_stats(self.admin, self.description, as_described=True)
+
+    @cached_property
     def status(self) -> LevelTopicStatus:
-        """How it stands."""
-        return levelstatus.status(self.admin, self.description, self.now_ms)
+        """Its status."""
+        return status_of(self.admin, self.stats, self.now_ms)
 
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:
@@ -129,9 +134,10 @@ class Patient:
 
     @cached_property
     def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:
-        """The figures of every partition of every target; None for one that is missing."""
+        """The statistics of every target's partitions; None for a target that is missing."""
         names = [TopicName.parse(target) for target in self.description.targets]
-        return dict(zip(names, self.cluster.each(self._figures, names), strict=True))
+        found = self.cluster.each(lambda name: topic_stats(self.admin, name), names)
+        return dict(zip(names, found, strict=True))
 
     def cursors(self, partition: TopicName) -> dict[str, Any]:
         """Return the cursors of a partition, as the broker says them; none if it is missing."""
@@ -140,14 +146,3 @@ class Patient:
         except NotFoundError:
             return {}
         return found
-
-    def _figures(self, target: TopicName) -> dict[TopicName, PartitionStats] | None:
-        if not self.admin.topic_exists(target):
-            return None
-        try:
-            if not self.admin.partitioned_metadata(target).partitions:
-                return {target: self.admin.partition_stats(target)}
-            figures = self.admin.partitioned_stats(target)
-        except NotFoundError:
-            return None
-        return {target.partition(index): stats for index, stats in figures.items()}

@@ -23,8 +23,6 @@ _READ_AHEAD = "dbStorage_readAheadCacheBatchSize"
 _READ_AHEAD_BEST = 20
 _READ_AHEAD_DEFAULT = 100
 _FREE_BYTES = 256 * 1024 * 1024
-# Hand-offs are so late anyway: a trigger, grouped acknowledgements.
-_BEHIND_MS = 5000
 
 
 def mover(patient: Patient) -> Outcome:
@@ -35,17 +33,13 @@ def mover(patient: Patient) -> Outcome:
     if description.mover is Mover.FUNCTION:
         start = f"`delaylevel function deploy {description.topic}`"
         problems += _function_problems(patient)
-    rows = [row for row in (*patient.status.partitions, *patient.status.others) if _is_moved(row)]
+    rows = patient.status.mover_rows
     idle = [row for row in rows if not row.consumers]
     if idle and not problems:
         which = "nobody moves it" if len(idle) == len(rows) else f"nobody reads {idle[0].topic}"
         problems.append(Problem(f"{which}: {len(idle)} of {len(rows)} partitions", start))
     names = ", ".join(patient.status.consumers[:3])
     return Outcome.of(*problems, note=names)
-
-
-def _is_moved(row: Any) -> bool:
-    return row.role in (Role.LEVEL, Role.HELD)
 
 
 def _function_problems(patient: Patient) -> list[Problem]:
@@ -77,7 +71,7 @@ def dispatcher(patient: Patient) -> Outcome:
     description = patient.description
     if description.final_window is not FinalWindow.TRACKER:
         return Outcome.of(note="none needed: the broker holds what is near-due")
-    rows = [row for row in patient.status.others if row.role is Role.WINDOW]
+    rows = patient.status.rows(Role.WINDOW)
     idle = [row for row in rows if not row.consumers]
     if not idle:
         return Outcome.of(note=", ".join(patient.status.dispatchers[:3]))
@@ -94,7 +88,7 @@ def lateness(patient: Patient) -> Outcome:
     """Hand-offs are behind by less than the lead."""
     behind_ms = patient.status.behind_ms
     lead_ms = patient.description.levels.smallest_lead_ms
-    if behind_ms <= max(lead_ms, _BEHIND_MS) or not patient.status.mover_alive:
+    if not patient.status.late or not patient.status.mover_alive:
         # Without a mover that is no news.
         return Outcome.of(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
     return Outcome.of(
@@ -182,11 +176,7 @@ def holes(patient: Patient) -> Outcome:
     """Subscriptions have few holes: the broker forgets ranges beyond its limit."""
     name = "managedLedgerMaxUnackedRangesToPersist"
     limit = int((patient.cluster.configuration or {}).get(name, _DEFAULT_RANGES))
-    partitions = [
-        TopicName.parse(row.topic)
-        for row in (*patient.status.partitions, *patient.status.others)
-        if _is_moved(row)
-    ]
+    partitions = [TopicName.parse(row.topic) for row in patient.status.mover_rows]
     watched: list[tuple[TopicName, tuple[str, ...]]] = [
         (partition, (SUBSCRIPTION,)) for partition in partitions
     ]
@@ -268,7 +258,7 @@ def disk(patient: Patient) -> Outcome:
         return Outcome.of(
             Problem(f"{folder} is no directory", "make it, or name the dispatcher's own")
         )
-    window = sum(row.storage_bytes for row in patient.status.others if row.role is Role.WINDOW)
+    window = sum(row.storage_bytes for row in patient.status.rows(Role.WINDOW))
     free, needed = shutil.disk_usage(folder).free, max(_FREE_BYTES, 2 * window)
     if free >= needed:
         return Outcome.of(note=f"{free / 1e9:,.1f} GB free")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from delaylevel.model.clock import format_duration
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
-from delaylevel.mover.drain import early_subscriptions
 from delaylevel.topics import safety
+from delaylevel.topics.subscriptions import early_subscriptions
 
 from .context import Patient
 from .finding import Outcome, Problem
@@ -246,13 +246,10 @@ def deduplication(patient: Patient) -> Outcome:
     problems = []
     written = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
     remedy = "`pulsar-admin topicPolicies set-deduplication {} --enable`, or for the namespace"
-    for member in patient.members:
-        if member.role in written and patient.metadata[member] is not None:
-            figures = patient.admin.partitioned_stats(member.topic)
-            if not all(stats.deduplication for stats in figures.values()):
-                problems.append(
-                    Problem(f"{member.topic} does not deduplicate", remedy.format(member.topic))
-                )
+    for item in patient.stats.members:
+        topic, role = item.member.topic, item.member.role
+        if role in written and not all(stats.deduplication for stats in item.broker_stats):
+            problems.append(Problem(f"{topic} does not deduplicate", remedy.format(topic)))
     for target, found in patient.targets.items():
         if found is not None and not all(stats.deduplication for stats in found.values()):
             problems.append(Problem(f"{target} does not deduplicate", remedy.format(target)))

@@ -7,22 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster.partition_lock import Claim
-from delaylevel.cluster.port import OperatorAdmin, SubscriptionStats
+from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import SourcePartition, read_range, source_partitions
-from delaylevel.errors import LevelTopicError, NotFoundError
+from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
-from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.subscriptions import early_subscriptions
 
 from .forwarder import Forwarder
 
 # Producers that go on sending are not waited for without an end.
 _PASSES = 20
 _FLUSH_EVERY = 5000
-_NOT_HOLDING = frozenset(("Exclusive", "Failover"))
 
 
 @dataclass
@@ -57,23 +56,6 @@ class _Drainer(Forwarder):
     ) -> None:
         super().__init__(client, admin, description, clock)
         self._router = _NoLevels(description.levels)
-
-
-def early_subscriptions(admin: OperatorAdmin, description: LevelTopicDescription) -> list[str]:
-    """Return the subscriptions of business topics that would get at once what is due later.
-
-    With ``broker`` the business topic itself holds a message back, and for Shared and Key_Shared
-    subscriptions only. A subscription that nobody has used since its topic was loaded has no type
-    yet, and is not named.
-    """
-    if description.final_window is not FinalWindow.BROKER:
-        return []
-    found = []
-    for target in description.targets:
-        for name, stats in _subscriptions(admin, TopicName.parse(target)).items():
-            if stats.type in _NOT_HOLDING:
-                found.append(f"{name} of {target} ({stats.type})")
-    return sorted(found)
 
 
 def drain(
@@ -175,19 +157,3 @@ def _drain_range(
 def _end(admin: OperatorAdmin, source: SourcePartition) -> Position | None:
     last = admin.last_message_id(source.name)
     return None if last is None or last.entry < 0 else last.next_entry
-
-
-def _subscriptions(admin: OperatorAdmin, topic: TopicName) -> dict[str, SubscriptionStats]:
-    try:
-        if admin.partitioned_metadata(topic).partitions:
-            figures = list(admin.partitioned_stats(topic).values())
-        else:
-            figures = [admin.partition_stats(topic)]
-    except NotFoundError:
-        return {}
-    found: dict[str, SubscriptionStats] = {}
-    for item in figures:
-        for name, stats in item.subscriptions.items():
-            if name not in found or stats.type in _NOT_HOLDING:
-                found[name] = stats
-    return found

@@ -1,10 +1,12 @@
-"""Whether the broker drops what a named producer sends a second time."""
+"""Broker deduplication of topics: the broker drops what a named producer sends a second time."""
 
 from __future__ import annotations
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
+
+from .stats import topic_stats
 
 
 def without_deduplication(
@@ -19,8 +21,6 @@ def without_deduplication(
 
 
 def deduplicates(admin: TopicAdmin, topic: TopicName) -> bool:
-    """Say whether deduplication is on for a topic that exists, in every partition."""
-    if admin.partitioned_metadata(topic).partitions:
-        figures = admin.partitioned_stats(topic)
-        return bool(figures) and all(stats.deduplication for stats in figures.values())
-    return bool(admin.partition_stats(topic).deduplication)
+    """Return whether deduplication is on in every partition of a topic."""
+    found = topic_stats(admin, topic) or {}
+    return bool(found) and all(stats.deduplication for stats in found.values())

@@ -1,4 +1,4 @@
-"""The topics of one level topic's family, one by one: looked at, made, subscribed, protected."""
+"""Member topics of a level topic: checks, creation and topic policies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from delaylevel.model.clock import format_duration
 from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
-    SUBSCRIPTION,
     FinalWindow,
     LevelTopicDescription,
     Member,
@@ -40,9 +39,6 @@ _POLICY_WAIT_S = 20.0
 _SHOW_WAIT_S = 20.0
 _POLICY_PAUSE_S = 0.02
 _NO_TOPIC_POLICIES = 405
-_SUBSCRIBE_WAIT_S = 20.0
-_SUBSCRIBE_PAUSE_S = 0.1
-_BAD_VERSION = "BadVersion"
 
 
 def check_same(wanted: LevelTopicDescription, described: LevelTopicDescription) -> None:
@@ -187,33 +183,6 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
         if error.status == 406 and limit:
             safety.check_partition_limit(description, int(limit[1]))
         raise
-
-
-def subscribe(admin: TopicAdmin, member: Member) -> None:
-    """Make sure that every partition has its durable subscription."""
-    deadline = time.monotonic() + _SUBSCRIBE_WAIT_S
-    while True:
-        try:
-            admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
-            break
-        except ConflictError as error:
-            if error.status != 409:
-                raise
-            break
-        except AdminError as error:
-            # What a broker says where two clients make the same subscription at the same moment.
-            if _BAD_VERSION not in error.reason or time.monotonic() > deadline:
-                raise
-            time.sleep(_SUBSCRIBE_PAUSE_S)
-    figures = admin.partitioned_stats(member.topic)
-    for index in range(member.partitions):
-        stats = figures.get(index) or admin.partition_stats(member.topic.partition(index))
-        subscription = stats.subscriptions.get(SUBSCRIPTION)
-        if subscription is None or not subscription.durable:
-            raise LevelTopicError(
-                f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
-                "although it was made just now: nothing may be parked there; try again"
-            )
 
 
 def protect(

@@ -18,6 +18,7 @@ from delaylevel.model.topic_name import TopicName
 from . import members as family
 from . import safety
 from .members import check_same
+from .subscriptions import subscribe
 
 __all__ = [
     "FoundLevelTopic",
@@ -84,7 +85,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     for member in description.members():
         if existing[member.topic] is None:
             family.create_missing(admin, member, description)
-        family.subscribe(admin, member)
+        subscribe(admin, member)
         family.protect(admin, member, description, policies, settings)
     wanted = description.to_properties()
     level_topic = existing[description.name]

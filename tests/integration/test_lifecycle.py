@@ -30,11 +30,12 @@ from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, Lev
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local as mover_module
-from delaylevel.mover.drain import drain, early_subscriptions
+from delaylevel.mover.drain import drain
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.aio import DelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
+from delaylevel.topics.subscriptions import early_subscriptions
 
 UNIT = timedelta(milliseconds=300)
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))

@@ -111,6 +111,7 @@ def test_a_broker_that_forgets_a_mover_too_soon() -> None:
     figures = PartitionStats(0, {}, deduplication=True)
     answers: dict[str, Any] = {
         "partitioned_stats": {0: figures},
+        "partition_stats": figures,
         "partitioned_metadata": TopicMetadata(3, {}),
         "topic_exists": True,
     }

@@ -1,0 +1,81 @@
+"""Level topics without business topics, and member topics that a deletion left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.model.level_topic import MEMBER_PROPERTY, LevelTopicDescription
+from delaylevel.model.topic_name import TopicName
+
+from . import members as family
+from . import registry as topics
+from .deletion import PendingEntries, pending_entries
+from .stats import pending_entries_in
+
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A level topic with a business topic that is missing, or a member topic left behind.
+
+    Attributes:
+        topic: the level topic, or the member topic whose level topic is missing.
+        description: the level topic's description; None for a member topic.
+        missing: the targets that do not exist.
+        pending: the entries that it still holds.
+        level_topic: the level topic that the member topic belonged to; None for a level topic.
+    """
+
+    topic: str
+    description: LevelTopicDescription | None
+    missing: tuple[str, ...]
+    pending: PendingEntries
+    level_topic: str | None = None
+
+    @property
+    def entirely(self) -> bool:
+        """Whether none of its business topics exists."""
+        return self.description is None or set(self.missing) == set(self.description.targets)
+
+
+def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
+    """Return the orphans of a namespace, sorted by name.
+
+    Args:
+        admin: the cluster.
+        namespace: ``tenant/namespace`` of the level topics; business topics may be elsewhere.
+
+    Raises:
+        NotFoundError: the namespace does not exist.
+    """
+    found = []
+    for item in topics.list_level_topics(admin, namespace):
+        if item.description is None:
+            continue
+        missing = _missing(admin, item.description.targets)
+        if missing:
+            pending = pending_entries(admin, item.description)
+            found.append(Orphan(item.topic, item.description, missing, pending))
+    return sorted([*found, *_strays(admin, namespace)], key=lambda orphan: orphan.topic)
+
+
+def _missing(admin: TopicAdmin, targets: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in targets if not admin.topic_exists(TopicName.parse(name)))
+
+
+def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
+    """Yield member topics whose level topic does not exist."""
+    names = admin.list_partitioned_topics(namespace)
+    full = {name.full for name in names}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = list(pool.map(lambda name: family.metadata_of(admin, name), names))
+    for name, metadata in zip(names, found, strict=True):
+        owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
+        if owner is None or owner == name.full or owner in full:
+            continue
+        entries = sum(map(pending_entries_in, admin.partitioned_stats(name).values()))
+        yield Orphan(name.full, None, (), PendingEntries(parked=entries), owner)

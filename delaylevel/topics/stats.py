@@ -1,0 +1,270 @@
+"""Statistics of a topic, and of all member topics of a level topic, as the broker reports them.
+
+This is the one place that requests and interprets them. Status, inspection, doctor, the metrics of
+the Spark job, deletion and the dispatchers derive their values from these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
+from delaylevel.errors import NotFoundError
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
+from delaylevel.model.strategy import Level
+from delaylevel.model.topic_name import TopicName
+
+# Roles of the member topics that a mover reads.
+MOVER_ROLES = (Role.LEVEL, Role.HELD)
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class MemberPartition:
+    """Statistics of one partition of a member topic.
+
+    Attributes:
+        member: its topic.
+        level: the level of the topic; None outside the levels.
+        index: its number.
+        stats: the broker's statistics; None if the partition is missing or was not reported.
+    """
+
+    member: Member
+    level: Level | None
+    index: int
+    stats: PartitionStats | None
+
+    @property
+    def name(self) -> TopicName:
+        """The partition's full name."""
+        return self.member.topic.partition(self.index)
+
+    @property
+    def level_name(self) -> str:
+        """The level's unit (``DAY``), or the role."""
+        return self.member.role.value if self.level is None else self.level.name
+
+    @property
+    def subscription(self) -> SubscriptionStats | None:
+        """The durable subscription that keeps the messages; None if it is missing."""
+        return None if self.stats is None else self.stats.subscriptions.get(SUBSCRIPTION)
+
+    @property
+    def backlog_entries(self) -> int:
+        """Number of entries that are not acknowledged. A batch is one entry."""
+        return 0 if self.stats is None else pending_entries_in(self.stats)
+
+    @property
+    def consumers(self) -> tuple[ConsumerStats, ...]:
+        """The connected consumers of the durable subscription: movers or dispatchers."""
+        return () if self.subscription is None else self.subscription.consumers
+
+    @property
+    def owner(self) -> ConsumerStats | None:
+        """The consumer that owns the partition: the first one, as the subscription is exclusive."""
+        return self.consumers[0] if self.consumers else None
+
+    @property
+    def oldest_publish_ms(self) -> int | None:
+        """Publish time of the oldest pending entry; None if nothing is pending."""
+        return None if self.subscription is None else self.subscription.oldest_publish_ms
+
+    @property
+    def hand_off_after_ms(self) -> int | None:
+        """Time from publication to hand-off, in ms; None outside the levels."""
+        return None if self.level is None else self.level.hand_off_after_ms(self.index)
+
+    @property
+    def oldest_hand_off_ms(self) -> int | None:
+        """Hand-off time of the oldest pending entry; None if there is none."""
+        if self.oldest_publish_ms is None or self.hand_off_after_ms is None:
+            return None
+        return self.oldest_publish_ms + self.hand_off_after_ms
+
+
+@dataclass(frozen=True)
+class MemberStats:
+    """Statistics of one member topic.
+
+    Attributes:
+        member: the topic.
+        partitions: its partitions, by number; at least one.
+    """
+
+    member: Member
+    partitions: tuple[MemberPartition, ...]
+
+    @property
+    def level_name(self) -> str:
+        """The level's unit (``DAY``), or the role."""
+        return self.partitions[0].level_name
+
+    @property
+    def reported(self) -> tuple[MemberPartition, ...]:
+        """The partitions with statistics; none of them if the topic does not exist."""
+        return tuple(item for item in self.partitions if item.stats is not None)
+
+    @property
+    def unreported(self) -> tuple[MemberPartition, ...]:
+        """The partitions without statistics."""
+        return tuple(item for item in self.partitions if item.stats is None)
+
+    @property
+    def broker_stats(self) -> tuple[PartitionStats, ...]:
+        """The broker's own statistics of the partitions that it reported."""
+        return tuple(item.stats for item in self.partitions if item.stats is not None)
+
+    @property
+    def backlog_entries(self) -> int:
+        """Number of entries that are not acknowledged."""
+        return sum(item.backlog_entries for item in self.partitions)
+
+    @property
+    def messages_in(self) -> int:
+        """Number of messages published since the broker opened the topic."""
+        return sum(stats.messages_in for stats in self.broker_stats)
+
+    @property
+    def producers(self) -> frozenset[str]:
+        """Names of the connected producers."""
+        return frozenset(name for stats in self.broker_stats for name in stats.producers)
+
+    @property
+    def consumers(self) -> frozenset[str]:
+        """Names of the connected movers or dispatchers."""
+        return frozenset(one.name for item in self.partitions for one in item.consumers)
+
+    @property
+    def owners(self) -> Mapping[int, str]:
+        """Names of the owners, by partition; partitions without one are left out."""
+        return {item.index: item.owner.name for item in self.partitions if item.owner is not None}
+
+    @property
+    def hand_offs_ms(self) -> tuple[int, ...]:
+        """Hand-off times of each partition's oldest entry, sorted."""
+        times = (item.oldest_hand_off_ms for item in self.partitions)
+        return tuple(sorted(time for time in times if time is not None))
+
+    def behind_ms(self, now_ms: int) -> int:
+        """Return for how long the earliest hand-off is overdue; 0 if none is."""
+        return max(0, now_ms - min(self.hand_offs_ms, default=now_ms))
+
+
+@dataclass(frozen=True)
+class LevelTopicStats:
+    """Statistics of all member topics of a level topic at one moment.
+
+    Attributes:
+        description: the level topic.
+        members: its member topics: levels coarse to fine, held, dead letters, window, log.
+    """
+
+    description: LevelTopicDescription
+    members: tuple[MemberStats, ...]
+
+    @property
+    def partitions(self) -> tuple[MemberPartition, ...]:
+        """The partitions of all member topics."""
+        return tuple(item for member in self.members for item in member.partitions)
+
+    def of(self, role: Role) -> tuple[MemberStats, ...]:
+        """Return the member topics with a role; none if the level topic has no such topic."""
+        return tuple(item for item in self.members if item.member.role is role)
+
+    def backlog_entries(self, role: Role) -> int:
+        """Return the number of entries that are not acknowledged in topics with a role."""
+        return sum(item.backlog_entries for item in self.of(role))
+
+    def behind_ms(self, now_ms: int) -> int:
+        """Return for how long the earliest hand-off is overdue; 0 if none is."""
+        return max(item.behind_ms(now_ms) for item in self.members)
+
+
+def read_stats(
+    admin: TopicAdmin, description: LevelTopicDescription, *, as_described: bool = False
+) -> LevelTopicStats:
+    """Request the statistics of every member topic: one request for each, eight at a time.
+
+    A topic that does not exist has partitions without statistics.
+
+    Args:
+        admin: the cluster.
+        description: the level topic.
+        as_described: return exactly the partitions that the description names, and request those
+            that the broker left out one by one. Otherwise return the additional partitions of an
+            unfinished expansion too.
+
+    Raises:
+        BrokerError: a topic's statistics cannot be read.
+    """
+
+    def look(member: Member) -> MemberStats:
+        try:
+            return _member_stats(admin, description, member, as_described)
+        except NotFoundError:
+            return _interpreted(description, member, {})
+
+    with ThreadPoolExecutor(_THREADS, "delaylevel-stats") as pool:
+        return LevelTopicStats(description, tuple(pool.map(look, description.members())))
+
+
+def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> MemberStats:
+    """Request the statistics of the window topic alone.
+
+    Raises:
+        NotFoundError: it does not exist.
+    """
+    member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
+    return _member_stats(admin, description, member, False)
+
+
+def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:
+    """Request the statistics of any topic, e.g. a business topic.
+
+    Returns:
+        The statistics by partition; by the topic's own name if it is not partitioned. None if
+        the topic does not exist.
+    """
+    try:
+        if not admin.partitioned_metadata(topic).partitions:
+            return {topic: admin.partition_stats(topic)}
+        found = admin.partitioned_stats(topic)
+    except NotFoundError:
+        return None
+    return {topic.partition(index): stats for index, stats in found.items()}
+
+
+def pending_entries_in(stats: PartitionStats) -> int:
+    """Return the number of entries that the durable subscription has not acknowledged."""
+    subscription = stats.subscriptions.get(SUBSCRIPTION)
+    return 0 if subscription is None else subscription.backlog_entries
+
+
+def _member_stats(
+    admin: TopicAdmin, description: LevelTopicDescription, member: Member, as_described: bool
+) -> MemberStats:
+    found = dict(admin.partitioned_stats(member.topic))
+    if as_described:
+        described = range(member.partitions)
+        found = {index: stats for index, stats in found.items() if index in described}
+        for index in described:
+            if index not in found:
+                try:
+                    found[index] = admin.partition_stats(member.topic.partition(index))
+                except NotFoundError:
+                    continue
+    return _interpreted(description, member, found)
+
+
+def _interpreted(
+    description: LevelTopicDescription, member: Member, found: Mapping[int, PartitionStats]
+) -> MemberStats:
+    level = description.levels[member.level] if member.role is Role.LEVEL else None
+    indices = sorted({*range(member.partitions), *found})
+    return MemberStats(
+        member,
+        tuple(MemberPartition(member, level, index, found.get(index)) for index in indices),
+    )
