@@ -29,11 +29,12 @@ from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.envelope import DUE, ID
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import registry as topics
+from delaylevel.topics.stats import pending_entries_in
 
 LEVELS = Levels(
     [
@@ -423,9 +424,7 @@ def _look(
     snapshot.late_ms = ledger.late_ms[-500:]
     for level in description.levels:
         for index, stats in admin.partitioned_stats(description.level_topic(level.index)).items():
-            subscription = stats.subscriptions.get(SUBSCRIPTION)
-            waiting = subscription.backlog_entries if subscription is not None else 0
-            snapshot.pending[level.name, index] = waiting
+            snapshot.pending[level.name, index] = pending_entries_in(stats)
     for (_, index), figures in sorted(dispatcher.figures().items()):
         snapshot.pending[Role.WINDOW.value, index] = figures.pending
 

@@ -11,7 +11,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
 from delaylevel.model.clock import format_duration
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus
 
@@ -28,8 +28,6 @@ _COUNTS = {
     "given_back": ("given_back",),
 }
 _CONSUMER = "delaylevel-function@"
-# Hand-offs are so late anyway: the broker's tick, grouped acknowledgements, an instance's start.
-_BEHIND_MS = 5000
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ def problems_of(
             f"`delaylevel function deploy {topic}` brings it up to date"
         )
     lead_ms = level.description.levels.smallest_lead_ms
-    if level.behind_ms > max(lead_ms, _BEHIND_MS) and not down:
+    if level.late and not down:
         found.append(_why_behind(level, topic, lead_ms))
     if level.held_entries:
         found.append(
@@ -244,12 +242,7 @@ def _why_behind(level: LevelTopicStatus, topic: str, lead_ms: int) -> str:
         f"hand-offs are {format_duration(level.behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late"
     )
-    readers = [
-        name
-        for row in (*level.partitions, *level.others)
-        if row.role in (Role.LEVEL, Role.HELD)
-        for name in row.consumers
-    ]
+    readers = [name for row in level.mover_rows for name in row.consumers]
     if readers and all(name.startswith(_CONSUMER) for name in readers):
         return (
             f"{late}. The instances work and do not keep up: raise --parallelism with "

@@ -13,8 +13,8 @@ from typing import Any
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics.status import status
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
 #: Upper bounds of the lateness histogram, ms; what is later than the last counts behind it.
@@ -75,14 +75,13 @@ class BatchFigures:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How a level topic stands on the broker.
+    """Numbers of entries that wait in a level topic, and the lag of its mover.
 
     Attributes:
-        lag_ms: for how long the oldest message that is ripe and not moved yet has been ripe; 0
-            where there is none.
+        lag_ms: how long the oldest ready message has been waiting; 0 if none is ready.
         parked, held, dead_letters: entries (a batch is one) in levels, held and dead-letter topic.
-        window: entries in the window topic; None where there is none.
-        by_level: what is parked, by the level's unit.
+        window: entries in the window topic; None if there is none.
+        by_level: parked entries, by the level's unit.
     """
 
     lag_ms: int
@@ -92,14 +91,27 @@ class Waiting:
     window: int | None = None
     by_level: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, stats: LevelTopicStats, now_ms: int) -> Waiting:
+        """Derive the numbers from the statistics of a level topic."""
+        tracked = stats.description.final_window is FinalWindow.TRACKER
+        return cls(
+            stats.behind_ms(now_ms),
+            stats.backlog_entries(Role.LEVEL),
+            stats.backlog_entries(Role.HELD),
+            stats.backlog_entries(Role.DEAD_LETTER),
+            stats.backlog_entries(Role.WINDOW) if tracked else None,
+            {level.level_name: level.backlog_entries for level in stats.of(Role.LEVEL)},
+        )
+
 
 class Standing:
-    """Asks the broker how level topics stand, at most every few seconds.
+    """Reader of the level topics' statistics, which requests them at most every few seconds.
 
     Args:
         admin: the cluster.
         descriptions: the level topics.
-        clock: says what is ripe by now.
+        clock: the clock that determines which messages are ready.
     """
 
     def __init__(
@@ -116,7 +128,7 @@ class Standing:
         self._asked_s = float("-inf")
 
     def ask(self) -> dict[str, Waiting] | None:
-        """Return how each level topic stands; None where the broker does not say."""
+        """Return the numbers by level topic; None if the broker does not answer."""
         with self._lock:
             if time.monotonic() - self._asked_s > LAG_LIFETIME_S:
                 self._found = self._ask()
@@ -127,22 +139,10 @@ class Standing:
         found = {}
         for description in self._descriptions:
             try:
-                here = status(self._admin, description, self._clock.now_ms())
+                stats = read_stats(self._admin, description, as_described=True)
             except DelayLevelError:
                 return None
-            found[description.topic] = Waiting(
-                here.behind_ms,
-                here.backlog_entries,
-                here.held_entries,
-                here.dead_letter_entries,
-                here.window_entries,
-                {
-                    level.name: sum(
-                        row.backlog_entries for row in here.partitions if row.level == level.index
-                    )
-                    for level in description.levels
-                },
-            )
+            found[description.topic] = Waiting.of(stats, self._clock.now_ms())
         return found
 
 

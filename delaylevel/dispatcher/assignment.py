@@ -18,7 +18,8 @@ from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import open_idle_reader
 from delaylevel.errors import BrokerError, ClientError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.stats import window_stats
 
 _PREFIX = "delaylevel-dispatcher~"
 
@@ -97,7 +98,7 @@ class Membership:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._admin = admin
         self._first = description.log_topic.partition(0)
-        self._window = description.window_topic
+        self._description = description
         try:
             self._reader = open_idle_reader(client, self._first.full, f"{_PREFIX}{self.name}~")
         except ClientError as error:
@@ -106,12 +107,7 @@ class Membership:
     def standing(self) -> Standing:
         """Ask the broker who is there, and who owns what."""
         members = members_of(self._admin.partition_stats(self._first).subscriptions)
-        owners = {}
-        for index, stats in self._admin.partitioned_stats(self._window).items():
-            subscription = stats.subscriptions.get(SUBSCRIPTION)
-            if subscription is not None and subscription.consumers:
-                owners[index] = subscription.consumers[0].name
-        return Standing(members, owners)
+        return Standing(members, window_stats(self._admin, self._description).owners)
 
     def close(self) -> None:
         """Leave."""

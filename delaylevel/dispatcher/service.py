@@ -14,14 +14,15 @@ from typing import Any
 
 from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import Claim
-from delaylevel.cluster.port import SubscriptionStats, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import without_deduplication
+from delaylevel.topics.stats import window_stats
 
 from .assignment import Membership, Moves, share
 from .owner import Pump, PumpSettings, window_sources
@@ -270,21 +271,16 @@ def owners(admin: TopicAdmin, name: str) -> list[Ownership]:
     Raises:
         LevelTopicError: the level topic is missing, or its final window is not ``tracker``.
     """
-    description = served(admin, name)
-    found = []
-    for index, stats in sorted(admin.partitioned_stats(description.window_topic).items()):
-        subscription = stats.subscriptions.get(SUBSCRIPTION, SubscriptionStats(0))
-        first = subscription.consumers[0] if subscription.consumers else None
-        found.append(
-            Ownership(
-                index,
-                first.name if first else None,
-                first.address if first else None,
-                subscription.backlog_entries,
-                subscription.oldest_publish_ms,
-            )
+    return [
+        Ownership(
+            partition.index,
+            partition.owner.name if partition.owner else None,
+            partition.owner.address if partition.owner else None,
+            partition.backlog_entries,
+            partition.oldest_publish_ms,
         )
-    return found
+        for partition in window_stats(admin, served(admin, name)).reported
+    ]
 
 
 def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -> None:

@@ -1,7 +1,7 @@
-"""How messages travel through a level topic at one moment, and how fast between two.
+"""Flow of messages through a level topic: its stages at one moment, and rates between two.
 
-From statistics of the topics alone, and from the last few messages of each business topic, whose
-due time says how late they were.
+The source is the statistics of the topics, and for the lateness the due times of the last few
+messages of each business topic.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.stats import MemberStats, read_stats, topic_stats
 
 from .sampling import due_of
 
@@ -28,22 +29,22 @@ _MOST_TAILS = 16
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the way, as it stands.
+    """One stage of the path of messages, at one moment.
 
     Attributes:
         name: the level's unit, ``window``, ``held``, ``dead-letter``, or a business topic's full
             name.
-        role: what it is; None for a business topic.
-        pending_entries: entries that wait in it (a batch is one); None for a business topic.
-        estimate: whether that is what the broker happens to know.
-        messages_in: messages that it has got since the broker opened it.
-        messages_out: messages that consumers of a business topic have got since then; None
-            elsewhere.
-        behind_ms: for how long the most overdue hand-off is overdue; None where there is none.
-        next_hand_off_ms: when the next one is; None where nothing waits.
-        alive: names of the consumers that hold it: movers, dispatchers; of a business topic, its
-            applications'.
-        unattended: how many of its partitions nobody holds.
+        role: the role of the topic; None for a business topic.
+        pending_entries: number of pending entries (a batch is one); None for a business topic.
+        estimate: whether that number covers only the messages that the broker has in memory.
+        messages_in: number of messages published since the broker opened the topic.
+        messages_out: number of messages that consumers of a business topic received since then;
+            None elsewhere.
+        behind_ms: for how long the most overdue hand-off is overdue; None if none is.
+        next_hand_off_ms: the next hand-off time; None if nothing waits.
+        alive: names of the connected consumers: movers, dispatchers, or the applications of a
+            business topic.
+        unattended: number of partitions without a consumer.
     """
 
     name: str
@@ -60,15 +61,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Flow:
-    """The whole way at one moment.
+    """All stages of a level topic at one moment.
 
     Attributes:
         topic: the level topic.
         now_ms: the moment, ms since the epoch.
         stages: levels coarse to fine, window, business topics, held, dead letters.
-        producers: how many producers are connected to the levels, movers included.
-        late_ms: how late the last messages of the business topics were published or delivered by
-            us, sorted; 0 for those that the broker still holds or held back itself.
+        producers: number of producers connected to the levels, including movers.
+        late_ms: lateness of the last messages of the business topics when they were published or
+            delivered by us, sorted; 0 for those that the broker still holds or held back itself.
     """
 
     topic: str
@@ -80,7 +81,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Rates:
-    """What changed between two moments, a second; None where it cannot be said.
+    """Changes between two moments, per second; None if unknown.
 
     Attributes:
         messages_in, messages_out: messages.
@@ -93,53 +94,40 @@ class Rates:
 
 
 def look(admin: TopicAdmin, client: Any, description: LevelTopicDescription, now_ms: int) -> Flow:
-    """Look at every stage; nothing is acknowledged or moved.
+    """Return the state of every stage; nothing is acknowledged or moved.
 
     Args:
         admin: the cluster.
         client: a ``pulsar.Client``, for the last messages of the business topics.
         description: the level topic.
-        now_ms: the present.
+        now_ms: the present, ms since the epoch.
     """
-    members = list(description.members())
+    level_topic = read_stats(admin, description)
     targets = [TopicName.parse(target) for target in description.targets]
     with ThreadPoolExecutor(_THREADS, "delaylevel-top") as pool:
-        found = list(pool.map(lambda member: _stats(admin, member.topic), members))
-        business = list(pool.map(lambda target: _stats(admin, target), targets))
-        tails = [
-            target.partition(index) if index >= 0 else target
-            for target, stats in zip(targets, business, strict=True)
-            for index in stats
-        ][:_MOST_TAILS]
+        found = list(pool.map(lambda target: topic_stats(admin, target) or {}, targets))
+        tails = [partition for stats in found for partition in stats][:_MOST_TAILS]
         late = [
             one
             for some in pool.map(lambda tail: _lateness(admin, client, tail), tails)
             for one in some
         ]
-    stages = []
-    producers: set[str] = set()
-    for member, stats in zip(members, found, strict=True):
-        if member.role is Role.LEVEL:
-            level = description.levels[member.level]
-            times = {
-                index: oldest + level.hand_off_after_ms(index)
-                for index, one in stats.items()
-                if (oldest := _oldest(one)) is not None
-            }
-            stages.append(_stage(level.name, member.role, stats, times, now_ms))
-            producers |= {name for one in stats.values() for name in one.producers}
-        elif member.role is not Role.LOG:
-            stages.append(_stage(member.role.value, member.role, stats, {}, now_ms))
-    ending = [stage for stage in stages if stage.role in (Role.HELD, Role.DEAD_LETTER)]
-    way = [stage for stage in stages if stage not in ending]
+    window = [_stage(member, now_ms) for member in level_topic.of(Role.WINDOW)]
     if description.final_window is FinalWindow.BROKER:
-        way.append(_broker_window(business))
-    way += [_target(name.full, stats) for name, stats in zip(targets, business, strict=True)]
-    return Flow(description.topic, now_ms, (*way, *ending), len(producers), tuple(sorted(late)))
+        window = [_broker_window(found)]
+    stages = (
+        *(_stage(member, now_ms) for member in level_topic.of(Role.LEVEL)),
+        *window,
+        *(_target(name.full, stats) for name, stats in zip(targets, found, strict=True)),
+        *(_stage(member, now_ms) for member in level_topic.of(Role.HELD)),
+        *(_stage(member, now_ms) for member in level_topic.of(Role.DEAD_LETTER)),
+    )
+    producers = {name for member in level_topic.of(Role.LEVEL) for name in member.producers}
+    return Flow(description.topic, now_ms, stages, len(producers), tuple(sorted(late)))
 
 
 def rates(before: Flow | None, now: Flow) -> Mapping[str, Rates]:
-    """Return what has changed from one moment to the next, by the name of the stage."""
+    """Return the rates between two moments, by the name of the stage."""
     known = {stage.name: stage for stage in before.stages} if before is not None else {}
     seconds = (now.now_ms - before.now_ms) / 1000 if before is not None else 0.0
     found = {}
@@ -159,58 +147,37 @@ def rates(before: Flow | None, now: Flow) -> Mapping[str, Rates]:
 
 
 def quantile(sorted_ms: Sequence[int], share: float) -> int | None:
-    """Return a quantile of sorted figures; None of none."""
+    """Return a quantile of sorted values; None if there are none."""
     if not sorted_ms:
         return None
     return sorted_ms[min(len(sorted_ms) - 1, int(share * len(sorted_ms)))]
 
 
 def _rate(old: int | None, new: int | None, seconds: float) -> float | None:
-    # The broker begins anew when it opens a topic again.
+    # The broker's counters start at 0 when it opens the topic again.
     return None if old is None or new is None or new < old else (new - old) / seconds
 
 
-def _stats(admin: TopicAdmin, topic: TopicName) -> dict[int, PartitionStats]:
-    """Return the figures of a topic's partitions; -1 is a topic without any."""
-    try:
-        if not admin.partitioned_metadata(topic).partitions:
-            return {-1: admin.partition_stats(topic)}
-        return dict(admin.partitioned_stats(topic))
-    except NotFoundError:
-        return {}
-
-
-def _oldest(stats: PartitionStats) -> int | None:
-    subscription = stats.subscriptions.get(SUBSCRIPTION)
-    return None if subscription is None else subscription.oldest_publish_ms
-
-
-def _stage(
-    name: str,
-    role: Role,
-    stats: Mapping[int, PartitionStats],
-    hand_off_ms: Mapping[int, int],
-    now_ms: int,
-) -> Stage:
-    own = [one.subscriptions.get(SUBSCRIPTION) for one in stats.values()]
-    alive = {consumer.name for one in own if one is not None for consumer in one.consumers}
-    overdue = [now_ms - at for at in hand_off_ms.values() if at < now_ms]
+def _stage(stats: MemberStats, now_ms: int) -> Stage:
     return Stage(
-        name,
-        role,
-        sum(one.backlog_entries for one in own if one is not None),
-        False,
-        sum(one.messages_in for one in stats.values()),
-        None,
-        max(overdue, default=None),
-        min((at for at in hand_off_ms.values() if at >= now_ms), default=None),
-        tuple(sorted(alive)),
-        sum(1 for one in own if one is None or not one.consumers),
+        name=stats.level_name,
+        role=stats.member.role,
+        pending_entries=stats.backlog_entries,
+        estimate=False,
+        messages_in=stats.messages_in,
+        messages_out=None,
+        behind_ms=stats.behind_ms(now_ms) or None,
+        next_hand_off_ms=min((at for at in stats.hand_offs_ms if at >= now_ms), default=None),
+        alive=tuple(sorted(stats.consumers)),
+        unattended=sum(1 for partition in stats.reported if not partition.consumers),
     )
 
 
-def _broker_window(business: Sequence[Mapping[int, PartitionStats]]) -> Stage:
-    """Return what the broker holds back; every subscription of a partition holds the same."""
+def _broker_window(business: Sequence[Mapping[TopicName, PartitionStats]]) -> Stage:
+    """Return the stage of messages that the broker holds back until they are due.
+
+    Every subscription of a partition holds back the same messages.
+    """
     held = sum(
         max((one.delayed_entries for one in stats.subscriptions.values()), default=0)
         for partitions in business
@@ -219,7 +186,7 @@ def _broker_window(business: Sequence[Mapping[int, PartitionStats]]) -> Stage:
     return Stage(Role.WINDOW.value, Role.WINDOW, held, True, 0, None, None, None, (), 0)
 
 
-def _target(name: str, stats: Mapping[int, PartitionStats]) -> Stage:
+def _target(name: str, stats: Mapping[TopicName, PartitionStats]) -> Stage:
     subscriptions = [one for each in stats.values() for one in each.subscriptions.values()]
     alive = {consumer.name for one in subscriptions for consumer in one.consumers}
     return Stage(
@@ -237,7 +204,7 @@ def _target(name: str, stats: Mapping[int, PartitionStats]) -> Stage:
 
 
 def _lateness(admin: TopicAdmin, client: Any, partition: TopicName) -> list[int]:
-    """Return how long after their due time the last messages were published."""
+    """Return the lateness of a partition's last messages at publication, in ms."""
     try:
         last = admin.last_message_id(partition)
     except NotFoundError:

@@ -124,11 +124,11 @@ def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
 ) -> None:
     asked = []
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         asked.append(1)
         raise AdminError("gone", status=500)
 
-    monkeypatch.setattr(figures, "status", fail)
+    monkeypatch.setattr(figures, "read_stats", fail)
     description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
     standing = Standing(admin=None, descriptions=[description])  # type: ignore[arg-type]
     assert [standing.ask() for _ in range(3)] == [None, None, None]

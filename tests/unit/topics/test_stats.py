@@ -1,0 +1,213 @@
+"""Statistics of a level topic: what is read, in how many requests, and what is derived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.errors import LevelTopicError, NotFoundError
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.spark_sync.stats import Waiting
+from delaylevel.testing import MemoryPulsar
+from delaylevel.topics import lifecycle
+from delaylevel.topics.stats import MemberStats, read_stats, topic_stats, window_stats
+from delaylevel.topics.status import status, status_of
+
+HOUR_MS = 3_600_000
+DAYS = PartitionStrategy(maximum_delay=timedelta(days=4))
+HOURS = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
+
+
+class Counting:
+    """Counts the requests to an admin interface, and leaves partitions out of bulk answers."""
+
+    def __init__(self, admin: Any, left_out: Mapping[TopicName, set[int]] | None = None) -> None:
+        self.requests: Counter[str] = Counter()
+        self._admin = admin
+        self._left_out = left_out or {}
+
+    def __getattr__(self, name: str) -> Any:
+        def request(*args: Any) -> Any:
+            self.requests[name] += 1
+            found = getattr(self._admin, name)(*args)
+            if name == "partitioned_stats":
+                lacking = self._left_out.get(args[0], set())
+                return {index: stats for index, stats in found.items() if index not in lacking}
+            return found
+
+        return request
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    with MemoryPulsar() as memory:
+        yield memory
+
+
+@pytest.fixture
+def parked(memory: MemoryPulsar) -> LevelTopicDescription:
+    """A level topic with two entries by the day, one by the hour, and one in the window."""
+    client = memory.client()
+    producer = client.create_producer(
+        "orders", enable_delay_level_topic=True, partition_strategy=[DAYS, HOURS]
+    )
+    for hours in (30, 50, 3):
+        producer.send(b"", deliver_after=timedelta(hours=hours))
+    description = producer.description
+    assert description is not None
+    producer.close()
+    window = client.create_producer(description.window_topic.partition(2).full)
+    window.send(b"")
+    window.close()
+    return description
+
+
+def test_one_request_for_each_member_topic(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    for as_described in (False, True):
+        admin = Counting(memory.admin)
+        read_stats(admin, parked, as_described=as_described)
+        assert admin.requests == {"partitioned_stats": len(list(parked.members()))}
+    window = Counting(memory.admin)
+    window_stats(window, parked)
+    assert window.requests == {"partitioned_stats": 1}
+
+
+def test_what_is_derived(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
+    sent_ms = memory.clock.now_ms()
+    stats = read_stats(memory.admin, parked)
+    assert [member.level_name for member in stats.members] == [
+        "DAY",
+        "HOUR",
+        "held",
+        "dead-letter",
+        "window",
+        "log",
+    ]
+    assert {role: stats.backlog_entries(role) for role in Role} == {
+        Role.LEVEL: 3,
+        Role.HELD: 0,
+        Role.DEAD_LETTER: 0,
+        Role.WINDOW: 1,
+        Role.LOG: 0,
+    }
+    day, hour = stats.of(Role.LEVEL)
+    assert (day.backlog_entries, day.messages_in, hour.backlog_entries) == (2, 2, 1)
+    assert day.hand_offs_ms == tuple(
+        sent_ms + parked.levels[0].hand_off_after_ms(index) for index in (0, 1)
+    )
+    (window,) = stats.of(Role.WINDOW)
+    assert window.hand_offs_ms == ()
+    assert [item.backlog_entries for item in window.partitions] == [0, 0, 1, 0]
+    assert (window.behind_ms(sent_ms), stats.behind_ms(sent_ms)) == (0, 0)
+    later_ms = day.hand_offs_ms[0] + 7
+    assert day.behind_ms(later_ms) == 7
+    assert stats.behind_ms(later_ms) == later_ms - hour.hand_offs_ms[0]
+
+
+def test_movers_dispatchers_and_producers(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    client = memory.client()
+    level, window = parked.level_topic(1), parked.window_topic
+    client.subscribe(level.partition(3).full, SUBSCRIPTION, consumer_name="mover")
+    client.subscribe(level.partition(3).full, "another", consumer_name="somebody")
+    client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
+    client.create_producer(level.partition(0).full, producer_name="application")
+    stats = read_stats(memory.admin, parked)
+    (_, hour), (found,) = stats.of(Role.LEVEL), stats.of(Role.WINDOW)
+    assert (hour.consumers, hour.producers) == ({"mover"}, {"application"})
+    assert (hour.owners, found.owners) == ({3: "mover"}, {1: "dispatcher"})
+    with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
+        lifecycle.delete(memory.admin, parked)
+
+
+def test_status_and_metrics_agree(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
+    memory.clock.advance(timedelta(hours=26))
+    now_ms = memory.clock.now_ms()
+    stats = read_stats(memory.admin, parked, as_described=True)
+    at = status(memory.admin, parked, now_ms)
+    assert at == status_of(memory.admin, stats, now_ms)
+    assert at.late
+    assert Waiting.of(stats, now_ms) == Waiting(
+        at.behind_ms, 3, 0, 0, at.window_entries, {"DAY": 2, "HOUR": 1}
+    )
+    assert at.behind_ms == stats.behind_ms(now_ms) > 20 * HOUR_MS
+
+
+def test_a_missing_topic_has_partitions_without_statistics(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    memory.admin.delete(parked.log_topic)
+    memory.admin.delete(parked.window_topic)
+    stats = read_stats(memory.admin, parked)
+    (window,) = stats.of(Role.WINDOW)
+    assert window.reported == ()
+    assert len(window.unreported) == parked.window_partitions
+    assert (window.backlog_entries, window.messages_in, window.owners) == (0, 0, {})
+    assert len(status(memory.admin, parked, 0).problems) == 2 * parked.window_partitions
+    assert lifecycle.pending_entries(memory.admin, parked).total == 3
+    with pytest.raises(NotFoundError):
+        window_stats(memory.admin, parked)
+
+
+def test_partitions_that_the_broker_leaves_out(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    name = parked.level_topic(0)
+    admin = Counting(memory.admin, {name: {1, 2}})
+    assert status(admin, parked, 0).backlog_entries == 3
+    assert admin.requests["partition_stats"] == 2
+
+    day = read_stats(admin, parked).members[0]
+    assert admin.requests["partition_stats"] == 2
+    assert [item.index for item in day.unreported] == [1, 2]
+    with pytest.raises(LevelTopicError, match=f"no statistics of {name.partition(1)}: try again"):
+        lifecycle.pending_entries(admin, parked)
+
+
+def test_partitions_that_the_description_does_not_name(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    memory.admin.expand(parked.name, 5)
+    client = memory.client()
+    client.create_producer(parked.name.partition(4).full).send(b"")
+    assert read_stats(memory.admin, parked).backlog_entries(Role.LEVEL) == 4
+    described = read_stats(memory.admin, parked, as_described=True)
+    assert described.backlog_entries(Role.LEVEL) == 3
+    assert len(described.members[0].partitions) == parked.levels[0].partitions
+
+
+def test_a_partition_without_the_subscription() -> None:
+    description = LevelTopicDescription("t", Levels(DAYS), ("orders",))
+
+    class Admin:
+        def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
+            others = {"other": SubscriptionStats(9, 1, consumers=(ConsumerStats("x"),))}
+            return {0: PartitionStats(5, others)}
+
+    def first(member: MemberStats) -> tuple[object, ...]:
+        item = member.partitions[0]
+        return item.subscription, item.backlog_entries, item.owner, item.oldest_hand_off_ms
+
+    stats = read_stats(Admin(), description)  # type: ignore[arg-type]
+    assert {first(member) for member in stats.members} == {(None, 0, None, None)}
+
+
+def test_statistics_of_a_business_topic(memory: MemoryPulsar) -> None:
+    name = TopicName.parse("orders")
+    assert topic_stats(memory.admin, name) is None
+    memory.client().create_producer("orders").send(b"")
+    (item,) = (topic_stats(memory.admin, name) or {}).items()
+    assert (item[0], item[1].messages_in) == (name, 1)
+    many = TopicName.parse("many")
+    memory.admin.create_partitioned(many, 3)
+    assert set(topic_stats(memory.admin, many) or ()) == {many.partition(n) for n in range(3)}
