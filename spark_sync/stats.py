@@ -138,11 +138,12 @@ class Standing:
     def _ask(self) -> dict[str, Waiting] | None:
         found = {}
         for description in self._descriptions:
+            now_ms = self._clock.now_ms()
             try:
                 stats = read_stats(self._admin, description, as_described=True)
             except DelayLevelError:
                 return None
-            found[description.topic] = Waiting.of(stats, self._clock.now_ms())
+            found[description.topic] = Waiting.of(stats, now_ms)
         return found
 
 
