@@ -269,7 +269,7 @@ EXPECTED = Expected(
         "docs/cli.md top": {"": PENDING},
         "docs/dispatcher.md": {
             "": BRIEF,
-            "delaylevel dispatch run orders --delivery effectively-once": (DEDUPLICATED,),
+            "delaylevel dispatcher run orders --delivery effectively-once": (DEDUPLICATED,),
         },
         "docs/cli.md broker": {
             "delaylevel broker logs -n 20": ("delaylevel broker start",),
@@ -287,9 +287,9 @@ EXPECTED = Expected(
             ),
         },
         "docs/functions.md": {
-            "delaylevel function status orders": (_function_runs,),
-            "delaylevel function deploy orders --package-only ./build": (
-                "delaylevel function delete orders",
+            "delaylevel mover status orders": (_function_runs,),
+            "delaylevel mover deploy orders --package-only ./build": (
+                "delaylevel mover delete orders",
             ),
         },
         "docs/inspect.md": {"": PENDING},
