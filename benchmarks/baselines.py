@@ -1,4 +1,4 @@
-"""The layouts that ours are measured against, and how a case is run in its own process."""
+"""Baseline layouts for comparison, and a runner that gives each case its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Case = dict[str, Any]
 
 
 def resident_mb() -> float:
-    """Private memory of this process in MB, as the kernel counts it: no pages of program files."""
+    """Return the private memory of this process in MB, without pages of program files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -28,14 +28,14 @@ def resident_mb() -> float:
 
 
 def give_back() -> None:
-    """Let malloc return its free pages to the kernel, where it can (glibc)."""
+    """Make malloc return its free pages to the kernel, if it can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def run_cases(script: str, cases: Sequence[Case], json_path: str | None) -> list[Case]:
-    """Run each case in a fresh process, one after the other; print a table, and write JSON."""
+    """Run each case in a new process, one after the other; print a table and write JSON."""
     results: list[Case] = []
     for case in cases:
         print(f"... {case}", file=sys.stderr)
@@ -54,7 +54,7 @@ def run_cases(script: str, cases: Sequence[Case], json_path: str | None) -> list
 
 
 def print_table(results: Sequence[Case]) -> None:
-    """Print dicts as a borderless table with a column for each key that occurs."""
+    """Print dicts as a borderless table with one column for each key."""
     names = list(dict.fromkeys(name for row in results for name in row))
     cells = [[_cell(row.get(name, "")) for name in names] for row in results]
     widths = [max(len(row[i]) for row in [names, *cells]) for i in range(len(names))]
@@ -112,7 +112,7 @@ class SeedTracker:
 
 
 class HeapTracker:
-    """Three longs a row in one buffer, ordered as a heap: Pulsar's TripleLongPriorityQueue."""
+    """Buffer of three longs per row, ordered as a heap: Pulsar's TripleLongPriorityQueue."""
 
     def __init__(self, precision_ms: int) -> None:
         self.heap = array("q")
@@ -159,7 +159,7 @@ class HeapTracker:
 
 
 class HeapqTracker:
-    """A list of tuples under heapq: what one writes first."""
+    """List of tuples under heapq: the obvious first implementation."""
 
     def __init__(self, precision_ms: int) -> None:
         self.heap: list[tuple[int, int, int]] = []
@@ -176,7 +176,7 @@ class HeapqTracker:
 
 
 class SeedDeduplicator:
-    """Two BitMap64 for each key, and one counter for all of them."""
+    """Two BitMap64 for each key, with one counter for all keys."""
 
     def __init__(self, capacity: int) -> None:
         self.half = capacity // 2
@@ -218,9 +218,9 @@ class SetDeduplicator:
 def main_of(
     script: str, cases_of: Callable[[Any], list[Case]], run: Callable[..., Case], parser: Any
 ) -> None:
-    """Parse the command line: run one case in this process, or all of them in their own."""
-    parser.add_argument("--json", help="write the results there")
-    parser.add_argument("--case", help="run this one case, given as JSON, and print its result")
+    """Parse the command line; run one case in this process, or each case in its own process."""
+    parser.add_argument("--json", help="file for the results as JSON")
+    parser.add_argument("--case", help="one case as JSON: run it and print its result")
     options = parser.parse_args()
     if options.case:
         print(json.dumps(run(**json.loads(options.case))))

@@ -1,7 +1,7 @@
-"""The small calls that a final window makes about 50 times a second, with a million rows pending.
+"""Small calls that a final window makes about 50 times per second, with a million pending rows.
 
-A clock that is wound by hand goes on by 20 ms; each time 1,000 rows and a single one are added, due
-within a minute and within a day in turn, and what is due is taken out.
+A manual clock advances by 20 ms. At each step the benchmark adds 1,000 rows and then a single row,
+due within a minute and within a day in turn, and takes out the rows that are due.
 
 Examples:
     python benchmarks/bench_calls.py
@@ -28,7 +28,7 @@ BATCH = 1000
 
 
 class Watch:
-    """Times of calls by name."""
+    """Durations of calls by name."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
@@ -50,7 +50,7 @@ class Watch:
 
 
 def run(calls: str, rows: int, ticks: int, precision_ms: int, name: str) -> Case:
-    """Play the same again for each name, in a process of its own."""
+    """Run the whole sequence, and return the durations of the calls with one name."""
     watch = Watch()
     play = play_tracker if calls == "tracker" else play_segments
     play(watch, rows, ticks, precision_ms)
@@ -58,7 +58,7 @@ def run(calls: str, rows: int, ticks: int, precision_ms: int, name: str) -> Case
 
 
 def play_tracker(watch: Watch, rows: int, ticks: int, precision_ms: int) -> None:
-    """Add, get, and look, with so many rows pending."""
+    """Call the tracker with ``rows`` rows pending."""
     now = [T0]
     rng = np.random.default_rng(1)
     tracker = TimeBucketTracker(precision_ms, clock=lambda: now[0])
@@ -83,7 +83,7 @@ def play_tracker(watch: Watch, rows: int, ticks: int, precision_ms: int) -> None
 
 
 def play_segments(watch: Watch, rows: int, ticks: int, precision_ms: int) -> None:
-    """Append, read, and ask, with so many payloads of 1 KiB pending."""
+    """Call the segments with ``rows`` payloads of 1 KiB pending."""
     now = [T0]
     rng = np.random.default_rng(1)
     body = bytes(1024)
@@ -131,14 +131,14 @@ NAMES = {
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """List the cases: each kind of call."""
+    """Return the cases: one for each kind of call."""
     same = {"rows": options.rows, "ticks": options.ticks, "precision_ms": options.precision_ms}
     return [{"calls": calls, **same, "name": name} for calls in NAMES for name in NAMES[calls]]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--ticks", type=int, default=1000)
-    parser.add_argument("--precision-ms", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="pending rows")
+    parser.add_argument("--ticks", type=int, default=1000, help="steps of the clock")
+    parser.add_argument("--precision-ms", type=int, default=1, help="precision in ms")
     main_of(__file__, cases, run, parser)

@@ -1,9 +1,10 @@
-"""The deduplicator against two BitMap64 and two Python sets: bytes an id, and ids a second.
+"""The deduplicator against two BitMap64 and two Python sets: bytes per ID, and IDs per second.
 
-What a batch takes while it is handled is not what is remembered: each case handles some batches
-before, and malloc gives its free pages back before each measurement. ``held_mb`` is what the
-process grew by without that, and ``freed_per_id`` what it shrinks by when the deduplicator is
-dropped: the difference to ``bytes_per_id`` is what the process keeps without remembering an id.
+The memory for handling a batch is not the memory for remembered IDs. Each case therefore handles
+some batches first, and malloc returns its free pages before each measurement. ``held_mb`` is the
+growth of the process without this return. ``freed_per_id`` is the reduction when the deduplicator
+is deleted; the difference to ``bytes_per_id`` is memory that the process keeps although it
+remembers no ID.
 
 Examples:
     python benchmarks/bench_dedup.py
@@ -31,7 +32,7 @@ LAYOUTS: dict[str, Any] = {
 
 
 def batches(kind: str, rows: int, size: int) -> Iterator[Any]:
-    """Yield ids: ledger << 35 | entry << 10 | batch index, or random ones."""
+    """Yield arrays of IDs: ledger << 35 | entry << 10 | batch index, or random IDs."""
     rng = np.random.default_rng(1)
     for start in range(0, rows, size):
         index = np.arange(start, min(rows, start + size))
@@ -43,7 +44,7 @@ def batches(kind: str, rows: int, size: int) -> Iterator[Any]:
 
 
 def run(layout: str, kind: str, rows: int, batch: int) -> Case:
-    """Save all ids, none of them a duplicate, then offer the last tenth again."""
+    """Save all IDs, none of them a duplicate, then offer the first tenth again."""
     warm = LAYOUTS[layout](100_000_000)
     for ids in batches(kind, 20 * batch, batch):
         warm.deduplicate_and_save(ids, "k")
@@ -58,7 +59,7 @@ def run(layout: str, kind: str, rows: int, batch: int) -> Case:
         fresh = dedup.deduplicate_and_save(ids, "k")
         spent += time.perf_counter() - start
         assert len(fresh) == len(ids)
-    del ids, fresh  # the last batch is not what is remembered
+    del ids, fresh  # the last batch does not count as remembered
     held = resident_mb() - held
     give_back()
     grown = resident_mb() - before
@@ -85,7 +86,7 @@ def run(layout: str, kind: str, rows: int, batch: int) -> Case:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """List the cases that were asked for."""
+    """Return the requested cases."""
     found: list[Case] = []
     for kind in KINDS:
         for layout in LAYOUTS:
@@ -102,9 +103,11 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=20_000_000)
-    parser.add_argument("--baseline-rows", type=int, default=2_000_000)
-    parser.add_argument("--batch", type=int, default=10_000)
-    parser.add_argument("--kind", help="only kinds of ids whose name contains this")
-    parser.add_argument("--only", nargs="*", help="only these layouts, such as ours")
+    parser.add_argument("--rows", type=int, default=20_000_000, help="number of IDs")
+    parser.add_argument(
+        "--baseline-rows", type=int, default=2_000_000, help="most IDs of slow cases"
+    )
+    parser.add_argument("--batch", type=int, default=10_000, help="IDs in a batch")
+    parser.add_argument("--kind", help="part of the name of the kinds of IDs to run")
+    parser.add_argument("--only", nargs="*", help="layouts to run, such as ours")
     main_of(__file__, cases, run, parser)

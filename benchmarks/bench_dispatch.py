@@ -1,12 +1,12 @@
 """The dispatcher against the broker's own timer: lateness, cost and restart at a peak of due times.
 
-Messages of 1 KiB, due at random within one minute, are published before that minute begins; a
-process of its own consumes them and compares the time of each arrival with its due time.
+Messages of 1 KiB, due at random within one minute, are published before that minute begins. A
+separate process consumes them and compares the time of each arrival with its due time.
 ``tracker`` is a dispatcher that publishes in batches, ``tracker, deduplicated`` one that publishes
-through broker deduplication, ``native`` is deliver_at on the business topic with a Shared
-subscription. Before the minute begins the dispatcher is killed (-9) and started again; for
-``native`` the topic is unloaded. "restart_s" is how long it takes until everything that is pending
-is known again, "cpu" are seconds of processor time from the first due time to the last arrival.
+through broker deduplication, and ``native`` is deliver_at on the business topic with a Shared
+subscription. Before the minute begins, the dispatcher is killed (-9) and started again; for
+``native`` the topic is unloaded. "restart_s" is the time until all pending messages are known
+again, and "cpu" is processor time in seconds from the first due time to the last arrival.
 
 Examples:
     python benchmarks/bench_dispatch.py
@@ -50,7 +50,16 @@ SIDES = ("tracker", "tracker, deduplicated", "native")
 def consume(
     service_url: str, topic: str, shared: bool, count: int, limit_s: float, answer: Any
 ) -> None:
-    """Receive ``count`` messages; answer with each one's lateness in ms and how many came twice."""
+    """Receive ``count`` messages; put their lateness in ms and the number of copies into a queue.
+
+    Args:
+        service_url: address of the broker.
+        topic: business topic.
+        shared: kind of subscription, True for Shared and False for Exclusive.
+        count: number of messages to wait for.
+        limit_s: longest time to wait, in seconds.
+        answer: queue for "ready", and then for the result.
+    """
     client = pulsar.Client(service_url, logger=QUIET)
     kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
     consumer = client.subscribe(
@@ -83,14 +92,14 @@ def consume(
 
 
 class DispatcherProcess:
-    """``delaylevel dispatch run`` as a process, and what its figures say."""
+    """``delaylevel dispatcher run`` as a process, with access to its metrics."""
 
     def __init__(self, connection: Connection, topic: str, delivery: str, directory: Path) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *("dispatch", "run", topic, "--delivery", delivery, "--metrics-port", "0"),
+                *("dispatcher", "run", topic, "--delivery", delivery, "--metrics-port", "0"),
                 *("--directory", str(directory)),
             ],
             stderr=subprocess.PIPE,
@@ -99,12 +108,12 @@ class DispatcherProcess:
         assert self.process.stderr is not None
         self.url = ""
         for line in self.process.stderr:
-            if line.startswith("Figures at "):
+            if line.rstrip().endswith("/metrics"):
                 self.url = line.split()[-1]
                 break
 
     def series(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric's series."""
+        """Return the sum of a metric's series with these labels."""
         with urllib.request.urlopen(self.url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
@@ -115,16 +124,22 @@ class DispatcherProcess:
         )
 
     def releasing(self, partitions: int) -> bool:
-        """Say whether every window partition has been read again."""
+        """Return True if every window partition has been read again."""
         state = "delaylevel_dispatch_state"
         return self.series(state, state="releasing") == partitions
 
 
 def main() -> None:
-    """Run the sides one after the other and print the table."""
+    """Run the sides one after the other, and print the table."""
     parser = arguments(__doc__, messages=200_000, rounds=1)
-    parser.add_argument("--seconds", type=float, default=60, help="of due times; default: 60")
-    parser.add_argument("--sides", default=",".join(SIDES).replace("tracker, d", "tracker d"))
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="range of the due times (default: 60)"
+    )
+    parser.add_argument(
+        "--sides",
+        default=",".join(SIDES).replace("tracker, d", "tracker d"),
+        help="sides to run, separated by commas (default: %(default)s)",
+    )
     options = parser.parse_args()
     sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
     rows = []
@@ -136,7 +151,7 @@ def main() -> None:
 
 
 def run(side: str, count: int, seconds: float) -> Case:
-    """Measure one side on a broker of its own."""
+    """Measure one side on its own broker."""
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
         EmbeddedBroker(
@@ -158,7 +173,7 @@ def measure(
     broker: psutil.Process,
     directory: Path,
 ) -> Case:
-    """Publish, restart, wait for the minute, and compare what arrives."""
+    """Publish, restart, wait for the minute, and compare arrivals with due times."""
     admin = Admin.from_connection(connection)
     topic = "persistent://public/default/orders"
     native = side == "native"
@@ -252,7 +267,7 @@ def measure(
 
 
 def unload(admin: Admin, connection: Connection, topic: str, count: int) -> float:
-    """Unload the business topic, and wait until its broker has the whole index again."""
+    """Unload the business topic; return the seconds until its index is complete again."""
     rest = f"{connection.admin_url}/admin/v2/{TopicName.parse(topic).rest_path}"
     began = time.monotonic()
     urllib.request.urlopen(urllib.request.Request(f"{rest}/unload", method="PUT"), timeout=60)
@@ -270,7 +285,7 @@ def unload(admin: Admin, connection: Connection, topic: str, count: int) -> floa
 
 @contextlib.contextmanager
 def watched(processes: dict[str, psutil.Process]) -> Iterator[dict[str, tuple[float, int]]]:
-    """Find processor time and peak memory of processes while a block runs."""
+    """Measure the processor time and peak memory of processes while a block runs."""
     import threading
 
     found: dict[str, tuple[float, int]] = {}
@@ -297,13 +312,22 @@ def watched(processes: dict[str, psutil.Process]) -> Iterator[dict[str, tuple[fl
 
 
 def wait(condition: Callable[[], bool], limit_s: float, give_up: bool = False) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition holds.
+
+    Args:
+        condition: function that eventually returns True.
+        limit_s: longest time to wait, in seconds.
+        give_up: outcome at the limit, True to return and False to raise an error.
+
+    Raises:
+        TimeoutError: the limit has passed.
+    """
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
             if give_up:
                 return
-            raise TimeoutError(f"it did not come true within {limit_s:.0f} s")
+            raise TimeoutError(f"the condition did not hold within {limit_s:.0f} s")
         time.sleep(0.1)
 
 

@@ -1,12 +1,12 @@
-"""The Function beside simpler ways to move the same messages, in turn, one instance each.
+"""The Function against simpler ways to move the same messages, in turn, one instance each.
 
-Every side reads the same kind of partition through a Shared subscription (1 KiB, one entry each,
-ripe, due in an hour) and sends what it reads to a business topic with deliver_at, unbatched:
-``sync Function`` sends and acknowledges one after the other; ``simple Function`` uses send_async
-and acknowledges in the callback, on the way on which the worker hands messages over; ``plain loop``
-is a Python program of its own that does nothing but receive, send_async and acknowledge;
-``delaylevel`` is the deployed Function, which reads and checks envelopes and routes besides. Rates
-are from the first tenth to 95 % of what arrives, as the broker counts it.
+Every side reads the same kind of partition through a Shared subscription (messages of 1 KiB, one
+per entry, ready, due in an hour) and sends them to a business topic with deliver_at, unbatched:
+``sync Function`` sends and acknowledges one message after the other; ``simple Function`` uses
+send_async and acknowledges in the callback, and receives messages from the worker; ``plain loop``
+is a Python program that only receives, calls send_async and acknowledges; ``delaylevel`` is the
+deployed Function, which also reads and checks envelopes and routes. Rates are measured from the
+first tenth to 95 % of the arrivals, as the broker counts them.
 
 Examples:
     python benchmarks/bench_function.py
@@ -108,7 +108,7 @@ while True:
 
 
 class Bench:
-    """One broker, and a fresh topic family for every run."""
+    """One broker, with a new level topic for every run."""
 
     def __init__(self, connection: Connection, client: pulsar.Client, messages: int) -> None:
         self.connection = connection
@@ -157,7 +157,7 @@ class Bench:
         return described
 
     def rate(self, described: LevelTopicDescription) -> float:
-        """Wait until the target has got everything; return messages a second."""
+        """Wait until the target has received the messages; return messages per second."""
         path = f"{TopicName.parse(described.targets[0]).rest_path}/stats"
         low: tuple[float, int] | None = None
         deadline = time.monotonic() + 300
@@ -172,7 +172,7 @@ class Bench:
         raise TimeoutError(f"{count:,} of {self.messages:,} messages arrived in 300 s")
 
     def plain(self) -> float:
-        """A Python program that receives, sends and acknowledges."""
+        """Run the plain loop in its own process; return messages per second."""
         described = self.filled()
         source = described.level_topic(0).partition(0).full
         program = [sys.executable, "-c", PLAIN, self.connection.service_url, source]
@@ -184,7 +184,7 @@ class Bench:
             process.wait()
 
     def simple(self, kind: str) -> float:
-        """A Function of the benchmark's own."""
+        """Run one of the benchmark's own Functions; return messages per second."""
         described = self.filled()
         name = f"bench-{uuid.uuid4().hex[:8]}"
         config = {
@@ -214,7 +214,7 @@ class Bench:
                 worker.delete(f"public/default/{name}")
 
     def ours(self) -> float:
-        """The Function as it is deployed."""
+        """Run the deployed Function; return messages per second."""
         described = self.filled()
         made = deployment.deploy(self.connection, described, deployment.FunctionOptions())
         try:
@@ -225,7 +225,7 @@ class Bench:
 
 @contextlib.contextmanager
 def functions_broker() -> Iterator[Connection]:
-    """A broker with a functions worker, gone in the end."""
+    """Yield a broker with a functions worker, and remove it at the end."""
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
         EmbeddedBroker(
@@ -242,7 +242,7 @@ def functions_broker() -> Iterator[Connection]:
 
 
 def main() -> None:
-    """Run all sides in turn, and print two tables: beside each of the baselines."""
+    """Run all sides in turn, and print them in comparison with each of the two baselines."""
     options = arguments(__doc__, 20_000, 3).parse_args()
     with functions_broker() as connection, connected(connection) as client:
         bench = Bench(connection, client, options.messages)

@@ -1,9 +1,9 @@
-"""The broker's delay index, and how long it takes to come back after an unload: native and levels.
+"""The broker's delay index and its recovery time after an unload: native delays and levels.
 
-The same delays, spread evenly over a day, are sent once with the plain client's deliver_after, and
-once through a level by HOUR. A Shared consumer is connected to both business topics. Then each
-topic is unloaded in turn: from there until a message that is due at once gets through, and until
-the index is as large as before.
+Messages with the same delays, spread evenly over a day, are sent once with the plain client's
+deliver_after and once through a level by HOUR. A Shared consumer is connected to both business
+topics. Then the topics are unloaded in turn. The benchmark measures the time until a message
+without delay arrives, and the time until the index is as large as before.
 
 Examples:
     python benchmarks/bench_index.py
@@ -31,7 +31,7 @@ from delaylevel.model.topic_name import TopicName
 
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 STRATEGY = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=24))
-# None falls due while this runs.
+# No message becomes due while the benchmark runs.
 SOONEST_MS, LATEST_MS = 1_800_000, 86_400_000
 PATIENCE_S = 300.0
 
@@ -40,10 +40,10 @@ class Side:
     """A business topic with a consumer, and a producer of either kind.
 
     Args:
-        name: what it is called in the table.
-        connection: where the broker is.
-        client: a client of it.
-        wrapped: whether delays go through levels.
+        name: name of the side in the table.
+        connection: addresses of the broker.
+        client: client of this broker.
+        wrapped: kind of producer, True for the wrapper and False for the plain client.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Side:
         self.index_s: list[float] = []
 
     def publish(self, messages: int) -> float:
-        """Send with delays spread evenly; return messages a second."""
+        """Send messages with evenly spread delays; return messages per second."""
         outcomes: dict[Any, Any] = {}
         step = (LATEST_MS - SOONEST_MS) / messages
         start = time.perf_counter()
         for number in range(messages):
-            # 7919 is prime: the order is not that of the delays.
+            # 7919 is a prime: messages are not sent in the order of their delays.
             delay_ms = SOONEST_MS + int(step * (number * 7919 % messages))
             self._producer.send_async(
                 BODY, outcomes.setdefault, deliver_after=timedelta(milliseconds=delay_ms)
@@ -80,7 +80,7 @@ class Side:
         return messages / (time.perf_counter() - start)
 
     def stats(self, topic: TopicName | None = None) -> tuple[int, int]:
-        """Return bytes of the delay index, and how many messages it holds back."""
+        """Return the size of the delay index in bytes, and the number of delayed messages."""
         name = topic or TopicName.parse(self.topic)
         path = name.full.replace("://", "/")
         with urllib.request.urlopen(
@@ -91,11 +91,11 @@ class Side:
         return found["delayedMessageIndexSizeInBytes"], delayed
 
     def level_index(self) -> int:
-        """Return bytes of the delay indexes of the level's partitions together."""
+        """Return the total size in bytes of the delay indexes of the level's partitions."""
         return sum(self.stats(partition)[0] for partition in self._partitions)
 
     def settled(self) -> tuple[int, int]:
-        """Return the stats once they stay the same for a second."""
+        """Wait until the stats stay the same for a second, and return them."""
         last, since = self.stats(), time.monotonic()
         while time.monotonic() - since < 1:
             time.sleep(0.1)
@@ -105,10 +105,10 @@ class Side:
         return last
 
     def unload(self, admin: Admin, delayed: int) -> None:
-        """Unload the topic, and note how long it takes to be as before."""
+        """Unload the topic, and record the time until it is in the same state again."""
         admin.unload(TopicName.parse(self.topic))
         start = time.monotonic()
-        # By the business topic's own producer on both sides: it has no delay.
+        # On both sides this message goes directly to the business topic: it has no delay.
         self._producer.send_async(b"fresh", None)
         fresh: float | None = None
         while time.monotonic() - start < PATIENCE_S:

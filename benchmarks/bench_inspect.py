@@ -1,11 +1,11 @@
-"""Looking at a million pending messages over two levels and the window, on a real broker.
+"""Queries over a million pending messages in two levels and the window, on a real broker.
 
-They are published in batches straight into the partitions where a wrapper would park them, and
-remembered here: every answer is compared with a plain count over what was sent. Half as many
-messages as are pending in the window were released by a dispatcher before, and stand in between.
-The extension of the look-up by due time (a day for clocks and outages) is left as it is, and made
-10 minutes for one side; a level by hours is read whole with a day. Another process publishes, so
-that the memory is that of the questions; it is what each one had at most.
+The messages are published in batches directly to the partitions in which a wrapper would park them.
+The script remembers them, and compares every answer with a plain count. The window also contains
+half as many messages again that a dispatcher has already released, between the pending ones. The
+slack of the search by due time keeps its default (a day for clocks and outages), except for one
+query with 10 minutes; with a day, a level by hours is read completely. Another process publishes,
+so the reported memory is that of the queries: the peak during each one.
 
 Examples:
     python benchmarks/bench_inspect.py
@@ -54,14 +54,14 @@ WINDOW_PARTITIONS = 4
 
 
 class Sent:
-    """What was published: due times and sizes, in the same order."""
+    """Due times and sizes of the published messages, in the same order."""
 
     def __init__(self, dues: list[int], sizes: list[int]) -> None:
         self.dues = np.array(dues, dtype=np.int64)
         self.sizes = np.array(sizes, dtype=np.int64)
 
     def within(self, window: Window) -> Any:
-        """Return which messages are due in a window."""
+        """Return a mask of the messages that are due in a window."""
         mask = np.ones(self.dues.size, dtype=bool)
         if window.from_ms is not None:
             mask &= self.dues >= window.from_ms
@@ -70,13 +70,13 @@ class Sent:
         return mask
 
     def one_percent(self, low_ms: int) -> Window:
-        """Return a window that begins at a time, or after it, and has a hundredth of all."""
+        """Return a window with one percent of all messages, beginning at or after a time."""
         later = np.sort(self.dues[self.dues >= low_ms])
         return Window(int(later[0]), int(later[min(later.size - 1, self.dues.size // 100)]))
 
 
 def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, Sent]:
-    """Publish: 48 % by days, 48 % by hours, 4 % in the window."""
+    """Publish all messages: 48 % by days, 48 % by hours, 4 % in the window."""
     choose = random.Random(8)
     router = Router(LEVELS)
     dues, sizes = [], []
@@ -85,7 +85,7 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
     soon: list[str] = []
     released = 0
     with connected(connection) as client, Admin.from_connection(connection) as admin:
-        # With a subscription: the broker would delete it while a long fill goes on.
+        # Without a subscription, the broker would delete the topic during a long fill.
         client.subscribe(TARGET, "app").close()
         description = topics.create(
             admin,
@@ -100,7 +100,7 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
         for number in range(messages):
             now = time.time_ns() // 1_000_000
             share = number % 25
-            if share == 0:  # none is due before the last question is asked
+            if share == 0:  # no message is due before the last query
                 due = now + choose.randrange(20 * 60_000, HOUR)
             elif share % 2:
                 due = now + choose.randrange(HOUR + 1, DAY)
@@ -125,7 +125,7 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
                 )
             size = choose.randrange(50, 300)
             publish(producer, outcomes, due, size, number)
-            while soon:  # due at once, between those that are not
+            while soon:  # messages due at once, between the others
                 publish(producers[soon.pop()], outcomes, now, size, number)
                 released += 1
             dues.append(due)
@@ -138,7 +138,7 @@ def fill(connection: Connection, messages: int) -> tuple[LevelTopicDescription, 
 
 
 def publish(producer: Any, outcomes: dict[Any, Any], due: int, size: int, number: int) -> None:
-    """Send one message as a wrapper would park it."""
+    """Publish one message as a wrapper would park it."""
     producer.send_async(
         b"x" * size,
         outcomes.setdefault,
@@ -152,7 +152,7 @@ def publish(producer: Any, outcomes: dict[Any, Any], due: int, size: int, number
 
 
 def release(client: Any, admin: Admin, description: LevelTopicDescription, messages: int) -> None:
-    """Run a dispatcher until so many messages came out."""
+    """Run a dispatcher until it has released this number of messages."""
     with tempfile.TemporaryDirectory() as folder:
         settings = DispatchSettings(directory=Path(folder))
         dispatcher = Dispatcher(client, admin, [description.topic], settings)
@@ -160,14 +160,14 @@ def release(client: Any, admin: Admin, description: LevelTopicDescription, messa
         thread.start()
         deadline = time.monotonic() + 120
         while sum(each.released for each in dispatcher.figures().values()) < messages:
-            assert time.monotonic() < deadline, "the dispatcher releases too little"
+            assert time.monotonic() < deadline, "the dispatcher has released too few messages"
             time.sleep(0.1)
         dispatcher.stop()
         thread.join()
 
 
 def most_memory_mib() -> int:
-    """Return the most memory that this process had since it was asked the last time."""
+    """Return the peak memory of this process since the last call, in MiB."""
     status = Path("/proc/self/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("VmHWM:")]
     Path("/proc/self/clear_refs").write_text("5")
@@ -175,7 +175,14 @@ def most_memory_mib() -> int:
 
 
 def timed(what: str, rounds: int, limit_s: float | None, ask: Callable[[], Any]) -> Case:
-    """Ask several times; say how long it took, and how much memory this process had meanwhile."""
+    """Run a query several times, and return a row with its durations and peak memory.
+
+    Args:
+        what: name of the query.
+        rounds: number of runs.
+        limit_s: required duration in seconds; None for no requirement.
+        ask: the query.
+    """
     most_memory_mib()
     seconds = []
     for _ in range(rounds):
@@ -193,7 +200,7 @@ def timed(what: str, rounds: int, limit_s: float | None, ask: Callable[[], Any])
 
 
 def ask_all(look: Inspector, sent: Sent, connection: Connection, rounds: int) -> list[Case]:
-    """Ask everything, and compare each answer with a plain count."""
+    """Run all queries, and compare each answer with a plain count."""
     now = time.time_ns() // 1_000_000
 
     def horizon() -> None:
@@ -257,7 +264,7 @@ def ask_all(look: Inspector, sent: Sent, connection: Connection, rounds: int) ->
 
 
 def run(given: Any) -> list[Case]:
-    """Fill a broker of its own, and ask."""
+    """Fill a private broker, and run all queries."""
     with private_broker() as connection:
         start = time.perf_counter()
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:

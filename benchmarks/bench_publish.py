@@ -1,10 +1,10 @@
 """Publishing delayed messages of 1 KiB: through the wrapper, and with the plain client's delay.
 
-Both sides send the same messages in the same three styles: without a callback, and a flush that
-raises what failed while it waits; with a callback in C (a dict's own setdefault), which runs no
-Python code; and with a Python function that counts. The plain client's go to the broker's delayed
-delivery, the wrapper's to 29 partitions by DAY. "No delay, batched" is the plain client with
-nothing to do: the most that can be reached. Rates are from the first send to the end of flush.
+Both sides send the same messages in the same three styles: without a callback, with a flush that
+raises errors while it waits; with a callback in C (a dict's own setdefault), which runs no
+Python code; and with a Python function that counts. The plain client's messages go to the broker's
+delayed delivery, the wrapper's to 29 partitions by DAY. "No delay, batched" is the plain client
+without delays, which is the upper limit. Rates are from the first send to the end of flush.
 
 Examples:
     python benchmarks/bench_publish.py
@@ -28,14 +28,21 @@ from delaylevel import DelayLevelClient, PartitionStrategy
 
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 PROPERTIES = {"customer": "c-1234", "kind": "reminder"}
-# In the middle of each partition's range, in an order that leaves no two neighbours together.
+# In the middle of each partition's range, in an order that separates neighbouring partitions.
 MIXED = [timedelta(days=1 + (k * 11) % 29, hours=12) for k in range(29)]
 FIXED = [timedelta(days=3, hours=12)]
 STYLES = ("none", "C", "Python")
 
 
 def publish(producer: Any, delays: Sequence[timedelta | None], messages: int, style: str) -> float:
-    """Send so many messages and wait until they are stored; return messages a second."""
+    """Send messages and wait until they are stored; return messages per second.
+
+    Args:
+        producer: producer of either side.
+        delays: delays to use in turn; None for no delay.
+        messages: number of messages.
+        style: kind of callback, one of `STYLES`.
+    """
     outcomes: Counter[Any] = Counter()
 
     def count_outcome(result: Any, _: Any) -> None:
@@ -59,7 +66,7 @@ def publish(producer: Any, delays: Sequence[timedelta | None], messages: int, st
 
 
 def make(client: DelayLevelClient, wrapped: bool, **settings: Any) -> Any:
-    """Return a producer of a topic of its own, with a subscription."""
+    """Return a producer for a new topic that has a subscription."""
     topic = f"orders-{uuid.uuid4().hex[:6]}"
     client.subscribe(topic, "app", consumer_type=pulsar.ConsumerType.Shared).close()
     if not wrapped:
@@ -74,7 +81,7 @@ def make(client: DelayLevelClient, wrapped: bool, **settings: Any) -> Any:
 
 
 def run(given: Any) -> list[Case]:
-    """Measure fixed and mixed delays in each style, beside the plain client."""
+    """Measure fixed and mixed delays in each style, for the wrapper and the plain client."""
     rows: list[Case] = []
     with private_broker() as connection, connected(connection) as client:
         for kind, delays in (("one delay", FIXED), ("29 delays in turn", MIXED)):
@@ -96,7 +103,7 @@ def run(given: Any) -> list[Case]:
                 for name, producer in producers.items()
             }
             for style in given.styles:
-                # What no wrapper of this client can exceed: batches, and no delay at all.
+                # The upper limit for any wrapper of this client: batches without delays.
                 sides[style, "no delay, batched"] = side(undelayed, style, [None])
             named = {f"{kind}, callback {style}, {name}": of for (style, name), of in sides.items()}
             rates = dict(zip(sides, in_turn(named, given.rounds).values(), strict=True))
@@ -120,8 +127,14 @@ if __name__ == "__main__":
         type=int,
         nargs="+",
         default=[0],
-        help="how long the level producers gather a batch; 0 for the default, which is used alone",
+        help="batching delays of the wrapper's producers in ms; 0 for the default (default: 0)",
     )
-    parser.add_argument("--styles", nargs="+", default=list(STYLES), choices=STYLES)
+    parser.add_argument(
+        "--styles",
+        nargs="+",
+        default=list(STYLES),
+        choices=STYLES,
+        help="kinds of callbacks (default: all)",
+    )
     options = parser.parse_args()
     report(run(options), options.json)

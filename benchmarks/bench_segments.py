@@ -1,9 +1,8 @@
-"""Pending segments against SQLite and DuckDB: write, read in due order, and both questions.
+"""Pending segments against SQLite and DuckDB: write, read in due order, and both queries.
 
-``pass`` writes everything, then reads everything back. ``live`` does both at once: a clock that is
-wound by hand goes on by 20 ms for each 1,000 messages, so that 50,000 a second come and go.
-``peak_mb`` is what the process has grown by at the most, looked at every 5 ms, also while a call is
-under way.
+``pass`` writes all messages, then reads them back. ``live`` does both at the same time: a manual
+clock advances by 20 ms for each 1,000 messages, so that 50,000 messages per second come and go.
+``peak_mb`` is the largest growth of the process, sampled every 5 ms, also during a call.
 
 Examples:
     python benchmarks/bench_segments.py
@@ -40,7 +39,7 @@ def dues_of(spread: str, start: int, rng: Any) -> Any:
 
 
 class Peak:
-    """What the process has grown by at the most, as a thread sees it every 5 ms."""
+    """Largest growth of the process, sampled by a thread every 5 ms."""
 
     def __init__(self) -> None:
         self.before = self.most = resident_mb()
@@ -53,14 +52,14 @@ class Peak:
             self.most = max(self.most, resident_mb())
 
     def stop(self) -> float:
-        """Return MB."""
+        """Stop the thread, and return the largest growth in MB."""
         self._done.set()
         self._thread.join()
         return self.most - self.before
 
 
 class Sqlite:
-    """Payloads in an SQLite table, ordered by its index: a store one would take off the shelf."""
+    """Payloads in an SQLite table, ordered by its index: an off-the-shelf store."""
 
     def __init__(self, directory: str) -> None:
         self.db = sqlite3.connect(Path(directory) / "a.db", isolation_level=None)
@@ -102,7 +101,7 @@ def run(what: str, store: str, rows: int, **options: Any) -> Case:
 
 
 def run_pass(store: str, directory: str, rows: int, spread: str, size: int, budget_mb: int) -> Case:
-    """Write all rows, then read all of them back, and check their order."""
+    """Write all rows, read them back, and check their order."""
     segments: Any = (
         PendingSegments(directory, budget_bytes=budget_mb << 20, clock=lambda: T0)
         if store == "ours"
@@ -142,7 +141,7 @@ def run_pass(store: str, directory: str, rows: int, spread: str, size: int, budg
 
 
 def run_live(directory: str, rows: int, spread: str, size: int, budget_mb: int) -> Case:
-    """Append 1,000 messages, due 5 to 60 s later, and read 1,000 that are due; again and again."""
+    """Alternately append 1,000 messages, due 5 to 60 s later, and read due messages."""
     now = [T0]
     segments = PendingSegments(directory, budget_bytes=budget_mb << 20, clock=lambda: now[0])
     rng = np.random.default_rng(1)
@@ -187,9 +186,9 @@ def run_live(directory: str, rows: int, spread: str, size: int, budget_mb: int) 
 
 
 def run_query(store: str, directory: str, rows: int) -> Case:
-    """Ask both questions of 1 % of all rows: 2 % of the times, half of the attribute.
+    """Run both queries over 1 % of all rows: 2 % of the due times, half of the attribute values.
 
-    Before that everything due within the first 2 % is released, and 100 rows are cancelled.
+    Before that, the rows due within the first 2 % are released, and 100 rows are cancelled.
     """
     rng = np.random.default_rng(1)
     ours = PendingSegments(
@@ -251,7 +250,7 @@ def run_query(store: str, directory: str, rows: int) -> Case:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """List the cases that were asked for."""
+    """Return the requested cases."""
     found: list[Case] = []
     same = {"size": 1024, "budget_mb": options.budget_mb, "directory": options.directory}
     for spread in ("day", "minutes"):
@@ -275,11 +274,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--query-rows", type=int, default=20_000_000)
-    parser.add_argument("--budget-mb", type=int, default=128)
-    parser.add_argument("--no-pass", action="store_true", help="ask the two questions only")
-    parser.add_argument("--what", nargs="*", help="only these: pass, live, query")
-    parser.add_argument("--only", nargs="*", help="only these stores: ours, sqlite, duckdb")
-    parser.add_argument("--directory", help="where to spill; not a disk in memory")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of pass and live")
+    parser.add_argument("--query-rows", type=int, default=20_000_000, help="most rows of query")
+    parser.add_argument(
+        "--budget-mb", type=int, default=128, help="memory budget of our segments in MB"
+    )
+    parser.add_argument("--no-pass", action="store_true", help="run the two queries only")
+    parser.add_argument("--what", nargs="*", help="kinds to run: pass, live, query")
+    parser.add_argument("--only", nargs="*", help="stores to run: ours, sqlite, duckdb")
+    parser.add_argument("--directory", help="folder for spill files; not on a RAM disk")
     main_of(__file__, cases, run, parser)

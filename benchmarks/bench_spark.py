@@ -1,20 +1,20 @@
-"""The Spark job from a coarse level into a finer one, against a loop that one would write oneself.
+"""The Spark job from a coarse level into a finer one, against hand-written loops.
 
-The loops do the same work in the fewest lines: receive from the same partitions with subscriptions
-of their own, choose the partition by the due time in the properties, add the id that copies are
-known by, and send_async payload, key, event time and properties to topics of their own. The plain
-one acknowledges each message in the callback of its send, or negatively where that failed: with
-less, messages are lost. The tuned one runs no Python code in the callback, and acknowledges all at
-once in the end; what fails it does not give back. Neither checks anything, sets aside what a target
-refuses, or knows where it was after a restart. Messages have 1 KiB, a key, an event time and two
-properties.
-At least once all send in batches; effectively once all send unbatched to topics with broker
-deduplication, with sequence ids.
+The loops do the same work in as few lines as possible: they receive from the same partitions with
+their own subscriptions, choose the partition by the due time in the properties, add the ID that
+identifies copies, and call send_async with payload, key, event time and properties for their own
+topics. The plain loop acknowledges each message in the callback of its send, or negatively if the
+send failed: without this, messages are lost. The tuned loop runs no Python code in the callback and
+acknowledges all messages at once at the end; it does not give back messages that fail. Neither loop
+checks anything, sets aside refused messages, or knows its position after a restart. Messages have
+1 KiB, a key, an event time and two properties. With at-least-once delivery, all sides send in
+batches. With effectively-once delivery, all send unbatched with sequence IDs to topics with broker
+deduplication.
 
-A round is one portion of messages: published first, then moved once by each loop and once by the
-job, which runs until nothing is ripe, in one Spark session that stays. The job's rate is its rows
-by the duration of their batches: triggerExecution without latestOffset, which holds the start of
-each run (claims, connections). A first round is thrown away.
+A round is one portion of messages. It is published first, then moved once by each loop and once by
+the job, which runs until no message is ready. One Spark session serves all rounds. The job's rate
+is its rows divided by the duration of their batches: triggerExecution without latestOffset, which
+includes the start of each run (partition locks, connections). The first round is discarded.
 
 Examples:
     python benchmarks/bench_spark.py
@@ -45,7 +45,7 @@ from delaylevel.spark_sync.job import SparkSyncJob
 from delaylevel.spark_sync.session import spark_session
 from delaylevel.spark_sync.settings import SyncSettings
 
-# Ripe a second after it was published, and near-due only for the finer level.
+# A message is ready one second after it is published, and near-due only for the finer level.
 LEVELS = [
     PartitionStrategy(
         partition_by=timedelta(hours=1),
@@ -56,18 +56,18 @@ LEVELS = [
 ]
 FINER_MS = 5 * 60 * 1000
 DELAY = timedelta(hours=1, minutes=30)
-RIPE_AFTER_S = 1.5
+READY_AFTER_S = 1.5
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 
 
 class Pipeline:
-    """Level topics, what is published into them, and the two that move it on.
+    """Level topics with their producers and loops.
 
     Args:
-        client: a client of the broker.
-        connection: where the broker is.
+        client: client of the broker.
+        connection: addresses of the broker.
         delivery: at least once or effectively once.
-        partitions: over how many source partitions a portion is spread.
+        partitions: number of source partitions for each portion.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Pipeline:
     ) -> None:
         self.client, self.connection, self.delivery = client, connection, delivery
         self.published = 0
-        # One partition of a level is ripe an hour after the other: of several level topics the
-        # first partitions are ripe at once.
+        # In one level, each partition is ready an hour after the previous one. The first partitions
+        # of several level topics are ready at the same time.
         self.producers = [self._producer() for _ in range(partitions)]
         descriptions: list[LevelTopicDescription] = [item.description for item in self.producers]
         self.level_topics = tuple(item.topic for item in descriptions)
@@ -95,13 +95,13 @@ class Pipeline:
             topic,
             enable_delay_level_topic=True,
             partition_strategy=LEVELS,
-            # Effectively once is the mover's own only where the broker is the last to hold.
+            # The mover itself delivers effectively once only with the final window broker.
             final_window="broker",
             **SETTINGS,
         )
 
     def publish(self, messages: int) -> None:
-        """Publish a portion, and wait until it is ripe."""
+        """Publish a portion, and wait until it is ready."""
         outcomes: dict[Any, Any] = {}
         for number in range(messages):
             self.producers[number % len(self.producers)].send_async(
@@ -116,10 +116,10 @@ class Pipeline:
             producer.flush()
         assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
         self.published = messages
-        time.sleep(RIPE_AFTER_S)
+        time.sleep(READY_AFTER_S)
 
     def loop(self, tuned: bool) -> float:
-        """Move the portion with receive and send_async; return messages a second."""
+        """Move the portion with receive and send_async; return messages per second."""
         share, rest = divmod(self.published, len(self.sources))
         start = time.perf_counter()
         for number, source in enumerate(self.sources):
@@ -133,7 +133,7 @@ class Pipeline:
         return self.published / (time.perf_counter() - start)
 
     def _loop_plain(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
-        """Acknowledge each message in the callback of its own send, or give it back."""
+        """Acknowledge each message in the callback of its send, or give it back."""
         consumer = self.consumers[source, "plain"]
 
         def sent(message: Any, result: Any, _: Any) -> None:
@@ -149,7 +149,7 @@ class Pipeline:
         self._flush(source, "plain")
 
     def _loop_tuned(self, source: str, messages: int, outcomes: Counter[Any]) -> None:
-        """Run no Python code in the callback, and acknowledge all at once in the end."""
+        """Run no Python code in the callback, and acknowledge all messages at once at the end."""
         consumer = self.consumers[source, "tuned"]
         message = None
         for _ in range(messages):
@@ -160,7 +160,7 @@ class Pipeline:
             consumer.acknowledge_cumulative(message)
 
     def _send(self, source: str, name: str, message: Any, callback: Any) -> None:
-        """Send a message on into the partition that its due time asks for, with its id."""
+        """Send a message with its ID to the partition for its due time."""
         properties = message.properties()
         left_ms = int(properties[DUE]) - time.time_ns() // 1_000_000
         given: dict[str, Any] = {}
@@ -198,7 +198,7 @@ class Pipeline:
 
 
 def run_job(pipeline: Pipeline, master: str, checkpoint: str, spark: SparkSession) -> float:
-    """Move with the job what is ripe; return messages a second in its batches."""
+    """Move the ready messages with the job; return messages per second in its batches."""
     settings = SyncSettings(
         level_topics=pipeline.level_topics,
         checkpoint=checkpoint,
@@ -255,7 +255,7 @@ def compare(connection: Connection, delivery: Delivery, master: str, given: Any)
 
 
 def run(given: Any) -> list[Case]:
-    """Measure each mode on a broker of its own, which deduplicates or does not."""
+    """Measure each delivery mode on its own broker, with or without deduplication."""
     rows: list[Case] = []
     for delivery in map(Delivery, given.deliveries):
         deduplicate = delivery is Delivery.EFFECTIVELY_ONCE
@@ -267,9 +267,20 @@ def run(given: Any) -> list[Case]:
 
 if __name__ == "__main__":
     parser = arguments(__doc__, messages=500_000, rounds=2)
-    parser.add_argument("--masters", nargs="+", default=["local[1]", "local[2]"])
-    parser.add_argument("--deliveries", nargs="+", default=[item.value for item in Delivery])
-    parser.add_argument("--warm-up", type=int, default=250_000, help="messages, default: 250,000")
-    parser.add_argument("--partitions", type=int, default=4, help="that are ripe, default: 4")
+    parser.add_argument(
+        "--masters", nargs="+", default=["local[1]", "local[2]"], help="Spark masters"
+    )
+    parser.add_argument(
+        "--deliveries", nargs="+", default=[item.value for item in Delivery], help="delivery modes"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=int,
+        default=250_000,
+        help="number of messages in the discarded round (default: 250,000)",
+    )
+    parser.add_argument(
+        "--partitions", type=int, default=4, help="number of source partitions (default: 4)"
+    )
     options = parser.parse_args()
     report(run(options), options.json)

@@ -22,7 +22,7 @@ from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
 BATCH = 65_536
-#: Bits of precision; x is messages a millisecond, as in Pulsar's own test of the layout.
+#: Bits of precision; x is the number of messages per millisecond, as in Pulsar's own test.
 SHAPES = {
     "x=1,y=10": 10,
     "x=4,y=10": 10,
@@ -40,7 +40,7 @@ LAYOUTS: dict[str, Any] = {"seed": SeedTracker, "heap 24 B": HeapTracker, "heapq
 
 
 def batches(shape: str, rows: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield ledgers of 50,000 entries in turn, and due times of the shape."""
+    """Yield ledger IDs (50,000 entries per ledger), entry IDs, and due times of the shape."""
     rng = np.random.default_rng(1)
     for start in range(0, rows, BATCH):
         index = np.arange(start, min(rows, start + BATCH))
@@ -74,8 +74,8 @@ def run(layout: str, shape: str, rows: int, drain: int) -> Case:
         else LAYOUTS[layout](precision)
     )
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
-        # Another process makes the rows, and they are read from a mapped file: all memory that
-        # this process comes to use is the tracker's.
+        # Another process makes the rows, and this one reads them from a mapped file. The growth of
+        # this process is then the tracker's memory only.
         path = f"{directory}/rows.npy"
         subprocess.run([sys.executable, __file__, "--make", shape, str(rows), path], check=True)
         columns = np.load(path, mmap_mode="r")
@@ -115,7 +115,7 @@ def run(layout: str, shape: str, rows: int, drain: int) -> Case:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """List the cases that were asked for."""
+    """Return the requested cases."""
     found: list[Case] = []
     for shape in [s for s in SHAPES if not options.shape or options.shape in s]:
         for layout in ["ours", *LAYOUTS]:
@@ -133,8 +133,10 @@ if __name__ == "__main__":
         make(sys.argv[2], int(sys.argv[3]), sys.argv[4])
         sys.exit()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--baseline-rows", type=int, default=10_000_000)
-    parser.add_argument("--shape", help="only shapes whose name contains this")
-    parser.add_argument("--only", nargs="*", help="only these layouts, such as ours")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="number of rows")
+    parser.add_argument(
+        "--baseline-rows", type=int, default=10_000_000, help="most rows of baselines"
+    )
+    parser.add_argument("--shape", help="part of the name of the shapes to run")
+    parser.add_argument("--only", nargs="*", help="layouts to run, such as ours")
     main_of(__file__, cases, run, parser)

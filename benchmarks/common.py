@@ -1,4 +1,4 @@
-"""What the benchmarks on a real broker share: a broker of their own, sides run in turn, a table."""
+"""Shared parts of the benchmarks on a real broker: a private broker, alternating sides, a table."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from delaylevel.cluster.connection import Connection
 
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 BODY = b"x" * 1024
-# The embedded broker compiles little, for a quick start; a server in earnest compiles in full.
+# The embedded broker limits JIT compilation to start quickly; a production server does not.
 JIT = {"_JAVA_OPTIONS": "-XX:TieredStopAtLevel=4"}
-# By default the server reads 1,000 entries ahead, 500 MB where an entry is a full batch: two topics
-# that are read at once then drive each other out of its cache, and it reads all anew.
+# By default the server reads 1,000 entries ahead, which is 500 MB if every entry is a full batch.
+# Two topics that are read at the same time then evict each other from its cache, and the server
+# reads everything again.
 READ_AHEAD = {"dbStorage_readAheadCacheBatchSize": 20}
 
 
 @contextmanager
 def private_broker(**conf: Any) -> Iterator[Connection]:
-    """Start a broker on data of its own, and stop it and delete the data in the end.
+    """Start a broker with its own data; stop it and delete the data at the end.
 
     Args:
-        conf: settings of ``standalone.conf`` besides ``READ_AHEAD``.
+        conf: settings of ``standalone.conf`` in addition to ``READ_AHEAD``.
     """
     with tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory:
         broker = EmbeddedBroker(
@@ -69,7 +70,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def connected(connection: Connection) -> Iterator[DelayLevelClient]:
-    """Return a client that is closed in the end."""
+    """Yield a client, and close it at the end."""
     client = DelayLevelClient.from_connection(connection, logger=QUIET)
     try:
         yield client
@@ -78,13 +79,13 @@ def connected(connection: Connection) -> Iterator[DelayLevelClient]:
 
 
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Run every side once and throw that away, then all of them in turn: A B A B ...
+    """Run every side once and discard the result, then run all sides in turn: A B A B ...
 
-    Each second of a noisy machine then falls on all sides alike.
+    In this way, other load on the machine affects all sides equally.
 
     Args:
-        sides: what is run, by name; each returns its messages a second.
-        rounds: how often.
+        sides: functions by the name of their side; each returns its messages per second.
+        rounds: number of runs of each side.
     """
     for name, side in sides.items():
         note(f"{name}: {side():,.0f} /s (to warm up)")
@@ -98,9 +99,9 @@ def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def rate_row(name: str, rates: list[float], baseline: list[float]) -> Case:
-    """Return a row of a table: median, extremes, and how many times the baseline.
+    """Return a table row: median, extremes, and the ratio to the baseline.
 
-    The ratio is the median of the ratios of each round, in which both ran one after the other.
+    The ratio is the median over the rounds. In each round, both sides ran one after the other.
     """
     ratios = [one / other for one, other in zip(rates, baseline, strict=True)]
     return {
@@ -113,7 +114,7 @@ def rate_row(name: str, rates: list[float], baseline: list[float]) -> Case:
 
 
 def report(rows: list[Case], json_path: str | None) -> None:
-    """Print a table, and write the rows as JSON with what they were measured on."""
+    """Print a table, and write the rows as JSON with a description of the machine."""
     print_table(rows)
     if json_path:
         machine = {
@@ -127,18 +128,22 @@ def report(rows: list[Case], json_path: str | None) -> None:
 
 
 def note(text: str) -> None:
-    """Say on stderr what is being done."""
+    """Print a progress line on stderr."""
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def arguments(doc: str | None, messages: int, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all of these benchmarks have."""
+    """Return a parser with the options that these benchmarks share."""
     parser = argparse.ArgumentParser(
         description=(doc or "").splitlines()[0],
         epilog=(doc or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--messages", type=int, default=messages, help=f"default: {messages:,}")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"default: {rounds}")
-    parser.add_argument("--json", help="write the results there")
+    parser.add_argument(
+        "--messages", type=int, default=messages, help=f"number of messages (default: {messages:,})"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help=f"number of rounds (default: {rounds})"
+    )
+    parser.add_argument("--json", help="file for the results as JSON")
     return parser
