@@ -1,4 +1,4 @@
-# `make help` lists what can be made. Needed: Python 3.10 or later, Java 17 or later, and Maven.
+# `make help` lists the targets. Requirements: Python 3.10 or later, Java 17 or later, and Maven.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed
 SOURCES = delaylevel functions spark_sync cli tests tools benchmarks docs
 PYTEST_ARGS ?=
 
-# PySpark's workers must run in the Python that has the package.
+# PySpark's workers must use the Python in which the package is installed.
 export PYSPARK_PYTHON = $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 
@@ -19,17 +19,17 @@ help: ## Show this list
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON) (for the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest)"
+	@echo "Variables: PYTHON=$(PYTHON) (creates the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest)"
 
 demo: fetch ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
 
-test: lint typecheck wheel-check pytest ## Everything that CI checks
+test: lint typecheck wheel-check pytest ## Run all checks of CI
 
-unit: $(STAMP) ## Only the tests that need no broker
+unit: $(STAMP) ## Run only the tests that need no broker
 	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-lint: $(STAMP) ## Look for mistakes and formatting (ruff)
+lint: $(STAMP) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
@@ -40,25 +40,25 @@ format: $(STAMP) ## Format the sources
 typecheck: $(STAMP) ## Check the types (mypy, strict)
 	$(BIN)/python tools/check_types.py
 
-wheel-check: $(STAMP) ## Build the wheel and try it in a clean environment
+wheel-check: $(STAMP) ## Build the wheel and test it in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
-pytest: fetch ## All tests; PYTEST_ARGS="-k name" for some
+pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-all: lint typecheck wheel-check fetch ## The same with the tests that take minutes each
+test-all: lint typecheck wheel-check fetch ## Run all checks, including tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
 
-reference: $(STAMP) ## Write docs/cli.md and docs/api.md anew
+reference: $(STAMP) ## Regenerate docs/cli.md and docs/api.md
 	$(BIN)/python tools/make_reference.py
 
-broker: fetch ## Start a broker of your own (stop it with `make broker-stop`)
+broker: fetch ## Start a private broker (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start
 
-broker-stop: $(STAMP) ## Stop it; its data stays
+broker-stop: $(STAMP) ## Stop the private broker; its data stays
 	$(BIN)/delaylevel broker stop
 
-fetch: $(STAMP) ## Fetch the Pulsar server, once, with Maven
+fetch: $(STAMP) ## Download the Pulsar server with Maven, once
 	@$(BIN)/delaylevel broker fetch
 
 bench: fetch ## Run the benchmarks
@@ -67,18 +67,18 @@ bench: fetch ## Run the benchmarks
 		echo "$$file"; $(BIN)/python "$$file"; \
 	done; test -n "$$found" || echo "There are no benchmarks yet."
 
-install: $(STAMP) ## Make the virtual environment
+install: $(STAMP) ## Create the virtual environment
 
-# Installed again only when what is to be installed has changed.
+# Reinstall only when the package's dependencies or configuration have changed.
 $(STAMP): setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-		echo "Python 3.10 or later is needed, and $(PYTHON) is" \
-			"`$(PYTHON) --version 2>&1`: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
+		echo "Python 3.10 or later is required, but $(PYTHON) is" \
+			"`$(PYTHON) --version 2>&1`. Use: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-clean: ## Delete what was built, but not the virtual environment
+clean: ## Delete build output, but not the virtual environment
 	rm -rf build dist delaylevel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
 	find $(wildcard $(SOURCES)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
