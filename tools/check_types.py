@@ -1,7 +1,7 @@
 """Run mypy over the package as it is installed.
 
-The top-level folders are mapped into one package by ``setup.cfg``, which mypy cannot follow. So a
-tree of links is made under ``build/`` that has the installed layout, and mypy is run on that.
+``setup.cfg`` maps the top-level folders into one package, which mypy cannot follow. The script
+creates a tree of links with the installed layout under ``build/``, and runs mypy on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Make the links anew, run mypy, and return its exit code."""
+    """Recreate the links, run mypy, and return its exit code."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = config["options"]["package_dir"].strip().splitlines()

@@ -1,7 +1,7 @@
-"""Build the wheel, install it into a clean environment, and look at what it brings.
+"""Build the wheel, install it into a clean environment, and check its contents.
 
-It must bring exactly one top-level name, run ``delaylevel --version``, and ``import delaylevel``
-must not pull in what only some users install; a part that needs an extra must name it.
+It must install exactly one top-level name and run ``delaylevel --version``. ``import delaylevel``
+must not import packages that only some users install, and a part that needs an extra must name it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from delaylevel.errors import MissingExtraError
 for name in ("functions", "spark_sync", "cli"):
     try:
         __import__(f"delaylevel.{{name}}")
-    except MissingExtraError as error:  # what needs an extra says which, and nothing else
+    except MissingExtraError as error:  # the only accepted error: it must name the extra
         assert "delaylevel[" in str(error), f"delaylevel.{{name}}: {{error}}"
 for name in delaylevel.__all__:
     assert name in dir(delaylevel), f"dir(delaylevel) lacks {{name}}"
@@ -52,7 +52,7 @@ print("one top-level name, nothing heavy on import, version", delaylevel.__versi
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a program; show what it said and stop where it fails."""
+    """Run a program and return its output; print the output and exit if it fails."""
     answer = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -67,7 +67,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def main() -> None:
-    """Do it all in a temporary directory; the working tree's own build/ has no say."""
+    """Build and check in a temporary directory, unaffected by the working tree's build/."""
     with tempfile.TemporaryDirectory(prefix="delaylevel-wheel-") as scratch:
         work = Path(scratch)
         tree = work / "tree"
@@ -87,7 +87,7 @@ def main() -> None:
         if extra:
             sys.exit(f"{wheel.name} has the top-level names {sorted(extra)} besides delaylevel")
 
-        # setup.cfg lists packages by name: one that it forgets is missing from the wheel only.
+        # setup.cfg lists packages by name. If one is not listed, it is missing only from the wheel.
         packed = {name.removeprefix("delaylevel/") for name in zipfile.ZipFile(wheel).namelist()}
         written = {
             str(path.relative_to(tree / "delaylevel" if top == "delaylevel" else tree))
