@@ -141,7 +141,7 @@ def run_pass(store: str, directory: str, rows: int, spread: str, size: int, budg
 
 
 def run_live(directory: str, rows: int, spread: str, size: int, budget_mb: int) -> Case:
-    """Alternately append 1,000 messages, due 5 to 60 s later, and read due messages."""
+    """Append 1,000 messages, due 5 to 60 s later, and read due messages, in turn."""
     now = [T0]
     segments = PendingSegments(directory, budget_bytes=budget_mb << 20, clock=lambda: now[0])
     rng = np.random.default_rng(1)
