@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.timebucket.chunks import Int64s
+from delaylevel.structures.rows import Int64s
 
 from .ids import distinct
 

@@ -22,8 +22,8 @@ from delaylevel.dispatcher.journal.state import (
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.chunks import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .columns import Arrivals, Batch, MessageRecord, Offered, id_columns

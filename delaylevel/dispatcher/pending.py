@@ -10,8 +10,8 @@ import numpy.typing as npt
 from delaylevel.dispatcher.journal.records import ENTRY_BITS
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.chunks import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 from delaylevel.structures.timebucket.front import Front
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from delaylevel.structures.timebucket.chunks import (
+from delaylevel.structures.rows import (
     DUE,
     ENTRY,
     LEDGER,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from delaylevel.structures.timebucket.chunks import DUE, Int64s
+from delaylevel.structures.rows import DUE, Int64s
 
 from .cursors import Cursor, FileCursor, Part
 from .file import Columns, Run, SegmentFile

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.structures.timebucket.chunks import DUE, Int64s, Key, Rows
+from delaylevel.structures.rows import DUE, Int64s, Key, Rows
 
 Floats = npt.NDArray[np.float64]
 

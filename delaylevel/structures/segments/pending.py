@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.timebucket.chunks import ENTRY, LEDGER, Int64s, Key, Rows
+from delaylevel.structures.rows import ENTRY, LEDGER, Int64s, Key, Rows
 
 from .cursors import Cursor, Part, cut, join
 from .directory import SpillDirectory

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.structures.timebucket.chunks import DUE, ENTRY, LEDGER, Int64s, Rows
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 
 from .file import SCHEMA, Columns, Floats, Run, arrow_of
 

@@ -1,30 +1,22 @@
-"""Rows of (due, ledger, entry), and how a few thousand of them are packed into bytes.
+"""The chunk format: a few thousand rows of (due, ledger, entry) packed into bytes.
 
-A chunk holds rows in the order of their positions. Neighbours then differ by a small gap, and the
-three columns (due offset, ledger step, entry gap) are cut into byte planes that are compressed one
-by one: sequences shrink to almost nothing, random due times to little more than their entropy.
+A chunk holds rows in the order of their positions, so that neighbours differ by a small gap. The
+three columns (due offset, ledger step, entry gap) are cut into byte planes, and each plane is
+compressed on its own: sequences shrink to almost nothing, random due times to little more than
+their entropy.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
-#: One column each for due time, ledger id and entry id: shape (3, n).
-Rows: TypeAlias = "npt.NDArray[np.int64]"
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
-#: (due, ledger, entry): what rows are ordered by when they are handed out.
-Key: TypeAlias = "tuple[int, int, int]"
+from delaylevel.structures.rows import BY_POSITION, DUE, ENTRY, LEDGER, Int64s, Key, Rows, sort_rows
 
-DUE, LEDGER, ENTRY = 0, 1, 2
-BY_DUE = (DUE, LEDGER, ENTRY)
-BY_POSITION = (LEDGER, ENTRY, DUE)
-#: The most rows in one chunk; the lengths of its planes are written in 16 bits.
+#: Largest number of rows in one chunk; the lengths of its planes are written in 16 bits.
 CHUNK_ROWS = 8192
 
 _HEADER = struct.Struct("<I8q")
@@ -35,10 +27,10 @@ _SPREAD, _STEADY = b"\0", b"\1"
 
 
 class ChunkInfo(NamedTuple):
-    """What a chunk says of itself without being decoded.
+    """The header of a chunk, readable without decoding the chunk.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         min_due, max_due: the range of due times, ms.
         key_ledger, key_entry: the position of the first row of those due at ``min_due``.
         first_ledger, first_entry: the lowest position.
@@ -67,108 +59,14 @@ def chunk_key(chunk: bytes) -> Key:
     return header[1], header[3], header[4]
 
 
-def empty_rows() -> Rows:
-    """Return rows without any row."""
-    return np.empty((3, 0), dtype=np.int64)
-
-
-def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
-    if bool((a[1:] < a[:-1]).any()):
-        return False
-    tie = a[1:] == a[:-1]
-    if not tie.any():
-        return True
-    if bool(((b[1:] < b[:-1]) & tie).any()):
-        return False
-    tie &= b[1:] == b[:-1]
-    return not bool(((c[1:] < c[:-1]) & tie).any())
-
-
-def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
-    """Sort rows lexicographically, by one packed 64-bit key where the three columns fit into it.
-
-    Args:
-        rows: shape (3, n), any order.
-        order: the columns, the most significant first.
-
-    Returns:
-        The rows in order; the same array if they were in order already.
-    """
-    first, second, third = order
-    if rows.shape[1] < 2 or _in_order(rows[first], rows[second], rows[third]):
-        return rows
-    low = [int(x) for x in rows.min(axis=1)]
-    bits = [(int(x) - y).bit_length() for x, y in zip(rows.max(axis=1), low, strict=True)]
-    if sum(bits) > 63:
-        return np.take(rows, np.lexsort((rows[third], rows[second], rows[first])), axis=1)
-    key = rows[first] - low[first]
-    for column in (second, third):
-        if bits[column]:
-            key <<= bits[column]
-            key |= rows[column] - low[column]
-    key.sort()
-    out = np.empty_like(rows)
-    for column in (third, second):
-        np.bitwise_and(key, (1 << bits[column]) - 1, out=out[column])
-        out[column] += low[column]
-        key >>= bits[column]
-    np.add(key, low[first], out=out[first])
-    return out
-
-
-def order_of(first: Int64s, second: Int64s, third: Int64s) -> Int64s | None:
-    """Return the indices that sort three columns lexicographically, None where they are in order.
-
-    By one packed 64-bit key with the index in its low bits where all fit into it.
-    """
-    if _in_order(first, second, third):
-        return None
-    columns = (first, second, third)
-    low = [int(column.min()) for column in columns]
-    bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
-    index_bits = int(first.size - 1).bit_length()
-    if sum(bits) + index_bits > 63:
-        return np.lexsort((third, second, first))
-    key = first - low[0]
-    for column, least, width in zip(columns[1:], low[1:], bits[1:], strict=True):
-        if width:
-            key <<= width
-            key |= column - least
-    key <<= index_bits
-    key |= np.arange(first.size)
-    key.sort()
-    key &= (1 << index_bits) - 1
-    return key
-
-
-def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
-    """Return the index, from ``start`` on, of the first row that is not below ``key``.
-
-    Args:
-        rows: three columns of n, in the order of ``BY_DUE``.
-        key: (due, ledger, entry).
-        start: where to begin.
-    """
-    stop = rows[DUE].size
-    if start < stop and rows[DUE].item(start) > key[0]:
-        return start
-    for column, value in zip(rows, key, strict=True):
-        part = column[start:stop]
-        stop = start + int(part.searchsorted(value, side="right"))
-        start += int(part.searchsorted(value, side="left"))
-        if start == stop:
-            break
-    return start
-
-
 class ChunkCodec:
-    """Packs and unpacks chunks; keeps the compressor's working memory, a few tens of kilobytes."""
+    """Encoder and decoder of chunks; keeps a few tens of kilobytes of compressor memory."""
 
     def __init__(self, shift: int) -> None:
         """Create a codec.
 
         Args:
-            shift: how many low bits of every due time are zero.
+            shift: number of low bits that are zero in every due time.
         """
         self._shift = shift
         params = zstandard.ZstdCompressionParameters.from_level(
@@ -215,7 +113,7 @@ class ChunkCodec:
         return b"".join(parts)
 
     def _encode_due(self, offset: Int64s, parts: list[bytes]) -> None:
-        """Write differences where many are zero or none is negative, otherwise plain offsets."""
+        """Write differences if many are zero or none is negative, otherwise plain offsets."""
         change = np.zeros_like(offset)
         np.subtract(offset[1:], offset[:-1], out=change[1:])
         steady = offset.size - np.count_nonzero(change) > offset.size // 4 or change.min() >= 0
@@ -278,8 +176,8 @@ class ChunkCodec:
             rows[ENTRY] += gap.cumsum()
             return rows
         rows[LEDGER] += step.cumsum()
-        # Where the ledger changes, the gap is the entry itself: take off what was summed up before
-        # it.
+        # Where the ledger changes, the gap is the entry itself: subtract the sum of the gaps
+        # before it.
         start = gap[change]
         gap[change] = 0
         total = gap.cumsum()
@@ -289,7 +187,7 @@ class ChunkCodec:
         return rows
 
     def decode_due(self, chunk: bytes) -> Int64s:
-        """Unpack the due times only, in the order of the positions."""
+        """Unpack only the due times, in the order of the positions."""
         return self._decode_due(chunk, chunk_info(chunk))[0]
 
     def _decode_column(self, chunk: bytes, at: int, n: int) -> tuple[Int64s, int]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from .chunks import DUE, ENTRY, LEDGER, Key, Rows, empty_rows, find_key, sort_rows
+from delaylevel.structures.rows import (
+    DUE,
+    ENTRY,
+    LEDGER,
+    Key,
+    Rows,
+    empty_rows,
+    find_key,
+    sort_rows,
+)
 
 #: About how many rows are merged at once; a get seldom waits for more than this.
 _SLICE_ROWS = 6144

@@ -13,22 +13,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from .chunks import (
+from delaylevel.structures.rows import (
     BY_POSITION,
-    CHUNK_ROWS,
     DUE,
     ENTRY,
     LEDGER,
-    ChunkCodec,
     Int64s,
     Key,
     Rows,
-    chunk_info,
-    chunk_key,
     empty_rows,
     find_key,
     sort_rows,
 )
+
+from .chunks import CHUNK_ROWS, ChunkCodec, chunk_info, chunk_key
 
 #: A bucket with more overlapping rows than this is split; about what is unpacked when it comes
 #: near.

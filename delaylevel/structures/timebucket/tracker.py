@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.errors import InvalidInputError
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 
-from .chunks import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 from .front import Front
 from .store import SPLIT_ROWS, BucketStore, first_position
 
