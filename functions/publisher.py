@@ -14,8 +14,8 @@ import pulsar
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.publisher import build_message
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.envelope import Envelope
+from delaylevel.model.message import ParkedMessage
 
 log = logging.getLogger(__name__)
 

@@ -22,19 +22,15 @@ from pulsar.schema import BytesSchema
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import PRODUCER_SETTINGS
-from delaylevel.cluster.reader import (
-    ParkedMessage,
-    SourcePartition,
-    parked_message,
-    source_partitions,
-)
 from delaylevel.errors import BrokerError, EnvelopeError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import Hop, Router
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop as onward
 
 from .ack_order import AckOrder

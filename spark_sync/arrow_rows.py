@@ -18,10 +18,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from delaylevel.cluster.reader import ParkedMessage, SourcePartition
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.source_partition import SourcePartition
 
 ROWS_PER_BATCH = 2000
 BYTES_PER_BATCH = 8 * 1024 * 1024

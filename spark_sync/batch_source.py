@@ -21,13 +21,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import SourcePartition, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import ConfigError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import Position, stable_id
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
 
 from .arrow_rows import SCHEMA, to_batches

@@ -13,11 +13,12 @@ from pyspark.sql.datasource import InputPartition
 
 from delaylevel.cluster.data_loss import find_gap
 from delaylevel.cluster.partition_lock import Claim
-from delaylevel.cluster.reader import SourcePartition, read_range, source_partitions
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover.ready import Bound, ripe_bound
 
 from .offsets import Offset, make_offset, positions_of, skipped_of

@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import describe_owner
-from delaylevel.cluster.reader import source_partitions
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -32,6 +31,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.topics import registry as topics
 

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from delaylevel.model.message import batch_size
+
 from .failures import OK, result_name
-from .reader import batch_size
 
 log = logging.getLogger(__name__)
 

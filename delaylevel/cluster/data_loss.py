@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 
 from .port import TopicAdmin
-from .reader import SourcePartition
 
 
 @dataclass(frozen=True)

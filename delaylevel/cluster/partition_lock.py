@@ -17,10 +17,10 @@ import pulsar
 from delaylevel.errors import AlreadyRunningError, BrokerError, DelayLevelError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 
 from .failures import close_quietly, error_name
 from .port import TopicAdmin
-from .reader import SourcePartition
 
 
 class Claim:

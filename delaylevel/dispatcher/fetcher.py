@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from delaylevel.cluster.reader import ParkedMessage, PartitionReader, batch_size
+from delaylevel.cluster.reader import PartitionReader
+from delaylevel.model.message import ParkedMessage, batch_size
 from delaylevel.model.position import Position
 
 from .delay_queue import Arrivals

@@ -20,7 +20,6 @@ import numpy as np
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.dispatcher.journal.state import Mark, ReleaseState, encode, pack, unpack
 from delaylevel.dispatcher.journal.topic import LostOwnershipError, ReleaseLog
 from delaylevel.errors import BrokerError
@@ -28,6 +27,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
 
 from .delay_queue import Arrivals, Window

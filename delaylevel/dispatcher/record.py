@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import EnvelopeError
 from delaylevel.model import envelope as env
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.mover import hop as onward
 
 _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, PendingRange, Window, pending_ranges

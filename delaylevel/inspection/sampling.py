@@ -16,11 +16,12 @@ from typing import Any, Protocol
 
 from delaylevel.cluster.entries import Entries, choose_places
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
-from delaylevel.cluster.reader import batch_size, messages_in_range
+from delaylevel.cluster.reader import messages_in_range
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
+from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange

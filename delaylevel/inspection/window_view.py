@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange, Window
 

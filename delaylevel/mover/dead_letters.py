@@ -14,7 +14,7 @@ from typing import Any
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Outlet, close_all, open_producer
-from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     BrokerError,
     ClientError,
@@ -26,8 +26,10 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.reader import SourcePartition, read_range, source_partitions
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics.subscriptions import early_subscriptions
 
 from .forwarder import Forwarder

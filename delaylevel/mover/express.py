@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from delaylevel.cluster.publisher import MessageBuilder, Outlet
-from delaylevel.cluster.reader import RawMessage, SourcePartition, parked_message
 from delaylevel.errors import DelayLevelError, EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET, SchemaRef
 from delaylevel.model.level_topic import Mover
+from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.router import Hop
+from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
 

@@ -21,7 +21,7 @@ from delaylevel.cluster.publisher import (
     close_all,
     open_producer,
 )
-from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BrokerError, ClientError, DelayLevelError, EnvelopeError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
@@ -33,8 +33,10 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
     MissingTarget,
 )
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import Decision, Hop, Router
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 
 from . import hop as onward

@@ -10,12 +10,12 @@ from typing import Any
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import SourcePartition, read_range, source_partitions
+from delaylevel.cluster.reader import read_range
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 
 from .forwarder import Forwarder

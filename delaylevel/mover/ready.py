@@ -14,8 +14,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 
 # Behind a bound every one of so many entries is asked, and further on ever fewer: a run of wrong

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Sequence, sequence_id
+from delaylevel.model.source_partition import SourcePartition
 
 # So much may be unconfirmed, and for so long, which is a part of the client's timeout.
 UNSETTLED_MESSAGES = 10_000

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from delaylevel.cluster.port import NamespacePolicies
-from delaylevel.cluster.reader import SourcePartition, source_partitions
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing.memory.broker import Broker, Partition

@@ -24,10 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import SourcePartition, source_partitions
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
 
 # A clock that is set to a wrong time zone and an outage over night are within it.

@@ -12,10 +12,11 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.cluster.partition_lock import Claim
-from delaylevel.cluster.reader import ParkedMessage, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.report import ForwardReport
 from delaylevel.mover.local import LocalMover

@@ -38,10 +38,12 @@ from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage, read_range, source_partitions
+from delaylevel.cluster.reader import read_range
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover

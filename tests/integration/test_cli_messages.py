@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
+from delaylevel.model.message import ParkedMessage
 from delaylevel.mover.local import LocalMover
 from delaylevel.topics.registry import describe
 

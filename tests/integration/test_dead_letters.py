@@ -16,9 +16,9 @@ from delaylevel import topics
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError, LevelTopicError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters

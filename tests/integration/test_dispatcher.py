@@ -17,7 +17,6 @@ from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicPolicies
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.service import owners
 from delaylevel.dispatcher.targets import java_string_hash
@@ -26,6 +25,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient

@@ -17,7 +17,6 @@ from delaylevel import topics
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import (
     AlreadyRunningError,
     DelayTooLongError,
@@ -27,6 +26,7 @@ from delaylevel.errors import (
     StrategyMismatchError,
 )
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local as mover_module

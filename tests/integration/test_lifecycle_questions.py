@@ -19,9 +19,9 @@ from delaylevel import topics
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover

@@ -17,9 +17,9 @@ from delaylevel import topics
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters

@@ -15,9 +15,9 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient

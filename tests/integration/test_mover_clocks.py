@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
 

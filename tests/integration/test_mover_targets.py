@@ -12,9 +12,9 @@ import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName

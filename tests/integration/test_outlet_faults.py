@@ -12,7 +12,8 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.publisher import BULK_SETTINGS, Outlet
-from delaylevel.cluster.reader import ParkedMessage, read_range
+from delaylevel.cluster.reader import read_range
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 

@@ -23,7 +23,6 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import (
     BrokerError,
     DelayTooLongError,
@@ -35,6 +34,7 @@ from delaylevel.errors import (
     UnsupportedOptionError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap

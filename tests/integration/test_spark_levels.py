@@ -13,10 +13,10 @@ import pytest
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName

@@ -12,8 +12,8 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient

@@ -20,8 +20,9 @@ import urllib3
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.partition_lock import describe_owner
-from delaylevel.cluster.reader import ParkedMessage, source_partitions
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 

@@ -21,11 +21,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA

@@ -14,8 +14,8 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.reader import source_partitions
 from delaylevel.model.level_topic import SUBSCRIPTION, Role
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 

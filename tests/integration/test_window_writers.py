@@ -15,13 +15,13 @@ import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import ParkedMessage
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
 from delaylevel.functions.consumer_loop import Engine
 from delaylevel.functions.settings import FunctionSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient

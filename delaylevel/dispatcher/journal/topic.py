@@ -10,10 +10,11 @@ from delaylevel.cluster.failures import OK, close_quietly, result_name, translat
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
-from delaylevel.cluster.reader import SourcePartition, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 
 
 class LostOwnershipError(BrokerError):

@@ -10,7 +10,7 @@ import _pulsar
 import pulsar
 from pulsar import ConsumerType
 
-from delaylevel.cluster.reader import batch_size
+from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 

@@ -10,12 +10,14 @@ from typing import Any
 
 from delaylevel.cluster.partition_lock import Claim
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import ParkedMessage, SourcePartition, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.mover import hop as onward
 from delaylevel.mover.forwarder import Forwarder
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import pulsar
@@ -11,18 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel.cluster.reader import (
-    ParkedMessage,
-    PartitionReader,
-    SourcePartition,
-    batch_size,
-    read_range,
-    source_partitions,
-)
+from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import BrokerError
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage, batch_size
 from delaylevel.model.position import EARLIEST, Position
-from delaylevel.model.strategy import Levels, PartitionStrategy
 
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
 
@@ -308,33 +299,3 @@ def test_batch_size_where_there_is_none() -> None:
     # The client's own bytes for an unbatched message: a negative batch index takes ten bytes.
     assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
     assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0
-
-
-def test_sources_of_a_mover() -> None:
-    description = LevelTopicDescription(
-        topic="orders-delay-level",
-        levels=Levels(
-            [
-                PartitionStrategy(maximum_delay=timedelta(days=3)),
-                PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-            ]
-        ),
-        targets=("orders",),
-        final_window=FinalWindow.TRACKER,
-        hold_pause_ms=777,
-    )
-    family = "persistent://public/default/orders-delay-level"
-    sources = source_partitions(description)
-    day, hour = 86_400_000, 3_600_000
-    assert sources[:2] == (
-        SourcePartition(family, f"{family}-partition-0", Role.LEVEL, 0, 0, day - 600_000),
-        SourcePartition(family, f"{family}-partition-1", Role.LEVEL, 0, 1, 2 * day - 600_000, True),
-    )
-    assert [source.hand_off_after_ms for source in sources[2:25]] == [
-        hours * hour - 300_000 for hours in range(1, 24)
-    ]
-    # What is held was on its way out of the finest level. Nothing else is read.
-    assert sources[25:] == (
-        SourcePartition(family, f"{family}-held-partition-0", Role.HELD, 1, 0, 777),
-    )
-    assert sources[0].name.full == sources[0].topic

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster.reader import RawMessage, parked_message, source_partitions
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.message import RawMessage, parked_message
+from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import sequencing as _numbering
 from delaylevel.mover.express import forward_range

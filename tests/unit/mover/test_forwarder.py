@@ -13,12 +13,13 @@ import pytest
 
 from delaylevel.cluster.port import SchemaVersion
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
-from delaylevel.cluster.reader import ParkedMessage, SourcePartition, source_partitions
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import forwarder as forwarder_module

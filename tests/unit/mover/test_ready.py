@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delaylevel.cluster.port import LedgerInfo
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.model.level_topic import Role
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready as frontier
 from delaylevel.mover.ready import ripe_bound

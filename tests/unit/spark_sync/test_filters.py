@@ -28,9 +28,9 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from delaylevel.cluster.reader import SourcePartition
 from delaylevel.errors import StepsError
 from delaylevel.model.level_topic import Role
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.spark_sync.filters import due_window, may_match
 from delaylevel.spark_sync.steps import TwiceCheck
 from delaylevel.topics.scan import ALWAYS

@@ -1,0 +1,97 @@
+"""Messages as they are read from a source partition."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .position import Position
+
+
+class ParkedMessage(NamedTuple):
+    """A message as it was read from a source partition.
+
+    Attributes:
+        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
+        publish_ms: publish time by the clock of the producer, ms; for a batched message, that of
+            the first message of the batch.
+        key, ordering_key: as published; an empty string if there is none.
+        event_ms: the application's event time, ms; 0 if there is none.
+        properties: all properties, ours included.
+        value: the payload; None for a null value (which differs from an empty one).
+    """
+
+    ledger: int
+    entry: int
+    batch: int
+    publish_ms: int
+    key: str
+    ordering_key: str
+    event_ms: int
+    properties: dict[str, str]
+    value: bytes | None
+
+    @property
+    def position(self) -> Position:
+        """The position of the message in its partition."""
+        return Position(self.ledger, self.entry, self.batch)
+
+    def stable_id(self, partition_topic: str) -> str:
+        """Return the identity of the message if this partition is the first that stored it."""
+        # Same result as position.stable_id(), without a Position: this runs for every message.
+        topic = partition_topic.removeprefix("persistent://")
+        return f"{topic}:{self.ledger}:{self.entry}:{self.batch}"
+
+
+# A message object of the client's native core, with its ledger, entry and batch index.
+RawMessage = tuple[Any, int, int, int]
+
+
+def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
+    """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`."""
+    return ParkedMessage(
+        ledger,
+        entry,
+        batch,
+        message.publish_timestamp(),
+        message.partition_key(),
+        message.ordering_key(),
+        message.event_timestamp(),
+        message.properties(),
+        None if message.has_null_value() else message.data(),
+    )
+
+
+def batch_size(message_id: Any) -> int:
+    """Return the number of messages in the entry of a batched message.
+
+    The client has it only in the serialized id: field 6 of Pulsar's ``MessageIdData``.
+
+    Args:
+        message_id: a message id of the client or of its native core.
+
+    Returns:
+        The size; 0 if the id does not carry it.
+    """
+    data: bytes = message_id.serialize()
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        if tag & 7 == 2:  # length-delimited
+            length, at = _varint(data, at)
+            at += length
+            continue
+        value, at = _varint(data, at)
+        if tag >> 3 == 6:
+            return value
+    return 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
