@@ -8,10 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol
 
 import click
+
+from delaylevel.model.formatting import format_duration as format_duration
+from delaylevel.model.formatting import format_instant
 
 FORMATS = ("table", "wide", "json", "jsonl")
 Kind = Literal["text", "number", "time", "duration"]
@@ -41,29 +43,7 @@ class Column:
 
 def format_time(time_ms: int) -> str:
     """Milliseconds since the epoch as ISO-8601 UTC, e.g. ``2026-11-21T07:45:00.250Z``."""
-    try:
-        moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return f"{time_ms} ms"  # beyond what a calendar date can say
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def format_duration(duration_ms: int | float) -> str:
-    """A duration as people say it: ``850ms``, ``12.3s``, ``4m05s``, ``2h30m``, ``3d04h``."""
-    sign, value = ("-", -duration_ms) if duration_ms < 0 else ("", duration_ms)
-    if value < 999.5:
-        return f"{sign}{value:.0f}ms"
-    if value < 59_950:
-        return f"{sign}{value / 1000:.1f}s"
-    seconds = round(value / 1000)
-    for big, small, name, letters in (
-        (86_400, 3600, "d", "h"),
-        (3600, 60, "h", "m"),
-        (60, 1, "m", "s"),
-    ):
-        if seconds >= big:
-            return f"{sign}{seconds // big}{name}{seconds % big // small:02d}{letters}"
-    raise AssertionError("a minute or more was expected")
+    return format_instant(time_ms)
 
 
 def render(

@@ -13,8 +13,8 @@ import click
 import platformdirs
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.model.clock import format_duration
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.formatting import format_duration
 
 from .options import DURATION, Settings, examples, pass_settings, require_reachable
 from .output import note

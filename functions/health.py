@@ -10,7 +10,7 @@ from delaylevel import __version__
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import status as levelstatus
 from delaylevel.topics.status import LevelTopicStatus

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import format_duration
 
 from . import control
 from .stats import BatchFigures, JobFigures, Standing, Waiting

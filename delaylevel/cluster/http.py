@@ -21,7 +21,8 @@ from delaylevel.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from delaylevel.model.clock import SystemClock, format_instant
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.formatting import format_instant
 
 Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None

@@ -6,7 +6,7 @@ import socket
 from urllib.parse import urlsplit
 
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import format_duration
 
 from .context import Cluster
 from .finding import Outcome, Problem

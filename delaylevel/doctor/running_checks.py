@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 

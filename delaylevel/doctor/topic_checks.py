@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from delaylevel.model.clock import format_duration
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions

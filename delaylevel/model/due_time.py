@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 
 from delaylevel.errors import InvalidDelayError
 
-from .clock import duration_ms, format_instant, instant_ms
+from .clock import duration_ms, instant_ms
+from .formatting import format_instant
 
 # A moment before 1973, given in milliseconds, is in truth one given in seconds.
 _NOTHING = timedelta(0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from delaylevel.errors import DelayTooLongError
 
-from .clock import format_duration
+from .formatting import exact_duration
 from .strategy import Levels
 
 
@@ -111,8 +111,8 @@ class Router:
             return
         maximum = self.levels.maximum_ms
         raise DelayTooLongError(
-            f"a delay of {format_duration(remaining)} is beyond the longest level "
-            f"({format_duration(maximum)}): raise maximum_delay, or allow it to go round with "
+            f"a delay of {exact_duration(remaining)} is beyond the longest level "
+            f"({exact_duration(maximum)}): raise maximum_delay, or allow it to go round with "
             "overflow='recirculate'; the message was not sent",
             delay_ms=remaining,
             maximum_delay_ms=maximum,

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from delaylevel.errors import InvalidStrategyError
 
-from .clock import duration_ms, format_duration
+from .clock import duration_ms
+from .formatting import exact_duration
 
 Overflow = Literal["reject", "recirculate"]
 
@@ -381,7 +382,7 @@ def _level(index: int, strategy: PartitionStrategy) -> Level:
 
 
 def _say(value: timedelta) -> str:
-    return format_duration(duration_ms(value))
+    return exact_duration(duration_ms(value))
 
 
 def _as_strategy_error(error: ValidationError) -> InvalidStrategyError:

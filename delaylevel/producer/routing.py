@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from delaylevel.errors import UnsupportedOptionError
 from delaylevel.model import envelope as env
-from delaylevel.model.clock import Clock, format_duration
+from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.router import Hop, Router
 
@@ -300,12 +301,12 @@ def level_producer_settings(
             f"send_timeout_millis={timeout_ms} cannot be combined with a delay-level topic: a "
             "message that waits in the client without an end lies behind younger ones in its "
             "partition and is handed off too late; set it to at most the lead "
-            f"({format_duration(lead_ms)})"
+            f"({exact_duration(lead_ms)})"
         )
     elif timeout_ms > lead_ms:
         warning = (
             f"send_timeout_millis={timeout_ms} is above the lead of the level topic "
-            f"({format_duration(lead_ms)}): a message that waits so long in the client can be "
+            f"({exact_duration(lead_ms)}): a message that waits so long in the client can be "
             "handed off late"
         )
     settings["send_timeout_millis"] = timeout_ms

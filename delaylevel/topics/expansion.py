@@ -8,7 +8,8 @@ from datetime import timedelta
 
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.errors import InvalidStrategyError, LevelTopicError
-from delaylevel.model.clock import duration_ms, format_duration
+from delaylevel.model.clock import duration_ms
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     PLAN_PROPERTY,
@@ -149,4 +150,4 @@ def _changed(description: LevelTopicDescription) -> LevelTopicError:
 
 
 def _say(value: timedelta) -> str:
-    return format_duration(duration_ms(value))
+    return exact_duration(duration_ms(value))

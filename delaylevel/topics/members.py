@@ -21,7 +21,7 @@ from delaylevel.errors import (
     StrategyMismatchError,
     UnsafeNamespaceError,
 )
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
@@ -107,7 +107,7 @@ def _words(description: LevelTopicDescription) -> str:
         window += f" ({description.window_partitions} partitions)"
     return (
         f"{description.levels}; mover {description.mover.value}, final window {window}, "
-        f"hold pause {format_duration(description.hold_pause_ms)}"
+        f"hold pause {exact_duration(description.hold_pause_ms)}"
     )
 
 

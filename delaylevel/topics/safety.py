@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from delaylevel.cluster.port import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.errors import InvalidInputError, InvalidStrategyError
-from delaylevel.model.clock import format_duration
+from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import propose_levels
 from delaylevel.model.topic_name import TopicName

@@ -359,21 +359,21 @@ QUOTA = "backlogQuota"
             "?backlogQuotaType=message_age",
             {"limitSize": -1, "limitTime": 3600, "policy": "consumer_backlog_eviction"},
             {"limitSize": -1, "limitTime": -1, "policy": "producer_exception"},
-            "throws unacknowledged messages away beyond 1h",
+            "throws unacknowledged messages away beyond 1h00m",
         ),
         (
             QUOTA,
             "?backlogQuotaType=message_age",
             {"limitSize": -1, "limitTime": 1800, "policy": "producer_request_hold"},
             {"limitSize": -1, "limitTime": 3600, "policy": "producer_request_hold"},
-            "blocks producers once a message is 30m old",
+            "blocks producers once a message is 30m00s old",
         ),
         (
             "subscriptionExpirationTime",
             "",
             20,
             0,
-            "not used for 20m are deleted",
+            "not used for 20m00s are deleted",
         ),
     ],
 )
@@ -432,7 +432,7 @@ def narrow(broker_with: Callable[..., Any]) -> Iterator[Admin]:
 
 def test_a_broker_without_topic_policies(narrow: Admin) -> None:
     wanted = described("public/default")
-    with pytest.raises(UnsafeNamespaceError, match="not used for 7m") as caught:
+    with pytest.raises(UnsafeNamespaceError, match="not used for 7m00s") as caught:
         topics.create(narrow, wanted)
     assert len(caught.value.problems) == 1
     set_policy(narrow, "public/default", "subscriptionExpirationTime", 0)

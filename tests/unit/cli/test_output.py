@@ -14,7 +14,6 @@ from delaylevel.cli.options import DURATION, TIME, parse_duration, parse_time_ms
 from delaylevel.cli.output import (
     Column,
     emit,
-    format_duration,
     format_time,
     progress,
     render,
@@ -77,24 +76,6 @@ def test_no_bar_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None
         bar.update(3)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [
-        (0, "0ms"),
-        (999.4, "999ms"),
-        (999.6, "1.0s"),
-        (59_949, "59.9s"),
-        (59_950, "1m00s"),
-        (3_599_499, "59m59s"),
-        (3_599_500, "1h00m"),
-        (97_200_000, "1d03h"),
-        (-65_000, "-1m05s"),
-    ],
-)
-def test_durations_as_people_say_them(milliseconds: float, text: str) -> None:
-    assert format_duration(milliseconds) == text
 
 
 def test_a_time_beyond_the_calendar_is_shown_all_the_same() -> None:

@@ -90,7 +90,7 @@ def test_each_batch_that_moved_something_is_summed_and_logged_once(
     assert seen == [0, 1, 2]
     assert [record.getMessage() for record in caplog.records] == [
         f"batch {batch_id}: 7 rows in 500ms, 14/s, 3 parked + 2 to the window + 1 due + 1 held, "
-        "late by 1s500ms, lag 2s"
+        "late by 1.5s, lag 2.0s"
         for batch_id in (1, 2)
     ]
     assert not list(tmp_path.iterdir()), "a report that was read is gone"
@@ -115,7 +115,7 @@ def test_a_batch_without_a_report_still_counts_its_rows(
     assert (job.rows, dict(job.messages)) == (7, {})
     assert job.last is not None
     assert batch_line(job.last, None) == (
-        "batch 1: 7 rows in 500ms, 14/s, nothing sent on, late by 0s, lag unknown"
+        "batch 1: 7 rows in 500ms, 14/s, nothing sent on, late by 0ms, lag unknown"
     )
 
 

@@ -1,0 +1,63 @@
+"""Durations and instants as text."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def format_duration(ms: int | float) -> str:
+    """Write a duration for people, rounded: ``850ms``, ``12.3s``, ``4m05s``, ``2h30m``, ``3d04h``.
+
+    Args:
+        ms: the duration in milliseconds; may be negative.
+    """
+    sign, value = ("-", -ms) if ms < 0 else ("", ms)
+    if value < 999.5:
+        return f"{sign}{value:.0f}ms"
+    if value < 59_950:
+        return f"{sign}{value / 1000:.1f}s"
+    seconds = round(value / 1000)
+    for big, small, name, letters in (
+        (86_400, 3600, "d", "h"),
+        (3600, 60, "h", "m"),
+        (60, 1, "m", "s"),
+    ):
+        if seconds >= big:
+            return f"{sign}{seconds // big}{name}{seconds % big // small:02d}{letters}"
+    raise AssertionError("a minute or more was expected")
+
+
+def exact_duration(ms: int) -> str:
+    """Write a duration without rounding, as an option takes it: ``3d``, ``1h30m``, ``250ms``.
+
+    Level topics are named after their units in this form, so it must not change. Messages that
+    compare configured durations use it too: rounded, two of them could look the same.
+
+    Args:
+        ms: the duration in milliseconds; may be negative.
+    """
+    if ms < 0:
+        return "-" + exact_duration(-ms)
+    if ms == 0:
+        return "0s"
+    parts: list[str] = []
+    for name, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, ms = divmod(ms, size)
+        if count:
+            parts.append(f"{count}{name}")
+    return "".join(parts)
+
+
+def format_instant(ms: int) -> str:
+    """Write an instant as ISO-8601 in UTC with milliseconds, e.g. ``2026-03-01T09:00:00.000Z``.
+
+    Args:
+        ms: milliseconds since the epoch; beyond the year 9999 the number itself is written.
+    """
+    try:
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return f"{ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,63 @@
+"""Durations and instants as text."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from delaylevel.model.formatting import exact_duration, format_duration, format_instant
+from delaylevel.model.strategy import PartitionStrategy
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0ms"),
+        (999.4, "999ms"),
+        (999.6, "1.0s"),
+        (59_949, "59.9s"),
+        (59_950, "1m00s"),
+        (3_599_499, "59m59s"),
+        (3_599_500, "1h00m"),
+        (97_200_000, "1d03h"),
+        (-65_000, "-1m05s"),
+    ],
+)
+def test_rounded_durations(milliseconds: float, text: str) -> None:
+    assert format_duration(milliseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0s"),
+        (1, "1ms"),
+        (250, "250ms"),
+        (2000, "2s"),
+        (90_000, "1m30s"),
+        (5_400_000, "1h30m"),
+        (3 * 86_400_000, "3d"),
+        (86_400_000 + 3_600_000 + 60_000 + 1000 + 1, "1d1h1m1s1ms"),
+        (-1500, "-1s500ms"),
+    ],
+)
+def test_exact_durations(ms: int, text: str) -> None:
+    assert exact_duration(ms) == text
+
+
+def test_a_level_is_named_after_its_exact_unit() -> None:
+    # The name of a level topic ends with it.
+    unit = timedelta(minutes=1, seconds=5, milliseconds=1)
+    assert (
+        PartitionStrategy(partition_by=unit, maximum_delay=timedelta(hours=1)).unit_name
+        == "1m5s1ms"
+    )
+
+
+def test_instants() -> None:
+    assert format_instant(1_772_355_600_007) == "2026-03-01T09:00:00.007Z"
+
+
+def test_instants_beyond_the_calendar_are_numbers() -> None:
+    assert format_instant(10**18) == f"{10**18} ms"
