@@ -28,7 +28,7 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.envelope import DUE, ID
+from delaylevel.model.envelope import ID, due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -174,7 +174,7 @@ class _Ledger:
             and _plain(message.value()) == _plain(wanted.value)
             and message.partition_key() == wanted.key
             and message.event_timestamp() == wanted.event_ms
-            and int(properties[DUE]) == wanted.due_ms
+            and due_of(properties) == wanted.due_ms
         )
         with self.lock:
             self.seen[number] += 1

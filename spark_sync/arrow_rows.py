@@ -19,7 +19,6 @@ from pyspark.sql.types import (
 )
 
 from delaylevel.model import envelope as env
-from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.source_partition import SourcePartition
@@ -101,7 +100,7 @@ def _batch(source: SourcePartition, messages: list[ParkedMessage], now_ms: int) 
         return pa.repeat(pa.scalar(value, kind), count)
 
     columns = [
-        _moments([_due_ms(item) for item in properties]),
+        _moments([env.due_of(item) for item in properties]),
         pa.array([item.get(env.TARGET) for item in properties], pa.string()),
         pa.array([key or None for key in keys], pa.string()),
         pa.array([key or None for key in ordering], pa.string()),
@@ -187,15 +186,6 @@ def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
         )
         found.append(SourcePartition(family, topic, Role(role), level, partition, 0))
     return [found[code] for code in codes]
-
-
-def _due_ms(properties: dict[str, str]) -> int | None:
-    """Return the due time, or None where it is damaged: the sink says why, on the dead letter."""
-    text = properties.get(env.DUE, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        return None
-    due_ms = int(text)
-    return due_ms if due_ms <= LATEST_DUE_MS else None
 
 
 def _maps(dicts: Sequence[Mapping[str, str]]) -> pa.Array:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.model.envelope import TARGET
+from delaylevel.model.envelope import TARGET, due_of
 from delaylevel.model.level_topic import Role
 from delaylevel.topics.scan import PendingRange
 
 from .horizon import Tally
 from .parallel import Progress, side_by_side
-from .sampling import due_of
 from .window_view import Place, WindowView
 
 _CHUNK = 2000

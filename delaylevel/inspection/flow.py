@@ -15,12 +15,11 @@ from typing import Any
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import NotFoundError
+from delaylevel.model.envelope import due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.stats import MemberStats, read_stats, topic_stats
-
-from .sampling import due_of
 
 _THREADS = 8
 _TAIL = 20

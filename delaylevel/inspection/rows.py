@@ -18,7 +18,6 @@ from delaylevel.model.position import Position, stable_id
 from delaylevel.topics.scan import PendingRange
 
 from .parallel import Progress
-from .sampling import due_of
 from .selection import Selection
 from .window_view import WindowView
 
@@ -164,7 +163,7 @@ class RowReader:
                 if not read % 1000:
                     self._progress.add(1000)
                 properties = message.properties()
-                due_ms = due_of(properties)
+                due_ms = env.due_of(properties)
                 if not chosen(message, properties, due_ms, ledger, entry, batch):
                     continue
                 chunk.append(_Found(message, ledger, entry, batch, due_ms, properties))

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 from delaylevel.cluster.entries import Entries, choose_places
 from delaylevel.cluster.port import LedgerInfo, TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.model import envelope as env
 from delaylevel.model.delivery import LARGEST_BATCH
-from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import TARGET, due_of
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size
 from delaylevel.model.position import Position
@@ -87,15 +86,6 @@ class Sampled:
     item: PendingRange
     pieces: Pieces = field(default_factory=Pieces)
     targets: Counter[str] = field(default_factory=Counter)
-
-
-def due_of(properties: dict[str, str]) -> int | None:
-    """Return a message's due time; None where it is damaged or missing."""
-    text = properties.get(env.DUE, "")
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        return None
-    due_ms = int(text)
-    return due_ms if due_ms <= LATEST_DUE_MS else None
 
 
 def sample(
@@ -257,7 +247,7 @@ class _Look:
 
 def _glance(message: Any, place: Place) -> tuple[Place, int | None, str]:
     properties = message.properties()
-    return place, due_of(properties), properties.get(env.TARGET, "")
+    return place, due_of(properties), properties.get(TARGET, "")
 
 
 def _small(entries: Sequence[Entries], ratios: Sequence[float | None]) -> list[bool]:

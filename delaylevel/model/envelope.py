@@ -80,9 +80,7 @@ class Envelope(NamedTuple):
         Raises:
             EnvelopeError: it is missing or damaged; ``reason`` says how, for the dead letter.
         """
-        due = _integer(DUE, properties.get(DUE))
-        if due > LATEST_DUE_MS:
-            raise EnvelopeError(f"{DUE} is {due}, beyond the year 9999")
+        due = _due_ms(properties)
         target = properties.get(TARGET)
         if target is None:
             raise EnvelopeError(f"{TARGET} is missing: not a parked message")
@@ -141,6 +139,18 @@ class Envelope(NamedTuple):
         return properties
 
 
+def due_of(properties: Mapping[str, str]) -> int | None:
+    """Return when a parked message is due, ms since the epoch, or None if that is unreadable.
+
+    For readers that only look. A mover reads the whole :class:`Envelope`, whose error says what
+    is wrong.
+    """
+    try:
+        return _due_ms(properties)
+    except EnvelopeError:
+        return None
+
+
 def application_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties without ours.
 
@@ -169,6 +179,13 @@ def check_id(value: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _full_name(topic: str) -> str:
     return TopicName.parse(topic).full
+
+
+def _due_ms(properties: Mapping[str, str]) -> int:
+    due = _integer(DUE, properties.get(DUE))
+    if due > LATEST_DUE_MS:
+        raise EnvelopeError(f"{DUE} is {due}, beyond the year 9999")
+    return due
 
 
 def _identity(properties: Mapping[str, str]) -> str | None:

@@ -22,7 +22,8 @@ from .forwarder import Forwarder
 
 # The clock is asked once for so many messages.
 _MESSAGES_PER_LOOK = 256
-# 2001 to 2286 in ms; other due times take the long way.
+# 2001 to 2286 in ms. This test is cheaper than envelope.due_of, and agrees with it; every other
+# due time takes the long way.
 _DIGITS = 13
 _MOST_SCHEMAS = 1000
 

@@ -21,6 +21,7 @@ from delaylevel.model.envelope import (
     SchemaRef,
     application_properties,
     check_id,
+    due_of,
 )
 
 quick = settings(max_examples=200)
@@ -133,6 +134,22 @@ def test_every_damage_has_its_reason(damage: dict[str, str | None], reason: str)
     assert caught.value.reason == str(caught.value)
     assert "\n" not in caught.value.reason
     assert len(caught.value.reason) < 300
+    assert due_of(properties) == (None if DUE in damage else 1_800_000_000_000)
+
+
+@pytest.mark.parametrize("due", [0, 1, LATEST_DUE_MS])
+def test_a_due_time_needs_no_other_property(due: int) -> None:
+    assert due_of({DUE: str(due)}) == due
+
+
+@quick
+@given(st.text() | st.integers().map(str))
+def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
+    due = due_of({DUE: text})
+    try:
+        assert Envelope.read({DUE: text, TARGET: ORDERS}).due_ms == due
+    except EnvelopeError:
+        assert due is None
 
 
 @quick
