@@ -13,36 +13,24 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import ConfigError
-from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
-from delaylevel.model.position import Position, stable_id
+from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
 
-from .arrow_rows import SCHEMA, to_batches
+from .arrow_rows import PENDING_SCHEMA, to_batches
 from .filters import due_window, may_match
 from .options import SyncOptions, connection_options
 from .runtime import runtime
-
-PENDING_SCHEMA = StructType(
-    [
-        *SCHEMA.fields,
-        StructField("size", LongType(), False),
-        StructField("id", StringType(), False),
-    ]
-)
 
 _OPTIONS = ("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "pushFilters")
 
@@ -223,8 +211,10 @@ class PendingReader(DataSourceReader):
             Position.parse(partition.end),
             self._options.poll_timeout_ms,
         )
-        batches = to_batches(partition.source, messages, partition.now_ms)
-        yield from conform((_due_in(batch, self._wanted.due) for batch in batches), self._schema)
+        due = self._wanted.due
+        if due.bounded:
+            messages = (one for one in messages if one.due_ms is not None and one.due_ms in due)
+        yield from to_batches(partition.source, messages, partition.now_ms, self._schema)
 
 
 class PushingReader(PendingReader):
@@ -242,14 +232,6 @@ def pending_reader(
     """Return the reader; Spark refuses one that takes filters where that is switched off."""
     kind = PushingReader if wanted.push_filters else PendingReader
     return kind(options, wanted, schema)
-
-
-def conform(batches: Iterator[pa.RecordBatch], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield record batches of the source with the columns of a schema, in its order."""
-    wanted = to_arrow_schema(schema, timezone="UTC")
-    for batch in batches:
-        columns = [_column(batch, name) for name in wanted.names]
-        yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
 
 def check_schema(schema: StructType) -> None:
@@ -270,39 +252,6 @@ def _check_columns(names: Sequence[str]) -> None:
         raise ConfigError(
             f"there is no column {', '.join(unknown) or 'named'}; there are {', '.join(known)}"
         )
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    if name == "size":
-        return pc.fill_null(pc.binary_length(batch.column("value")), 0).cast(pa.int64())
-    if name == "id":
-        return _ids(batch)
-    return batch.column(name)
-
-
-def _ids(batch: pa.RecordBatch) -> pa.Array:
-    """Return the stable id of each row: its own, or where it stands if it has none yet."""
-    names = ("properties", "topic", "ledger", "entry", "batch")
-    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    return pa.array(
-        [
-            dict(properties).get(env.ID) or stable_id(topic, Position(ledger, entry, index))
-            for properties, topic, ledger, entry, index in rows
-        ],
-        pa.string(),
-    )
-
-
-def _due_in(batch: pa.RecordBatch, due: Window) -> pa.RecordBatch:
-    if not due.bounded:
-        return batch
-    column = batch.column("due")
-    chosen = pc.is_valid(column)
-    for bound_ms, compare in ((due.from_ms, pc.greater_equal), (due.before_ms, pc.less)):
-        if bound_ms is not None:
-            bound = pa.scalar(bound_ms * 1000, pa.int64()).cast(column.type)
-            chosen = pc.and_(chosen, compare(column, bound))
-    return batch.filter(chosen)  # a null is left out
 
 
 def _moment_ms(given: Mapping[str, str], name: str) -> int | None:

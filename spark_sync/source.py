@@ -25,8 +25,8 @@ from delaylevel.errors import ConfigError
 from delaylevel.model.position import Position
 
 from . import control
-from .arrow_rows import to_batches
-from .batch_source import PENDING_SCHEMA, BatchOptions, check_schema, conform, pending_reader
+from .arrow_rows import PENDING_SCHEMA, to_batches
+from .batch_source import BatchOptions, check_schema, pending_reader
 from .driver import Driver, Slice
 from .forwarding import FORWARDED_SCHEMA, forward_slice
 from .offsets import Offset
@@ -43,7 +43,7 @@ class DelayLevelDataSource(DataSource):
     ``tls…``, ``startingOffsets`` (``subscription``, ``earliest`` or JSON), ``maxOffsetsPerTrigger``
     (messages, the earliest due first), ``failOnDataLoss``, ``pollTimeoutMs``, and for the sink
     ``delivery`` (``at-least-once`` or ``effectively-once``). The rows are those of
-    :data:`delaylevel.spark_sync.batch_source.PENDING_SCHEMA`, or those that ``.schema(…)`` names.
+    :data:`delaylevel.spark_sync.arrow_rows.PENDING_SCHEMA`, or those that ``.schema(…)`` names.
     A batch read has options of its own: see `batch_source.BatchOptions`.
 
     Register it once: ``spark.dataSource.register(DelayLevelDataSource)``.
@@ -160,8 +160,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             Position.parse(partition.end),
             self._options.poll_timeout_ms,
         )
-        batches = to_batches(partition.source, messages, partition.now_ms)
-        yield from conform(batches, self._schema)
+        yield from to_batches(partition.source, messages, partition.now_ms, self._schema)
 
     def commit(self, end: Offset) -> None:
         """Acknowledge a batch that Spark has logged as done."""

@@ -1,19 +1,21 @@
-"""Pending messages as Arrow rows: the schema, and reading a range into record batches.
+"""Pending messages as Arrow rows: the schema, and the reading of a range into record batches.
 
-Only the columns that are asked for are taken out of the messages, and a message that is not due
-in the window, or has not the key or the properties asked for, costs no row.
+Only the requested columns are built. A message that is not due in the window, or does not have the
+requested key or properties, costs no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.errors import InvalidInputError, MissingExtraError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
+from delaylevel.model.columns import in_chunks, nullable_schema_of, to_record_batch
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.message import LazyMessage
 from delaylevel.model.position import Position, stable_id
 from delaylevel.topics.scan import PendingRange
 
@@ -21,41 +23,37 @@ from .parallel import Progress
 from .selection import Selection
 from .window_view import WindowView
 
-try:
+if TYPE_CHECKING:
     import pyarrow as pa
-except ModuleNotFoundError as error:
-    raise MissingExtraError(
-        f"rows of what is pending need {error.name}: pip install 'delaylevel[inspect]'"
-    ) from error
 
 ROWS_PER_BATCH = 4000
 BYTES_PER_BATCH = 4 * 1024 * 1024
 
-SCHEMA = pa.schema(
-    [
-        ("due_ms", pa.int64()),
-        ("target", pa.string()),
-        ("id", pa.string()),
-        ("key", pa.string()),
-        ("ordering_key", pa.string()),
-        ("event_ms", pa.int64()),
-        ("publish_ms", pa.int64()),
-        ("delay_ms", pa.int64()),
-        ("size", pa.int64()),
-        ("properties", pa.map_(pa.string(), pa.string())),
-        ("value", pa.binary()),
-        ("place", pa.string()),
-        ("role", pa.string()),
-        ("level", pa.int32()),
-        ("partition", pa.int32()),
-        ("level_topic", pa.string()),
-        ("topic", pa.string()),
-        ("ledger", pa.int64()),
-        ("entry", pa.int64()),
-        ("batch", pa.int32()),
-    ]
+SCHEMA = nullable_schema_of(
+    (
+        "due_ms",
+        "target",
+        "id",
+        "key",
+        "ordering_key",
+        "event_ms",
+        "publish_ms",
+        "delay_ms",
+        "size",
+        "properties",
+        "value",
+        "place",
+        "role",
+        "level",
+        "partition",
+        "level_topic",
+        "topic",
+        "ledger",
+        "entry",
+        "batch",
+    )
 )
-# What puts rows in order: due time, then publish time, then where they stand.
+# The order of rows: by due time, then by publish time, then by position.
 ORDER = ("due_ms", "publish_ms", "topic", "ledger", "entry", "batch")
 
 
@@ -63,18 +61,18 @@ class PendingRow(NamedTuple):
     """A pending message.
 
     Attributes:
-        due_ms: when it is due, ms since the epoch; None where that cannot be read.
+        due_ms: the due time, ms since the epoch; None if it cannot be read.
         target: the full name of its business topic.
         id: its stable identity.
-        key, ordering_key: as published; None where there is none.
-        event_ms: the application's event time; None where there is none.
-        publish_ms: when it was published to where it waits now.
-        delay_ms: from then until it is due.
-        size: bytes of the payload.
-        properties: the application's and ours.
-        place: where it waits, in words: ``DAY 3``, ``window 0``.
-        role, level, partition, topic, ledger, entry, batch: the same for programs.
-        value: the payload; None for a null value, and where it was not asked for.
+        key, ordering_key: as published; None if there is none.
+        event_ms: the application's event time, ms since the epoch; None if there is none.
+        publish_ms: publish time in the topic in which it waits now, ms since the epoch.
+        delay_ms: time from then until it is due, ms.
+        size: length of the payload in bytes.
+        properties: properties of the application, and ours.
+        place: name of the place in which it waits: ``DAY 3``, ``window 0``.
+        role, level, partition, topic, ledger, entry, batch: the same place for programs.
+        value: the payload; None for a null value, and if it was not requested.
     """
 
     due_ms: int | None
@@ -98,26 +96,17 @@ class PendingRow(NamedTuple):
     value: bytes | None = None
 
 
-class _Found(NamedTuple):
-    message: Any
-    ledger: int
-    entry: int
-    batch: int
-    due_ms: int | None
-    properties: dict[str, str]
-
-
 class RowReader:
-    """Reads ranges into record batches.
+    """Reader of ranges into record batches.
 
     Args:
         client: a ``pulsar.Client``.
         description: the level topic.
-        view: says which messages of the final window are pending.
-        selection: which messages; ``where`` is not looked at here.
+        view: view of the final window, which knows the messages that are pending there.
+        selection: the requested messages; ``where`` is ignored here.
         columns: names of columns of ``SCHEMA``.
-        target: a business topic, to leave out what is for others.
-        progress: counts what is read.
+        target: full name of a business topic, to leave out messages for others.
+        progress: counter of the messages read.
 
     Raises:
         InvalidInputError: a column that does not exist.
@@ -141,7 +130,7 @@ class RowReader:
                 f"there is no column {', '.join(sorted(unknown))}; there are "
                 f"{', '.join(SCHEMA.names)}"
             )
-        self.schema = pa.schema([one for one in SCHEMA if one.name in wanted])
+        self.schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
         self._client = client
         self._description = description
         self._view = view
@@ -150,11 +139,17 @@ class RowReader:
         self._progress = progress or Progress()
 
     def batches(self, item: PendingRange) -> Iterator[pa.RecordBatch]:
-        """Yield what a range holds and was asked for."""
+        """Yield the selected messages of a range."""
+        with closing(self._selected(item)) as found:
+            for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
+                waiting = self._waiting(item, chunk)
+                if waiting:
+                    constants = {"place": self._place(item)}
+                    yield to_record_batch(waiting, item.source, self.schema, constants)
+
+    def _selected(self, item: PendingRange) -> Generator[LazyMessage, None, None]:
         chosen = self._chooser(item)
-        in_window = item.source.role is Role.WINDOW
-        chunk: list[_Found] = []
-        read = size = 0
+        read = 0
         with closing(
             messages_in_range(self._client, item.source.topic, item.start, item.end)
         ) as messages:
@@ -164,18 +159,12 @@ class RowReader:
                     self._progress.add(1000)
                 properties = message.properties()
                 due_ms = env.due_of(properties)
-                if not chosen(message, properties, due_ms, ledger, entry, batch):
-                    continue
-                chunk.append(_Found(message, ledger, entry, batch, due_ms, properties))
-                size += message.length()
-                if len(chunk) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
-                    yield from self._made(item, chunk, in_window)
-                    chunk, size = [], 0
+                if chosen(message, properties, due_ms, ledger, entry, batch):
+                    yield LazyMessage(message, ledger, entry, batch, due_ms, properties)
         self._progress.add(read % 1000)
-        yield from self._made(item, chunk, in_window)
 
     def _chooser(self, item: PendingRange) -> Callable[..., bool]:
-        """Return what says whether a message is asked for."""
+        """Return a predicate that is true for requested messages."""
         selection, target = self._selection, self._target
         due, bounded = selection.due, selection.due.bounded
         low = due.from_ms if due.from_ms is not None else -1
@@ -213,61 +202,21 @@ class RowReader:
 
         return chosen
 
-    def _made(
-        self, item: PendingRange, chunk: list[_Found], in_window: bool
-    ) -> Iterator[pa.RecordBatch]:
-        if in_window and chunk:
-            pending = self._view.waiting(
-                item.source, [one[1:4] for one in chunk], [one.due_ms for one in chunk]
-            )
-            chunk = [one for one, waits in zip(chunk, pending, strict=True) if waits]
-        if chunk:
-            columns = [self._column(one.name, item, chunk) for one in self.schema]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    def _waiting(self, item: PendingRange, chunk: list[LazyMessage]) -> list[LazyMessage]:
+        """Return the messages that are still pending; in the final window some may be published."""
+        if item.source.role is not Role.WINDOW:
+            return chunk
+        pending = self._view.waiting(
+            item.source,
+            [(one.ledger, one.entry, one.batch) for one in chunk],
+            [one.due_ms for one in chunk],
+        )
+        return [one for one, waits in zip(chunk, pending, strict=True) if waits]
 
-    def _column(self, name: str, item: PendingRange, chunk: list[_Found]) -> pa.Array:
-        kind = SCHEMA.field(name).type
-        same = self._same(name, item)
-        if same is not None:
-            return pa.repeat(pa.scalar(same, kind), len(chunk))
-        if name == "properties":
-            return _maps([one.properties for one in chunk])
-        return pa.array([_TAKE[name](one, item) for one in chunk], kind)
-
-    def _same(self, name: str, item: PendingRange) -> str | int | None:
+    def _place(self, item: PendingRange) -> str:
         source = item.source
-        if name == "place":
-            level = self._description.levels[source.level] if source.role is Role.LEVEL else None
-            return f"{level.name if level else source.role.value} {source.partition}"
-        if name in ("role", "level", "partition", "topic"):
-            found = getattr(source, name)
-            return found.value if name == "role" else found  # type: ignore[no-any-return]
-        return source.family if name == "level_topic" else None
-
-
-_TAKE: dict[str, Callable[[_Found, PendingRange], Any]] = {
-    "due_ms": lambda one, _: one.due_ms,
-    "target": lambda one, item: (
-        one.properties.get(env.TARGET)
-        or (item.source.name.without_partition.full if item.source.role is Role.WINDOW else None)
-    ),
-    "id": lambda one, item: (
-        one.properties.get(env.ID)
-        or stable_id(item.source.topic, Position(one.ledger, one.entry, one.batch))
-    ),
-    "key": lambda one, _: one.message.partition_key() or None,
-    "ordering_key": lambda one, _: one.message.ordering_key() or None,
-    "event_ms": lambda one, _: one.message.event_timestamp() or None,
-    "publish_ms": lambda one, _: one.message.publish_timestamp(),
-    "delay_ms": lambda one, _: (
-        None if one.due_ms is None else one.due_ms - one.message.publish_timestamp()
-    ),
-    "size": lambda one, _: one.message.length(),
-    "value": lambda one, _: None if one.message.has_null_value() else one.message.data(),
-    "ledger": lambda one, _: one.ledger,
-    "entry": lambda one, _: one.entry,
-    "batch": lambda one, _: one.batch,
-}
+        level = self._description.levels[source.level] if source.role is Role.LEVEL else None
+        return f"{level.name if level else source.role.value} {source.partition}"
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[PendingRow]:
@@ -285,20 +234,3 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[PendingRow]:
         )
         for row in zip(*columns, values, strict=True):
             yield PendingRow(*row)
-
-
-def _maps(dicts: Sequence[Mapping[str, str]]) -> pa.Array:
-    keys: list[str] = []
-    values: list[str] = []
-    offsets = [0]
-    for one in dicts:
-        keys.extend(one)
-        values.extend(one.values())
-        offsets.append(len(keys))
-    kind = SCHEMA.field("properties").type
-    arrays = (
-        pa.array(offsets, pa.int32()),
-        pa.array(keys, pa.string()),
-        pa.array(values, pa.string()),
-    )
-    return pa.MapArray.from_arrays(*arrays, type=kind)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .position import Position
+from .envelope import due_of
+from .position import Position, stable_id
 
 
 class ParkedMessage(NamedTuple):
@@ -35,11 +36,80 @@ class ParkedMessage(NamedTuple):
         """The position of the message in its partition."""
         return Position(self.ledger, self.entry, self.batch)
 
+    @property
+    def due_ms(self) -> int | None:
+        """The due time, ms since the epoch; None if it cannot be read."""
+        return due_of(self.properties)
+
+    @property
+    def size(self) -> int:
+        """The length of the payload in bytes."""
+        return len(self.value or b"")
+
     def stable_id(self, partition_topic: str) -> str:
         """Return the identity of the message if this partition is the first that stored it."""
         # Same result as position.stable_id(), without a Position: this runs for every message.
         topic = partition_topic.removeprefix("persistent://")
         return f"{topic}:{self.ledger}:{self.entry}:{self.batch}"
+
+
+class LazyMessage(NamedTuple):
+    """A message of which only some fields are needed: the others are fetched on demand.
+
+    The properties that are no attributes here are those of :class:`ParkedMessage`.
+
+    Attributes:
+        message: a message object of the client's native core.
+        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
+        due_ms: the due time, ms since the epoch; None if it cannot be read.
+        properties: all properties, ours included.
+    """
+
+    message: Any
+    ledger: int
+    entry: int
+    batch: int
+    due_ms: int | None
+    properties: dict[str, str]
+
+    @property
+    def publish_ms(self) -> int:
+        """The publish time in ms."""
+        published: int = self.message.publish_timestamp()
+        return published
+
+    @property
+    def key(self) -> str:
+        """The key; an empty string if there is none."""
+        key: str = self.message.partition_key()
+        return key
+
+    @property
+    def ordering_key(self) -> str:
+        """The ordering key; an empty string if there is none."""
+        key: str = self.message.ordering_key()
+        return key
+
+    @property
+    def event_ms(self) -> int:
+        """The event time in ms; 0 if there is none."""
+        event: int = self.message.event_timestamp()
+        return event
+
+    @property
+    def value(self) -> bytes | None:
+        """The payload; None for a null value."""
+        return None if self.message.has_null_value() else self.message.data()
+
+    @property
+    def size(self) -> int:
+        """The length of the payload in bytes."""
+        size: int = self.message.length()
+        return size
+
+    def stable_id(self, partition_topic: str) -> str:
+        """Return the identity of the message if this partition is the first that stored it."""
+        return stable_id(partition_topic, Position(self.ledger, self.entry, self.batch))
 
 
 # A message object of the client's native core, with its ledger, entry and batch index.

@@ -21,7 +21,8 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
-from delaylevel.spark_sync.batch_source import PENDING_SCHEMA, BatchOptions, PendingReader
+from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
+from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
 
 pytestmark = pytest.mark.spark

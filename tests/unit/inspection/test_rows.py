@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("duckdb")
 
+import pyarrow as pa
+
 from delaylevel import PartitionStrategy
 from delaylevel.cli import pending as command
 from delaylevel.cli.inspecting import reading
@@ -430,18 +432,32 @@ def test_a_broker_that_is_away() -> None:
 
 def test_the_columns_are_pinned() -> None:
     """Conditions name them: they are part of what users write down."""
-    assert SCHEMA.names[:10] == [
-        "due_ms",
-        "target",
-        "id",
-        "key",
-        "ordering_key",
-        "event_ms",
-        "publish_ms",
-        "delay_ms",
-        "size",
-        "properties",
-    ]
+    text, number, small = pa.string(), pa.int64(), pa.int32()
+    expected = pa.schema(
+        [
+            ("due_ms", number),
+            ("target", text),
+            ("id", text),
+            ("key", text),
+            ("ordering_key", text),
+            ("event_ms", number),
+            ("publish_ms", number),
+            ("delay_ms", number),
+            ("size", number),
+            ("properties", pa.map_(text, text)),
+            ("value", pa.binary()),
+            ("place", text),
+            ("role", text),
+            ("level", small),
+            ("partition", small),
+            ("level_topic", text),
+            ("topic", text),
+            ("ledger", number),
+            ("entry", number),
+            ("batch", small),
+        ]
+    )
+    assert SCHEMA.equals(expected, check_metadata=True)
 
 
 def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,193 @@
+"""The columns of a pending message as Arrow arrays, shared by inspection and the Spark sources.
+
+This is the one definition of every column: its type, and how it is made from messages. Each reader
+names the columns that it offers, and builds only those that it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from delaylevel.errors import MissingExtraError
+
+from .envelope import ID, TARGET
+from .level_topic import Role
+from .message import LazyMessage, ParkedMessage
+from .source_partition import SourcePartition
+
+try:
+    import pyarrow as pa
+except ModuleNotFoundError as error:
+    raise MissingExtraError(
+        f"rows of what is pending need {error.name}: pip install 'delaylevel[inspect]'"
+    ) from error
+
+
+Message: TypeAlias = ParkedMessage | LazyMessage
+AnyMessage = TypeVar("AnyMessage", ParkedMessage, LazyMessage)
+Values = Callable[[Sequence[Message], SourcePartition], Sequence[object]]
+
+
+class _Column(NamedTuple):
+    """The definition of a column.
+
+    Attributes:
+        kind: its Arrow type.
+        values: function from messages of one partition to the values; times in ms. None for a
+            column that is the same for all messages of a batch and is given by the reader.
+        required: True if no value is null.
+    """
+
+    kind: pa.DataType
+    values: Values | None
+    required: bool = False
+
+
+_TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
+_MOMENT = pa.timestamp("us", tz="UTC")
+_PROPERTIES = pa.map_(_TEXT, pa.field("value", _TEXT, nullable=False))
+
+
+def _due(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
+    return [one.due_ms for one in messages]
+
+
+def _event(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
+    return [one.event_ms or None for one in messages]
+
+
+def _publish(messages: Sequence[Message], _: SourcePartition) -> list[int]:
+    return [one.publish_ms for one in messages]
+
+
+def _delay(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
+    return [None if (due_ms := one.due_ms) is None else due_ms - one.publish_ms for one in messages]
+
+
+def _targets(messages: Sequence[Message], source: SourcePartition) -> list[str | None]:
+    # In the broker's final window messages wait in the target itself, and need not name it.
+    own = source.name.without_partition.full if source.role is Role.WINDOW else None
+    return [one.properties.get(TARGET) or own for one in messages]
+
+
+def _ids(messages: Sequence[Message], source: SourcePartition) -> list[str]:
+    return [one.properties.get(ID) or one.stable_id(source.topic) for one in messages]
+
+
+_COLUMNS = {
+    "due": _Column(_MOMENT, _due),
+    "due_ms": _Column(_LONG, _due),
+    "target": _Column(_TEXT, _targets),
+    "id": _Column(_TEXT, _ids, True),
+    "key": _Column(_TEXT, lambda messages, _: [one.key or None for one in messages]),
+    "ordering_key": _Column(
+        _TEXT, lambda messages, _: [one.ordering_key or None for one in messages]
+    ),
+    "event_time": _Column(_MOMENT, _event),
+    "event_ms": _Column(_LONG, _event),
+    "publish_time": _Column(_MOMENT, _publish, True),
+    "publish_ms": _Column(_LONG, _publish, True),
+    "delay_ms": _Column(_LONG, _delay),
+    "size": _Column(_LONG, lambda messages, _: [one.size for one in messages], True),
+    "properties": _Column(
+        _PROPERTIES, lambda messages, _: [one.properties for one in messages], True
+    ),
+    "value": _Column(pa.binary(), lambda messages, _: [one.value for one in messages]),
+    "place": _Column(_TEXT, None, True),
+    "role": _Column(_TEXT, None, True),
+    "level": _Column(_INT, None, True),
+    "partition": _Column(_INT, None, True),
+    "level_topic": _Column(_TEXT, None, True),
+    "topic": _Column(_TEXT, None, True),
+    "ledger": _Column(_LONG, lambda messages, _: [one.ledger for one in messages], True),
+    "entry": _Column(_LONG, lambda messages, _: [one.entry for one in messages], True),
+    "batch": _Column(_INT, lambda messages, _: [one.batch for one in messages], True),
+    "routed_at": _Column(_MOMENT, None, True),
+}
+
+
+def schema_of(names: Iterable[str]) -> pa.Schema:
+    """Return the schema of some columns, in the given order."""
+    return pa.schema(
+        [pa.field(name, _COLUMNS[name].kind, not _COLUMNS[name].required) for name in names]
+    )
+
+
+def nullable_schema_of(names: Iterable[str]) -> pa.Schema:
+    """Return the schema of some columns in which every value may be null."""
+    kinds = ((name, _COLUMNS[name].kind) for name in names)
+    return pa.schema(
+        [(name, pa.map_(_TEXT, _TEXT) if kind is _PROPERTIES else kind) for name, kind in kinds]
+    )
+
+
+def to_record_batch(
+    messages: Sequence[Message],
+    source: SourcePartition,
+    schema: pa.Schema,
+    constants: Mapping[str, object],
+) -> pa.RecordBatch:
+    """Build a record batch of messages.
+
+    Args:
+        messages: one or more messages, all of one partition.
+        source: the partition.
+        schema: columns of this module, with any nullability.
+        constants: values of ``place`` and ``routed_at`` (ms), if the schema has them.
+    """
+    same = {
+        "role": source.role.value,
+        "level": source.level,
+        "partition": source.partition,
+        "level_topic": source.family,
+        "topic": source.topic,
+        **constants,
+    }
+    columns = []
+    for field in schema:
+        values = _COLUMNS[field.name].values
+        if values is None:
+            one = _array([same[field.name]], field.type)[0]
+            columns.append(pa.repeat(one, len(messages)))
+        else:
+            columns.append(_array(values(messages, source), field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def in_chunks(
+    messages: Iterable[AnyMessage], most_rows: int, most_bytes: int
+) -> Iterator[list[AnyMessage]]:
+    """Yield messages in lists that end once they reach a number of rows or bytes of payload."""
+    chunk: list[AnyMessage] = []
+    size = 0
+    for message in messages:
+        chunk.append(message)
+        size += message.size
+        if len(chunk) >= most_rows or size >= most_bytes:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        # Not directly into timestamps: pyarrow would load pandas for that.
+        return pa.array(values, _LONG).cast(pa.timestamp("ms", tz=kind.tz)).cast(kind)
+    if pa.types.is_map(kind):
+        return _map_array(values, kind)
+    return pa.array(values, kind)
+
+
+def _map_array(dicts: Sequence[Mapping[str, str]], kind: pa.DataType) -> pa.Array:
+    keys: list[str] = []
+    values: list[str] = []
+    offsets = [0]
+    for one in dicts:
+        keys.extend(one)
+        values.extend(one.values())
+        offsets.append(len(keys))
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), pa.array(keys, _TEXT), pa.array(values, _TEXT), type=kind
+    )
