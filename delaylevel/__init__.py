@@ -1,4 +1,4 @@
-"""Long-delayed messages through Apache Pulsar, routed from the client's side."""
+"""Long-delayed messages on Apache Pulsar, routed by the client through delay-level topics."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = [
     "wrap",
 ]
 
-# Name -> (module, the extra it needs or None). Loaded on first use, so that importing the package
-# stays light.
+# Name -> (module, required extra or None). Loaded on first use, so that importing the package
+# stays cheap.
 _LAZY: dict[str, tuple[str, str | None]] = {
     "DelayLevelClient": ("delaylevel.producer.client", None),
     "DelayLevelProducer": ("delaylevel.producer.producer", None),

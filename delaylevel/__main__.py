@@ -1,4 +1,4 @@
-"""``python -m delaylevel`` is the ``delaylevel`` command."""
+"""Entry point of ``python -m delaylevel``, the same as the ``delaylevel`` command."""
 
 from delaylevel.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Earlier paths of public modules, so that code written for them still runs."""
+"""Import hook for earlier paths of public modules, so that code that uses them still runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATHS = {
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Import hook that gives a module at an earlier path the attributes of the present one."""
+    """Import hook: a module at an earlier path has the attributes of the current module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -35,12 +35,12 @@ class _Alias(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self) if fullname in PATHS else None
 
     def exec_module(self, module: ModuleType) -> None:
-        present = importlib.import_module(PATHS[module.__name__])
-        vars(module)["__doc__"] = present.__doc__
-        vars(module)["__getattr__"] = partial(getattr, present)
+        current = importlib.import_module(PATHS[module.__name__])
+        vars(module)["__doc__"] = current.__doc__
+        vars(module)["__getattr__"] = partial(getattr, current)
 
 
 def install() -> None:
-    """Add the hook behind all others; a second call changes nothing."""
+    """Add the hook after all others, once; further calls do nothing."""
     if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
         sys.meta_path.append(_Alias())

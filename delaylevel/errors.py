@@ -1,35 +1,35 @@
-"""Every error of the package, under one root.
+"""All errors of the package, under one root.
 
-Errors that say "your input is wrong" derive from :class:`InvalidInputError` (and from
-``ValueError``); errors that say "the broker, or what is stored on it, is not as it should be"
-derive from :class:`BrokerError`. Each carries the data it speaks of as attributes too.
+Errors about the caller's input derive from :class:`InvalidInputError` (and from ``ValueError``).
+Errors about the broker, or about data stored on it, derive from :class:`BrokerError`. The values
+that a message mentions are also attributes of the error.
 """
 
 from __future__ import annotations
 
 
 class DelayLevelError(Exception):
-    """The root of all errors that this package raises on purpose."""
+    """Root of all errors that this package raises on purpose."""
 
 
 class InvalidInputError(DelayLevelError, ValueError):
-    """What the caller gave cannot be used; nothing was sent, stored or changed."""
+    """Unusable input from the caller; nothing was sent, stored or changed."""
 
 
 class BrokerError(DelayLevelError):
-    """The broker, or something stored on it, did not behave as needed."""
+    """Unexpected behaviour of the broker, or unexpected data stored on it."""
 
 
 class InvalidDelayError(InvalidInputError):
-    """A due time or delay that is negative, absurd, naive, or given twice."""
+    """A due time or delay that is negative, out of range, without a time zone, or given twice."""
 
 
 class DelayTooLongError(InvalidInputError):
-    """A delay beyond the longest level, where ``overflow`` is ``"reject"``.
+    """A delay beyond the longest level, with ``overflow="reject"``.
 
     Attributes:
-        delay_ms: the delay that was asked for.
-        maximum_delay_ms: the longest that the strategy accepts.
+        delay_ms: the requested delay, ms.
+        maximum_delay_ms: the longest delay that the strategy accepts, ms.
     """
 
     def __init__(self, message: str, *, delay_ms: int, maximum_delay_ms: int) -> None:
@@ -39,18 +39,18 @@ class DelayTooLongError(InvalidInputError):
 
 
 class InvalidStrategyError(InvalidInputError):
-    """A partition strategy, or a list of levels, that cannot work."""
+    """A partition strategy or list of levels that cannot work."""
 
 
 class UnsupportedOptionError(InvalidInputError):
-    """A producer or send option that would not survive the way through a level topic."""
+    """A producer or send option that a level topic cannot preserve."""
 
 
 class EnvelopeError(InvalidInputError):
-    """A parked message whose ``delaylevel.*`` properties cannot be understood.
+    """A parked message with missing or invalid ``delaylevel.*`` properties.
 
     Attributes:
-        reason: one line, as it is written on the dead letter.
+        reason: one line, also stored with the dead letter.
     """
 
     def __init__(self, reason: str) -> None:
@@ -59,19 +59,19 @@ class EnvelopeError(InvalidInputError):
 
 
 class MissingExtraError(DelayLevelError, ImportError):
-    """A name that needs an optional dependency which is not installed."""
+    """A name whose optional dependency is not installed."""
 
 
 class ConfigError(InvalidInputError):
-    """A configuration file, environment variable or flag that cannot be used."""
+    """An unusable configuration file, environment variable or flag."""
 
 
 class StepsError(InvalidInputError):
-    """A user's own steps that lose, change or multiply what the Spark job has to send on."""
+    """User-defined steps that drop, change or duplicate rows that the Spark job must forward."""
 
 
 class BrokerUnreachableError(BrokerError):
-    """Nothing answers at the service or admin address."""
+    """No response from the service or admin address."""
 
 
 class ClientError(BrokerError):
@@ -89,11 +89,11 @@ class ClientError(BrokerError):
 
 
 class AdminError(BrokerError):
-    """The admin REST interface refused a call.
+    """A call that the admin REST interface refused.
 
     Attributes:
-        status: the HTTP status, e.g. 404.
-        reason: what the broker said.
+        status: HTTP status code, e.g. 404.
+        reason: the broker's explanation.
     """
 
     def __init__(self, message: str, *, status: int, reason: str = "") -> None:
@@ -103,26 +103,26 @@ class AdminError(BrokerError):
 
 
 class NotFoundError(AdminError):
-    """The tenant, namespace, topic or subscription does not exist (404)."""
+    """A tenant, namespace, topic or subscription that does not exist (404)."""
 
 
 class ConflictError(AdminError):
-    """It exists already, or is in use (409, 412)."""
+    """A resource that already exists or is in use (409, 412)."""
 
 
 class PermissionDeniedError(AdminError):
-    """The token or certificate does not allow this (401, 403)."""
+    """An operation that the token or certificate does not allow (401, 403)."""
 
 
 class LevelTopicError(BrokerError):
-    """A level topic that is missing, is not ours, or does not fit what was asked of it."""
+    """A level topic that is missing, not one of ours, or unsuitable for the request."""
 
 
 class StillPendingError(LevelTopicError):
-    """Something is pending in what was to be deleted; nothing was.
+    """A deletion refused because entries are pending; nothing was deleted.
 
     Attributes:
-        entries: how many entries are pending.
+        entries: number of pending entries.
     """
 
     def __init__(self, message: str, entries: int) -> None:
@@ -131,11 +131,11 @@ class StillPendingError(LevelTopicError):
 
 
 class StrategyMismatchError(LevelTopicError):
-    """A producer's strategy disagrees with what the level topic says of itself.
+    """A producer's strategy that disagrees with the description of the level topic.
 
     Attributes:
-        configured: the producer's own strategy, in words.
-        described: the level topic's, in words.
+        configured: the producer's strategy, as text.
+        described: the level topic's strategy, as text.
     """
 
     def __init__(self, message: str, *, configured: str, described: str) -> None:
@@ -145,10 +145,10 @@ class StrategyMismatchError(LevelTopicError):
 
 
 class UnsafeNamespaceError(LevelTopicError):
-    """Policies of the namespace would eat what is parked.
+    """Namespace policies that would remove parked messages.
 
     Attributes:
-        problems: one line for each policy, with its remedy.
+        problems: one line per policy, with its remedy.
     """
 
     def __init__(self, message: str, *, problems: tuple[str, ...]) -> None:
@@ -161,12 +161,12 @@ class TargetNotAllowedError(LevelTopicError, InvalidInputError):
 
 
 class DataLossError(BrokerError):
-    """Messages are gone that a query had still to move; the text says which and how many."""
+    """Messages lost before a query moved them; the text says which and how many."""
 
 
 class AlreadyRunningError(BrokerError):
-    """Another mover holds the level; the text says which and since when."""
+    """Another running instance that holds the resource; the text says which and since when."""
 
 
 class PrerequisiteError(DelayLevelError):
-    """Java, Maven or another program is missing; the text says what to install."""
+    """A missing program, such as Java or Maven; the text says what to install."""

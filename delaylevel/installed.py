@@ -1,4 +1,4 @@
-"""What is installed in this environment: for those who send it to where Python runs without it."""
+"""Packages installed in this environment, for shipping to Spark executors and Functions."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pathlib import Path, PurePosixPath
 
 from delaylevel.errors import ConfigError
 
-# Never imported where packages are sent to: tests, headers, sources, caches, programs.
-_LEFT_OUT_FOLDERS = frozenset({"__pycache__", "tests", "include", "..", ""})
-_LEFT_OUT_ENDINGS = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
+# Not needed to import a package: tests, headers, sources, caches, programs ("..": bin folders).
+_EXCLUDED_FOLDERS = frozenset({"__pycache__", "tests", "include", "..", ""})
+_EXCLUDED_SUFFIXES = (".pyc", ".pyi", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".cc", ".a")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return distributions and all that they require here, sorted; never our own.
+    """Return distributions and their installed requirements, sorted, without this project.
 
     Args:
         roots: names of installed distributions.
-        without: plain names of those that are left out, with what they require.
+        without: normalized names of distributions to leave out, with their requirements.
 
     Raises:
         ConfigError: one of ``roots`` is not installed.
     """
-    waiting = list(roots)
-    wanted = {plain_name(name) for name in waiting}
+    queue = list(roots)
+    wanted = {plain_name(name) for name in queue}
     found: set[str] = set()
-    while waiting:
-        name = plain_name(waiting.pop())
+    while queue:
+        name = plain_name(queue.pop())
         if name in found or name in without or name == "delaylevel":
             continue
         try:
@@ -38,33 +38,34 @@ def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -
         except importlib.metadata.PackageNotFoundError:
             if name in wanted:
                 raise ConfigError(
-                    f"{name} is not installed here, so that it cannot be sent along"
+                    f"{name} is not installed here and cannot be shipped: install it first"
                 ) from None
-            continue  # for another platform or Python
+            continue  # a requirement of another platform or Python version
         found.add(name)
         for line in requirements:
             requirement, _, marker = line.partition(";")
             matched = _NAME.match(requirement.strip())
             if matched is not None and "extra" not in marker:
-                waiting.append(matched.group())
+                queue.append(matched.group())
     return tuple(sorted(found))
 
 
 def plain_name(name: str) -> str:
-    """Return a distribution's name as indexes compare it."""
+    """Return the normalized name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def own_files(parts: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """Yield this project's own modules, also where it is installed as links to its sources.
+    """Yield the files of this project, which may be an editable install.
 
     Args:
-        parts: packages: ``delaylevel``, ``delaylevel.functions`` …
+        parts: package names, such as ``delaylevel.functions``.
 
     Yields:
-        The path below ``sys.path``, and the file.
+        The path relative to an entry of ``sys.path``, and the file.
     """
     for part in parts:
+        # Import paths, not metadata: an editable install records no files.
         spec = importlib.util.find_spec(part)
         for location in (spec.submodule_search_locations if spec is not None else None) or ():
             root = Path(location)
@@ -75,9 +76,9 @@ def own_files(parts: Iterable[str]) -> Iterator[tuple[str, Path]]:
 
 
 def is_wanted(inside: PurePosixPath) -> bool:
-    """Whether a file of a distribution is needed to import it."""
+    """Return whether a file is needed to import its distribution."""
     return not (
         inside.is_absolute()
-        or _LEFT_OUT_FOLDERS & set(inside.parts[:-1])
-        or inside.name.endswith(_LEFT_OUT_ENDINGS)
+        or _EXCLUDED_FOLDERS & set(inside.parts[:-1])
+        or inside.name.endswith(_EXCLUDED_SUFFIXES)
     )

@@ -1,1 +1,1 @@
-"""Data structures of the final window: arrays and files, independent of Pulsar."""
+"""Data structures of the final window: in arrays and files, independent of Pulsar."""

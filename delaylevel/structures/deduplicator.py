@@ -1,4 +1,4 @@
-"""Which ids were seen: two generations for each key, the older of which is forgotten at once."""
+"""Recently seen IDs per key, in two generations; the older generation expires as a whole."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAGIC = b"DLDEDUP1"
 _LENGTHS = struct.Struct("<6Q")
 _CHECKSUM = struct.Struct("<I")
 _LIMIT = 1 << 63
-#: So many ids are handled at once, which bounds the memory for intermediate results.
-_BATCH = 8192
+#: IDs processed at once: bounds the memory for intermediate results.
+_BATCH_SIZE = 8192
 
 
 class DamagedSnapshotError(InvalidInputError):
-    """Bytes that are not a whole snapshot of a Deduplicator; nothing was restored."""
+    """Bytes that are not a complete snapshot of a Deduplicator; nothing was restored."""
 
 
 class _Generations:
-    """The ids of one key."""
+    """The IDs of one key."""
 
     def __init__(self) -> None:
         self.current = IdSet()
@@ -45,66 +45,65 @@ class _Generations:
 
 
 class Deduplicator:
-    """Remembers ids, for each key at least the last capacity/2 distinct ones that were saved.
+    """Set of recently saved IDs: for each key, at least the last capacity/2 distinct ones.
 
-    Each key has a current and a previous generation with a counter of its own. Where the current
-    one has capacity/2 ids and another one comes, it becomes the previous one and what that held is
-    forgotten: at any time a key remembers its last capacity/2 to capacity distinct ids. Check and
-    save are separate calls, so that a message that fails between them is not taken for a duplicate
-    later.
+    Each key has a current and a previous generation. When a new ID arrives and the current
+    generation has capacity/2 IDs, the current generation replaces the previous one. A key
+    therefore remembers its last capacity/2 to capacity distinct IDs. Check and save are separate
+    calls, so that a message that fails between them does not count as a duplicate later.
 
-    After "two generations of Roaring bitmaps", where the counter is shared by all keys; here it is
-    not.
+    Source: the "two generations of Roaring bitmaps" scheme, but with one counter per key instead
+    of one for all keys.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
         """Create an empty deduplicator.
 
         Args:
-            capacity: the most ids that one key remembers; even, from 2.
+            capacity: maximum number of IDs that one key remembers; even, at least 2.
 
         Raises:
             InvalidInputError: the capacity is odd or below 2.
         """
         if capacity < 2 or capacity % 2:
-            raise InvalidInputError(f"capacity must be even and from 2, got {capacity}")
+            raise InvalidInputError(f"capacity must be even and at least 2, got {capacity}")
         self.capacity = capacity
         self._half = capacity // 2
         self._keys: dict[str, _Generations] = {}
 
     def __len__(self) -> int:
-        """Return how many ids are remembered, of all keys."""
+        """Return the number of remembered IDs of all keys."""
         return sum(map(self.count, self._keys))
 
     def keys(self) -> list[str]:
-        """Return the keys that ids were saved for."""
+        """Return the keys that have saved IDs."""
         return list(self._keys)
 
     def count(self, key: str) -> int:
-        """Return how many ids of a key are held; one saved in both generations counts twice."""
+        """Return the number of IDs of a key; an ID in both generations counts twice."""
         found = self._keys.get(_checked_key(key))
         return found.current.size + found.previous.size if found else 0
 
     def forget(self, key: str) -> None:
-        """Forget all ids of a key."""
+        """Forget all IDs of a key."""
         self._keys.pop(_checked_key(key), None)
 
-    def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - the name that callers know
-        """Return whether an id is remembered.
+    def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - a public name
+        """Return whether an ID is remembered.
 
         Args:
-            id: from 0, below 2**63.
-            key: not empty, such as a target topic.
+            id: integer in [0, 2**63).
+            key: non-empty string, such as a target topic.
 
         Raises:
-            InvalidInputError: the id is out of range, or the key is empty.
+            InvalidInputError: the ID is out of range, or the key is empty.
         """
         _checked_id(id)
         found = self._keys.get(_checked_key(key))
         return found is not None and (id in found.current or id in found.previous)
 
     def save(self, id: int, key: str) -> None:  # noqa: A002
-        """Remember an id; as ``is_duplicate`` in arguments and errors."""
+        """Remember an ID; arguments and errors as for ``is_duplicate``."""
         _checked_id(id)
         found = self._of(key)
         if id in found.current:
@@ -114,21 +113,21 @@ class Deduplicator:
         found.current.add(id)
 
     def is_duplicate_and_save(self, id: int, key: str) -> bool:  # noqa: A002
-        """Return whether an id is remembered, and remember it if it is not."""
+        """Return whether an ID is remembered, and remember it."""
         if self.is_duplicate(id, key):
             return True
         self.save(id, key)
         return False
 
     def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask:
-        """Return for each of many ids whether it is remembered; nothing is saved.
+        """Return for each ID whether it is remembered; save nothing.
 
         Args:
-            ids: integers, shape (n,).
-            key: not empty.
+            ids: integers in [0, 2**63), shape (n,).
+            key: non-empty string.
 
         Returns:
-            Booleans, shape (n,); an id that is in ``ids`` twice is not a duplicate for that.
+            Booleans, shape (n,). A repetition within ``ids`` does not count as a duplicate.
         """
         values = _checked_ids(ids)
         found = self._keys.get(_checked_key(key))
@@ -138,35 +137,35 @@ class Deduplicator:
         return found.contains(distinct)[inverse]
 
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
-        """Remember many ids, as ``save`` of one after the other."""
+        """Remember many IDs, as ``save`` does for each in turn."""
         found = self._of(key)
         values = _checked_ids(ids)
-        for start in range(0, values.size, _BATCH):
-            batch = values[start : start + _BATCH]
+        for start in range(0, values.size, _BATCH_SIZE):
+            batch = values[start : start + _BATCH_SIZE]
             while batch.size:
                 distinct, first = _distinct(batch)
                 fresh = ~found.current.contains(distinct)
                 batch = self._fill(found, batch, distinct[fresh], first[fresh])
 
     def deduplicate_and_save(self, ids: npt.ArrayLike, key: str) -> npt.NDArray[np.int64]:
-        """Return the ids that are new, and remember them: as ``is_duplicate_and_save`` of each.
+        """Return the new IDs and remember them, as ``is_duplicate_and_save`` does for each.
 
         Args:
-            ids: integers from 0, below 2**63, shape (n,), at most ``capacity`` of them.
-            key: not empty.
+            ids: integers in [0, 2**63), shape (n,), n at most ``capacity``.
+            key: non-empty string.
 
         Returns:
-            The ids that were not remembered, each once, in the order in which they were given.
+            The IDs that were not remembered, each once, in the given order.
 
         Raises:
-            InvalidInputError: too many ids, one out of range, or the key is empty.
+            InvalidInputError: too many IDs, an ID out of range, or an empty key.
         """
         found = self._of(key)
         values = _checked_ids(ids)
         self._check_amount(values.size)
         parts: list[Ids] = []
-        for start in range(0, values.size, _BATCH):
-            batch = values[start : start + _BATCH]
+        for start in range(0, values.size, _BATCH_SIZE):
+            batch = values[start : start + _BATCH_SIZE]
             while batch.size:
                 distinct, first = _distinct(batch)
                 fresh = ~found.contains(distinct)
@@ -178,14 +177,14 @@ class Deduplicator:
         return np.concatenate([np.empty(0, dtype=np.uint64), *parts]).astype(np.int64)
 
     def reconstruct(self, ids: npt.ArrayLike, key: str) -> None:
-        """Forget what a key remembers and remember these ids, the oldest first.
+        """Replace the IDs of a key by these, given oldest first.
 
         Args:
-            ids: integers from 0, below 2**63, shape (n,), at most ``capacity`` of them.
-            key: not empty.
+            ids: integers in [0, 2**63), shape (n,), n at most ``capacity``.
+            key: non-empty string.
 
         Raises:
-            InvalidInputError: too many ids, one out of range, or the key is empty.
+            InvalidInputError: too many IDs, an ID out of range, or an empty key.
         """
         values = _checked_ids(ids)
         self._check_amount(values.size)
@@ -193,24 +192,24 @@ class Deduplicator:
         self.save_all(values, key)
 
     def snapshot(self, key: str) -> bytes:
-        """Return what a key remembers, for ``restore``."""
+        """Return the IDs of a key as bytes, for ``restore``."""
         found = self._keys.get(_checked_key(key)) or _Generations()
         parts = found.current.dump() + found.previous.dump()
         body = b"".join((_MAGIC, _LENGTHS.pack(*map(len, parts)), *parts))
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
     def restore(self, data: bytes, key: str) -> None:
-        """Replace what a key remembers by a snapshot, which may have come from another capacity.
+        """Replace the IDs of a key by those of a snapshot, which may have another capacity.
 
         Raises:
-            DamagedSnapshotError: the bytes are cut short, changed, or something else.
+            DamagedSnapshotError: the bytes are truncated, changed, or not a snapshot.
         """
         _checked_key(key)
         body, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
         if not body.startswith(_MAGIC) or checksum != _CHECKSUM.pack(zlib.crc32(body)):
             raise DamagedSnapshotError(
-                f"these {len(data)} bytes are not a whole snapshot of a Deduplicator; "
-                "use an older one, or reconstruct from the ids"
+                f"these {len(data)} bytes are not a complete snapshot of a Deduplicator; "
+                "use an older snapshot, or reconstruct from the IDs"
             )
         at = len(_MAGIC) + _LENGTHS.size
         parts = []
@@ -231,13 +230,15 @@ class Deduplicator:
     def _fill(
         self, found: _Generations, values: Ids, fresh: Ids, first: npt.NDArray[np.int64]
     ) -> Ids:
-        """Save the fresh ids up to the next flip; return the part of ``values`` not yet handled.
+        """Save the fresh IDs up to the next flip; return the rest of ``values``.
+
+        The caller checks the rest again: the flip forgets a generation.
 
         Args:
-            found: where to save.
-            values: the ids as they were given.
-            fresh: those to save, sorted, distinct.
-            first: where each of them is in ``values``.
+            found: generations of the key.
+            values: the IDs as given.
+            fresh: the IDs to save, sorted and distinct.
+            first: index in ``values`` of the first occurrence of each fresh ID.
         """
         room = max(self._half - found.current.size, 0)
         if fresh.size <= room:
@@ -254,13 +255,13 @@ class Deduplicator:
     def _check_amount(self, amount: int) -> None:
         if amount > self.capacity:
             raise InvalidInputError(
-                f"{amount} ids are more than the capacity of {self.capacity}; "
-                "give them in smaller batches, or create the Deduplicator with a larger capacity"
+                f"{amount} IDs exceed the capacity of {self.capacity}; "
+                "pass them in smaller batches, or create the Deduplicator with a larger capacity"
             )
 
 
 def _distinct(values: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """Return the distinct ids, sorted, and where each of them is first."""
+    """Return the distinct IDs, sorted, and the index of the first occurrence of each."""
     if bool((values[1:] > values[:-1]).all()):
         return values, np.arange(values.size)
     return np.unique(values, return_index=True)
@@ -268,13 +269,13 @@ def _distinct(values: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
 
 def _checked_key(key: str) -> str:
     if not isinstance(key, str) or not key:
-        raise InvalidInputError(f"the key must be a string that is not empty, got {key!r}")
+        raise InvalidInputError(f"the key must be a non-empty string, got {key!r}")
     return key
 
 
 def _checked_id(value: int) -> None:
     if not isinstance(value, (int, np.integer)) or not 0 <= value < _LIMIT:
-        raise InvalidInputError(f"an id must be an integer from 0, below 2**63, got {value!r}")
+        raise InvalidInputError(f"an ID must be an integer in [0, 2**63), got {value!r}")
 
 
 def _checked_ids(ids: npt.ArrayLike) -> Ids:
@@ -283,9 +284,9 @@ def _checked_ids(ids: npt.ArrayLike) -> Ids:
         return np.empty(0, dtype=np.uint64)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise InvalidInputError(
-            "ids must be a one-dimensional array of integers from 0, below 2**63, "
+            "ids must be a one-dimensional array of integers in [0, 2**63), "
             f"not {values.dtype} of shape {values.shape}"
         )
     if int(values.min()) < 0 or int(values.max()) >= _LIMIT:
-        raise InvalidInputError("every id must be an integer from 0, below 2**63")
+        raise InvalidInputError("every ID must be an integer in [0, 2**63)")
     return values.astype(np.uint64, copy=False)

@@ -1,9 +1,9 @@
-"""A set of 63-bit ids that is small for message ids and for random ones.
+"""A compact set of 63-bit IDs, for message IDs as well as random IDs.
 
-Ids that lie close together are kept in Roaring bitmaps, all others in sorted arrays, 8 bytes each.
-An id whose low ten bits are zero (the first of a batch, or all of an unbatched topic, where an id
-is ledger << 35 | entry << 10 | batch index) is kept without them: entries then follow each other
-closely.
+Roaring bitmaps hold IDs that are close together; sorted arrays hold all others, at 8 bytes each. A
+message ID is ledger << 35 | entry << 10 | batch index. An ID whose low ten bits are zero (the first
+message of a batch, or any unbatched message) is stored without these bits, so that the IDs of
+consecutive entries are close together.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 _LOW = np.uint64(1023)
 _LOW_BITS = np.uint64(10)
 _PAGE_BITS = np.uint64(16)
-#: From so many ids in a page of 65,536 on, a bitmap is smaller than an array.
+#: Number of IDs in a page of 65,536 from which a bitmap is smaller than an array.
 _DENSE = 32
-#: Ids that single saves may gather before they are sorted in.
-_PENDING = 4096
+#: IDs that ``add`` collects before they are sorted in.
+_MAX_PENDING = 4096
+#: Maximum number of IDs in one sorted array.
 _BLOCK = 131_072
-#: Bitmaps are made small again after so many ids, or an eighth of what there is.
+#: Bitmaps are compacted after this number of new IDs, or an eighth of the set if that is more.
 _GROWTH = 262_144
 _PRIVATE = MAP_PRIVATE | MAP_ANONYMOUS
-_RECENT = 16_384
-_RECENT_RUNS = 8
+#: Limits on recent IDs: more IDs are merged into the blocks, more runs are joined.
+_MAX_RECENT = 16_384
+_MAX_RECENT_RUNS = 8
 
 
 def _bitmap(ids: Ids) -> BitMap64:
     return BitMap64(array("Q", ids.tobytes()))
 
 
-def _crowded(ids: Ids, least: int) -> Mask:
-    """Return which of the sorted ids share their page with ``least`` of them."""
+def _dense_mask(ids: Ids, least: int) -> Mask:
+    """Return which of the sorted IDs are in a page with at least ``least`` of them."""
     page = ids >> _PAGE_BITS
     starts = np.flatnonzero(page[1:] != page[:-1]) + 1
     bounds = np.concatenate(([0], starts, [ids.size]))
@@ -56,21 +58,21 @@ def _in_sorted(run: Ids, ids: Ids) -> Mask:
     return found
 
 
-def _own_pages(ids: Ids) -> Ids:
-    """Copy ids into memory of their own: blocks that grow leave no holes in the heap."""
+def _copy_to_pages(ids: Ids) -> Ids:
+    """Copy IDs into memory pages of their own, so that growing blocks do not fragment the heap."""
     pages = np.frombuffer(mmap(-1, ids.nbytes, _PRIVATE), dtype=np.uint64)
     pages[:] = ids
     return pages
 
 
 class _SortedIds:
-    """Sorted arrays of at most ``_BLOCK`` ids, and a few recent ones that are merged in later."""
+    """Sorted arrays of at most ``_BLOCK`` IDs, and a few recent runs that are merged in later."""
 
     def __init__(self) -> None:
         self.blocks: list[Ids] = []
         self.recent: list[Ids] = []
         self.size = 0
-        self._loose = 0
+        self._recent_size = 0
 
     def contains(self, ids: Ids) -> Mask:
         found = np.zeros(ids.size, dtype=np.bool_)
@@ -84,58 +86,60 @@ class _SortedIds:
         return found
 
     def add(self, ids: Ids) -> Ids:
-        """Add sorted ids that are not there; return, and drop, those that have become crowded."""
+        """Add sorted new IDs; remove and return those that now belong in a bitmap."""
         self.recent.append(ids)
         self.size += ids.size
-        self._loose += ids.size
-        if self._loose > max(_RECENT, self.size // 32):
+        self._recent_size += ids.size
+        if self._recent_size > max(_MAX_RECENT, self.size // 32):
             return self._merge()
-        if len(self.recent) <= _RECENT_RUNS:
+        if len(self.recent) <= _MAX_RECENT_RUNS:
             return ids[:0]
         joined = np.sort(np.concatenate(self.recent))
-        dense = _crowded(joined, 2 * _DENSE)
-        crowded, loose = joined[dense], joined[~dense]
-        self.recent = [loose] if loose.size else []
-        self.size -= crowded.size
-        self._loose -= crowded.size
-        return crowded
+        dense = _dense_mask(joined, 2 * _DENSE)
+        removed, kept = joined[dense], joined[~dense]
+        self.recent = [kept] if kept.size else []
+        self.size -= removed.size
+        self._recent_size -= removed.size
+        return removed
 
     def _starts(self, ids: Ids) -> list[int]:
+        """Return the index of the first ID that belongs to each block, and the end."""
         lows = np.array([block[0] for block in self.blocks[1:]], dtype=np.uint64)
         return [0, *ids.searchsorted(lows).tolist(), ids.size]
 
     def _merge(self) -> Ids:
+        """Merge the recent IDs into the blocks; remove and return dense IDs, as ``add``."""
         fresh = np.concatenate(self.recent)
         self.recent = []
         fresh.sort()
-        self._loose = 0
+        self._recent_size = 0
         old = self.blocks or [fresh[:0]]
         starts = self._starts(fresh)
         blocks: list[Ids] = []
-        crowded: list[Ids] = []
+        removed: list[Ids] = []
         for index, start in enumerate(starts[:-1]):
             merged = np.concatenate((old[index], fresh[start : starts[index + 1]]))
-            old[index] = fresh[:0]
+            old[index] = fresh[:0]  # frees the old block before the next one is merged
             if not merged.size:
                 continue
             merged.sort(kind="stable")
-            dense = _crowded(merged, 2 * _DENSE)
+            dense = _dense_mask(merged, 2 * _DENSE)
             if dense.any():
-                crowded.append(merged[dense])
-                self.size -= crowded[-1].size
+                removed.append(merged[dense])
+                self.size -= removed[-1].size
                 merged = merged[~dense]
             parts = -(-merged.size // _BLOCK)
             if parts:
-                blocks += [_own_pages(part) for part in np.array_split(merged, parts)]
+                blocks += [_copy_to_pages(part) for part in np.array_split(merged, parts)]
         self.blocks = blocks
-        return np.concatenate(crowded) if crowded else fresh[:0]
+        return np.concatenate(removed) if removed else fresh[:0]
 
     def all(self) -> Ids:
         return np.sort(np.concatenate([np.empty(0, dtype=np.uint64), *self.blocks, *self.recent]))
 
 
 class IdSet:
-    """A set of ids; what is added must not be in it yet."""
+    """A set of IDs; an ID that is added must not be in the set."""
 
     def __init__(self) -> None:
         """Create an empty set."""
@@ -147,7 +151,7 @@ class IdSet:
         self.size = 0
 
     def __contains__(self, value: int) -> bool:
-        """Return whether an id is in the set."""
+        """Return whether an ID is in the set."""
         if value in self._pending:
             return True
         if (value >> 10) in self._short if not value & 1023 else value in self._plain:
@@ -157,39 +161,39 @@ class IdSet:
         return bool(self._sparse.contains(np.array([value], dtype=np.uint64))[0])
 
     def add(self, value: int) -> None:
-        """Add one id."""
+        """Add one ID."""
         self._pending.add(value)
         self.size += 1
-        if len(self._pending) >= _PENDING:
-            self._settle()
+        if len(self._pending) >= _MAX_PENDING:
+            self._flush()
 
     def contains(self, ids: Ids) -> Mask:
-        """Return which of the ids, sorted and distinct, are in the set."""
-        self._settle()
+        """Return which of the IDs, sorted and distinct, are in the set."""
+        self._flush()
         found = self._sparse.contains(ids) if self._sparse.size else np.zeros(ids.size, np.bool_)
         short = (ids & _LOW) == 0
-        for bitmap, part, shift in self._lanes(short):
+        for bitmap, part, shift in self._by_bitmap(short):
             if bitmap and part.any():
                 found[part] |= _in_bitmap(bitmap, ids[part] >> shift)
         return found
 
     def update(self, ids: Ids) -> None:
-        """Add ids, sorted, distinct, and none of them in the set."""
-        self._settle()
+        """Add IDs: sorted, distinct, and none of them in the set."""
+        self._flush()
         self.size += ids.size
         if ids.size:
-            self._place(ids)
+            self._insert(ids)
         if self.size >= self._compact_at:
             self.compact()
 
-    def _place(self, ids: Ids) -> None:
+    def _insert(self, ids: Ids) -> None:
         short = (ids & _LOW) == 0
         rest: list[Ids] = []
-        for bitmap, part, shift in self._lanes(short):
+        for bitmap, part, shift in self._by_bitmap(short):
             some = ids[part] >> shift
             if not some.size:
                 continue
-            dense = _crowded(some, _DENSE)
+            dense = _dense_mask(some, _DENSE)
             if dense.all():
                 bitmap |= _bitmap(some)
             else:
@@ -197,22 +201,23 @@ class IdSet:
                     bitmap |= _bitmap(some[dense])
                 rest.append(some[~dense] << shift)
         if rest:
-            crowded = self._sparse.add(np.sort(np.concatenate(rest)))
-            if crowded.size:
-                self._place(crowded)
+            dense_ids = self._sparse.add(np.sort(np.concatenate(rest)))
+            if dense_ids.size:
+                self._insert(dense_ids)
 
-    def _lanes(self, short: Mask) -> list[tuple[BitMap64, Mask, np.uint64]]:
+    def _by_bitmap(self, short: Mask) -> list[tuple[BitMap64, Mask, np.uint64]]:
+        """Return each bitmap, the mask of its IDs, and the number of low bits that it omits."""
         return [(self._plain, ~short, np.uint64(0)), (self._short, short, _LOW_BITS)]
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         if self._pending:
             ids = np.fromiter(self._pending, dtype=np.uint64, count=len(self._pending))
             self._pending = set()
             ids.sort()
-            self._place(ids)
+            self._insert(ids)
 
     def compact(self) -> None:
-        """Give back what growing has left over."""
+        """Free memory that growing bitmaps have reserved but not used."""
         for bitmap in (self._plain, self._short):
             bitmap.run_optimize()
             bitmap.shrink_to_fit()
@@ -220,26 +225,30 @@ class IdSet:
 
     def dump(self) -> list[bytes]:
         """Return the three parts of the set as bytes."""
-        self._settle()
+        self._flush()
         sparse = self._sparse.all().astype("<u8").tobytes()
         return [self._plain.serialize(), self._short.serialize(), sparse]
 
     @classmethod
     def load(cls, parts: list[bytes]) -> IdSet:
-        """Build a set from what ``dump`` returned."""
+        """Build a set from the parts that ``dump`` returned."""
         self = cls()
         self._plain = BitMap64.deserialize(parts[0])
         self._short = BitMap64.deserialize(parts[1])
         sparse = np.frombuffer(parts[2], dtype="<u8").astype(np.uint64)
         if sparse.size:
-            self._place(sparse)
+            self._insert(sparse)
         self.size = len(self._plain) + len(self._short) + self._sparse.size
         return self
 
 
 def _in_bitmap(bitmap: BitMap64, ids: Ids) -> Mask:
+    """Return which of the sorted IDs are in the bitmap.
+
+    An intersection of bitmaps is faster for IDs that share a page, single lookups for the others.
+    """
     found = np.zeros(ids.size, dtype=np.bool_)
-    dense = _crowded(ids, 8)
+    dense = _dense_mask(ids, 8)
     if dense.any():
         part = ids[dense]
         common = _bitmap(part) & bitmap

@@ -1,4 +1,4 @@
-"""Bytes of pending messages: in memory up to a budget, beyond it in files by due time."""
+"""Payloads of pending messages: in memory up to a budget, then in files by due time."""
 
 from .pending import PendingSegments
 

@@ -1,4 +1,4 @@
-"""Rows with their payloads, and cursors that hand them out slice by slice in due order."""
+"""Rows with payloads, and cursors that return them slice by slice in due order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from delaylevel.structures.rows import (
 
 from .file import Columns, Floats, Run, SegmentFile
 
-#: What a cursor costs beside its rows, and how many of them are made ready at least.
+#: Memory of a cursor in addition to its rows.
 _CURSOR_BYTES = 1024
-_LEAST_READY = 64
+#: Minimum number of rows that a cursor loads at once.
+_MIN_LOADED = 64
 
 
-class Part:
-    """Rows of (exact due, ledger, entry), shape (3, n), with their attributes and payloads."""
+class PayloadRows:
+    """Rows of (exact due, ledger, entry), shape (3, n), with attributes, shape (n,), and payloads.
+
+    Truncated due times are due times & ``mask``; a mask of -1 keeps them exact.
+    """
 
     __slots__ = ("attribute", "payload_bytes", "payloads", "rows")
 
@@ -40,13 +44,13 @@ class Part:
         self.payload_bytes = sum(map(len, payloads)) if payload_bytes < 0 else payload_bytes
 
     @classmethod
-    def empty(cls) -> Part:
-        """Return a part without rows."""
+    def empty(cls) -> PayloadRows:
+        """Return an instance without rows."""
         return cls(empty_rows(), np.empty(0), [], 0)
 
     @classmethod
-    def concatenate(cls, parts: list[Part]) -> Part:
-        """Put parts one behind the other."""
+    def concatenate(cls, parts: list[PayloadRows]) -> PayloadRows:
+        """Return the rows of all parts, in the given order."""
         if not parts:
             return cls.empty()
         payloads: list[bytes] = []
@@ -61,264 +65,280 @@ class Part:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.payloads)
 
     def size_bytes(self, row_bytes: int) -> int:
-        """Return payloads and ``row_bytes`` for each row."""
+        """Return the size of the payloads plus ``row_bytes`` per row."""
         return self.payload_bytes + row_bytes * len(self.payloads)
 
-    def ticks(self, mask: int) -> Int64s:
-        """Return the truncated due times."""
+    def truncated_due(self, mask: int) -> Int64s:
+        """Return the truncated due times, shape (n,)."""
         due: Int64s = self.rows[DUE]
         return due if mask == -1 else due & mask
 
     def find(self, key: Key, mask: int) -> int:
-        """Return the first row, of a sorted part, that is not below ``key``."""
+        """Return the index of the first row that is not below ``key``; the rows must be sorted."""
         if not self.payloads:
             return 0
-        return find_key((self.ticks(mask), self.rows[LEDGER], self.rows[ENTRY]), key)
+        return find_key((self.truncated_due(mask), self.rows[LEDGER], self.rows[ENTRY]), key)
 
-    def take(self, index: Int64s) -> Part:
+    def take(self, index: Int64s) -> PayloadRows:
         """Return the rows at ``index``, in that order."""
         picked = list(map(self.payloads.__getitem__, index.tolist()))
-        return Part(np.take(self.rows, index, axis=1), self.attribute[index], picked)
+        return PayloadRows(np.take(self.rows, index, axis=1), self.attribute[index], picked)
 
-    def between(self, start: int, stop: int) -> Part:
-        """Return a stretch of rows."""
+    def between(self, start: int, stop: int) -> PayloadRows:
+        """Return a copy of the rows from ``start`` up to ``stop``."""
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
-        return Part(rows, attribute, self.payloads[start:stop])
+        return PayloadRows(rows, attribute, self.payloads[start:stop])
 
-    def pop_front(self, count: int) -> Part:
+    def pop_front(self, count: int) -> PayloadRows:
         """Remove and return the first rows, without copying the columns."""
         head = self.payloads[:count]
         del self.payloads[:count]
         size = sum(map(len, head))
-        front = Part(self.rows[:, :count], self.attribute[:count], head, size)
+        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, size)
         self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
         self.payload_bytes -= size
         return front
 
-    def split_below(self, end: Key, mask: int) -> tuple[Part, Part]:
-        """Part the rows below ``end`` from the others; both keep their order."""
-        due, ledger, entry = self.ticks(mask), self.rows[LEDGER], self.rows[ENTRY]
+    def split_below(self, end: Key, mask: int) -> tuple[PayloadRows, PayloadRows]:
+        """Return the rows below ``end`` and the others; both keep their order."""
+        due, ledger, entry = self.truncated_due(mask), self.rows[LEDGER], self.rows[ENTRY]
         below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
         below |= due < end[0]
         if not below.any():
-            return Part.empty(), self
+            return PayloadRows.empty(), self
         if below.all():
-            return self, Part.empty()
+            return self, PayloadRows.empty()
         return self.take(np.flatnonzero(below)), self.take(np.flatnonzero(~below))
 
 
 def truncated(rows: Rows, mask: int) -> Rows:
-    """Return a copy of rows whose due times are truncated."""
+    """Return a copy of rows with truncated due times."""
     keys: Rows = rows.copy()
     keys[DUE] &= mask
     return keys
 
 
-def join(parts: list[Part], mask: int) -> Part:
-    """Sort the rows of all parts by (truncated due, ledger, entry)."""
-    whole = parts[0] if len(parts) == 1 else Part.concatenate(parts)
+def join(parts: list[PayloadRows], mask: int) -> PayloadRows:
+    """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
+    whole = parts[0] if len(parts) == 1 else PayloadRows.concatenate(parts)
     if whole.count < 2:
         return whole
-    order = order_of(whole.ticks(mask), whole.rows[LEDGER], whole.rows[ENTRY])
+    order = order_of(whole.truncated_due(mask), whole.rows[LEDGER], whole.rows[ENTRY])
     return whole if order is None else whole.take(order)
 
 
 class Cursor(Protocol):
-    """Sorted rows, of which the first ones are taken again and again."""
+    """Sorted rows that are taken from the front."""
 
     @property
-    def left(self) -> int:
-        """How many rows are left."""
+    def remaining(self) -> int:
+        """Number of remaining rows."""
 
     @property
     def first_due(self) -> int:
-        """The truncated due time of the first row that is left."""
+        """Truncated due time of the first remaining row, ms."""
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds in memory."""
+        """Memory in use, in bytes."""
 
     @property
     def payload_bytes(self) -> int:
-        """About how much its payloads take."""
+        """Approximate size of the remaining payloads, in bytes."""
 
     def columns(self) -> Columns:
-        """Return what is left, without payloads."""
+        """Return the remaining rows, without payloads."""
 
-    def prepare(self, count: int) -> Key | None:
-        """Make ready at least so many rows; return the last key of those, None where all are."""
+    def load(self, count: int) -> Key | None:
+        """Load the keys of at least ``count`` rows.
+
+        Returns:
+            The key of the last loaded row; None if all remaining rows are loaded.
+        """
 
     def find(self, key: Key) -> int:
-        """Return how many of the rows that are ready are below a key."""
+        """Return the number of loaded rows below a key."""
 
-    def marks(self, stride: int) -> Rows:
-        """Return the key of every so manieth row that is ready."""
+    def sample_keys(self, stride: int) -> Rows:
+        """Return the key of every ``stride``-th loaded row."""
 
-    def take(self, count: int) -> Part:
-        """Remove and return the first rows, all of them ready."""
+    def take(self, count: int) -> PayloadRows:
+        """Remove and return the first ``count`` rows, which must be loaded."""
 
     def close(self) -> None:
-        """Let go of its file."""
+        """Release the file."""
 
 
 class MemoryCursor:
-    """A cursor over a sorted part."""
+    """Cursor over sorted rows in memory, where all rows are always loaded."""
 
-    def __init__(self, part: Part, mask: int, row_bytes: int) -> None:
+    def __init__(self, part: PayloadRows, mask: int, row_bytes: int) -> None:
         self._part = part
         self._mask = mask
         self._row_bytes = row_bytes
 
     @property
-    def left(self) -> int:
-        """How many rows are left."""
+    def remaining(self) -> int:
+        """Number of remaining rows."""
         return len(self._part.payloads)
 
     @property
     def first_due(self) -> int:
-        """The truncated due time of the first row that is left."""
+        """Truncated due time of the first remaining row, ms."""
         return self._part.rows.item(DUE, 0) & self._mask
 
     @property
     def memory_bytes(self) -> int:
-        """Payloads and columns."""
+        """Size of payloads and columns."""
         return self._part.size_bytes(self._row_bytes)
 
     @property
     def payload_bytes(self) -> int:
-        """Of what is left."""
+        """Size of the remaining payloads, in bytes."""
         return self._part.payload_bytes
 
     def columns(self) -> Columns:
-        """Return what is left, without payloads."""
+        """Return the remaining rows, without payloads."""
         return Columns(self._part.rows, self._part.attribute)
 
-    def prepare(self, count: int) -> Key | None:
-        """All rows are ready."""
+    def load(self, count: int) -> Key | None:
+        """Do nothing: all rows are loaded."""
         return None
 
     def find(self, key: Key) -> int:
-        """Return how many of the rows that are left are below a key."""
+        """Return the number of remaining rows below a key."""
         return self._part.find(key, self._mask)
 
-    def marks(self, stride: int) -> Rows:
-        """Return the key of every so manieth row that is left."""
+    def sample_keys(self, stride: int) -> Rows:
+        """Return the key of every ``stride``-th remaining row."""
         return truncated(self._part.rows[:, stride - 1 :: stride], self._mask)
 
-    def take(self, count: int) -> Part:
-        """Remove and return the first rows."""
+    def take(self, count: int) -> PayloadRows:
+        """Remove and return the first ``count`` rows."""
         return self._part.pop_front(count)
 
-    def rest(self) -> Part:
-        """Return what is left, as it lies."""
+    def rest(self) -> PayloadRows:
+        """Return the remaining rows, without a copy."""
         return self._part
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no file."""
 
 
 class FileCursor:
-    """A cursor over a run in a file, of which the next keys are in memory and payloads are not."""
+    """Cursor over a run in a file; it keeps the next keys in memory, but no payloads."""
 
     def __init__(self, file: SegmentFile, run: Run, mask: int) -> None:
         self._file = file
         self._run = run
         self._mask = mask
-        self._taken = 0  # of the run
-        self._head = 0  # of what is in memory
-        file.hold()
+        self._taken = 0  # index of the first remaining row in the run
+        self._head = 0  # index of the same row in the loaded columns
+        file.acquire()
         self._columns = Columns(empty_rows(), np.empty(0))
         self._keys = self._columns.rows
 
     @property
-    def left(self) -> int:
-        """How many rows are left."""
+    def remaining(self) -> int:
+        """Number of remaining rows."""
         return self._run.rows - self._taken
 
     @property
     def first_due(self) -> int:
-        """The truncated due time of the first row that is left."""
+        """Truncated due time of the first remaining row, ms."""
         if not self._taken:
             return self._run.first_key[0]
         if self._head == self._keys.shape[1]:
-            self.prepare(_LEAST_READY)
+            self.load(_MIN_LOADED)
         return self._keys.item(DUE, self._head)
 
     @property
     def memory_bytes(self) -> int:
-        """Columns and keys that are in memory, and what there is to know of the run."""
+        """Size of the loaded columns and keys, and of the metadata of the run."""
         return self._columns.attribute.size * 56 + _CURSOR_BYTES
 
     @property
     def payload_bytes(self) -> int:
-        """Of what is left, about."""
-        return self._run.payload_size * self.left // self._run.rows
+        """Approximate size of the remaining payloads, in bytes."""
+        return self._run.payload_size * self.remaining // self._run.rows
 
     def columns(self) -> Columns:
-        """Return what is left, without payloads, read anew."""
-        return self._file.read_stretch(self._run, self._taken, self._run.rows)
+        """Read the remaining rows, without payloads, from the file."""
+        return self._file.read_slice(self._run, self._taken, self._run.rows)
 
-    def prepare(self, count: int) -> Key | None:
-        """Make ready at least so many rows; return the last key of those, None where all are."""
-        ready = self._keys.shape[1] - self._head
-        if ready < min(count, self.left):
+    def load(self, count: int) -> Key | None:
+        """Load the keys of at least ``count`` rows.
+
+        Returns:
+            The key of the last loaded row; None if all remaining rows are loaded.
+        """
+        loaded = self._keys.shape[1] - self._head
+        if loaded < min(count, self.remaining):
             stop = min(self._taken + 2 * count, self._run.rows)
-            self._columns = self._file.read_stretch(self._run, self._taken, stop)
+            self._columns = self._file.read_slice(self._run, self._taken, stop)
             rows = self._columns.rows
             self._keys = truncated(rows, self._mask) if self._mask != -1 else rows
             self._head = 0
-            ready = stop - self._taken
-        if ready == self.left:
+            loaded = stop - self._taken
+        if loaded == self.remaining:
             return None
         due, ledger, entry = self._keys[:, -1].tolist()
         return due, ledger, entry
 
     def find(self, key: Key) -> int:
-        """Return how many of the rows that are ready are below a key."""
+        """Return the number of loaded rows below a key."""
         if key[0] > self._run.max_due:
-            return self.left  # the next file's first key, as a rule
+            return self.remaining  # the usual case: the key is the start of the next file
         return find_key(self._keys, key, self._head) - self._head
 
-    def marks(self, stride: int) -> Rows:
-        """Return the key of every so manieth row that is ready."""
+    def sample_keys(self, stride: int) -> Rows:
+        """Return the key of every ``stride``-th loaded row."""
         return self._keys[:, self._head + stride - 1 :: stride]
 
-    def take(self, count: int) -> Part:
-        """Remove and return the first rows, reading their payloads."""
+    def take(self, count: int) -> PayloadRows:
+        """Remove and return the first ``count`` rows; read their payloads."""
         start, stop = self._head, self._head + count
         payloads = self._file.read_payloads(self._run, self._taken, self._taken + count)
         rows, attribute = self._columns
-        part = Part(rows[:, start:stop], attribute[start:stop], payloads)
+        part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads)
         self._head = stop
         self._taken += count
         return part
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         self._file.release()
 
 
-def cut(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[Part]]:
-    """Take about ``want`` of the lowest rows of all cursors, none due at ``end_due`` or later.
+def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[PayloadRows]]:
+    """Take about ``want`` of the lowest rows of all cursors.
+
+    Instead of a row-by-row merge, choose a key with about ``want`` rows below it from a sample
+    of the keys, take the rows below that key from every cursor, and let the caller sort them.
+
+    Args:
+        cursors: the cursors.
+        want: number of rows.
+        end_due: exclusive upper bound of truncated due times, ms.
 
     Returns:
-        A key that no remaining row is below, and the rows, in order within each part.
+        The key (every remaining row is at or above it), and the sorted rows of each cursor.
     """
     edge: Key = (end_due, -1, -1)
-    ready = max(_LEAST_READY, 2 * want // max(1, len(cursors)))
+    count = max(_MIN_LOADED, 2 * want // max(1, len(cursors)))
     for cursor in cursors:
-        last = cursor.prepare(ready)
+        last = cursor.load(count)
         if last is not None:
             edge = min(edge, (last[0], last[1], last[2] + 1))
-    if sum(cursor.left for cursor in cursors) > want + want // 2:
-        # Each cursor has up to a stride of rows that no mark stands for.
+    if sum(cursor.remaining for cursor in cursors) > want + want // 2:
+        # The sample misses up to a stride of rows at the end of each cursor.
         stride = max(1, want // (2 * len(cursors)))
-        marks = [cursor.marks(stride) for cursor in cursors]
-        sample = sort_rows(np.concatenate(marks, axis=1))
+        keys = [cursor.sample_keys(stride) for cursor in cursors]
+        sample = sort_rows(np.concatenate(keys, axis=1))
         if sample.shape[1] > want // stride:
             due, ledger, entry = sample[:, max(want // stride, 1) - 1].tolist()
             edge = min(edge, (due, ledger, entry + 1))

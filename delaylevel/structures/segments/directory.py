@@ -1,4 +1,4 @@
-"""The spill files of one directory, one for each coarse bucket of due time."""
+"""Spill files of one directory, one per coarse bucket of due time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 
 from delaylevel.structures.rows import DUE, Int64s
 
-from .cursors import Cursor, FileCursor, Part
+from .cursors import Cursor, FileCursor, PayloadRows
 from .file import Columns, Run, SegmentFile
-from .queries import Gathered, Range
+from .queries import ColumnBuffer, Range
 
 _SUFFIX = ".arrows"
+#: Limits of one run: rows, and the bounds of its payload size, which depends on the budget.
 _RUN_ROWS = 8192
 _RUN_BYTES = 64 << 10, 4 << 20
+#: Spilled rows per piece of a query.
 _PIECE_ROWS = 32_768
 
 
 class SpillDirectory:
-    """Files by bucket; what is opened for reading is no longer among them."""
+    """Spill files by bucket; runs that are opened for reading leave the directory."""
 
     def __init__(
         self,
@@ -31,14 +33,14 @@ class SpillDirectory:
         opener: Callable[[Path], Any],
         budget_bytes: int,
     ) -> None:
-        """Create the directory, or delete the spill files that are in it.
+        """Create the directory, or delete the spill files in it.
 
         Args:
-            path: nothing else uses it.
-            bucket_ms: the range of truncated due times of one file.
-            mask: what due times are truncated with.
-            opener: opens a file for unbuffered binary appending.
-            budget_bytes: of all memory; writing takes a thirtieth of it for a moment.
+            path: directory that nothing else uses.
+            bucket_ms: range of truncated due times of one file, ms.
+            mask: bit mask that truncates due times.
+            opener: function that opens a file for unbuffered binary appending.
+            budget_bytes: total memory budget; a write needs a thirtieth of it for a moment.
         """
         self._path = path
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
@@ -48,26 +50,27 @@ class SpillDirectory:
         self._files: dict[int, SegmentFile] = {}
         self._serial = 0
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
-        self._most_words = budget_bytes // 32 // 8
+        self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
         path.mkdir(parents=True, exist_ok=True)
         for old in path.glob(f"*{_SUFFIX}"):
             old.unlink()
 
     @property
     def size_bytes(self) -> int:
-        """What the files hold."""
+        """Total size of the files."""
         return sum(file.size for file in self._files.values())
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept for questions, at most a 32nd of the budget."""
+        """Memory that is kept for queries, at most a 32nd of the budget."""
         return self._scratch.nbytes
 
-    def write(self, memory: Part, start: int) -> tuple[int, OSError | None]:
-        """Write the rows of a sorted part from ``start`` on, dropping their payloads from it.
+    def write(self, memory: PayloadRows, start: int) -> tuple[int, OSError | None]:
+        """Write sorted rows from ``start`` on, and drop their payloads from memory.
 
         Returns:
-            How far it came, and the error that stopped it; rows from there on are as they were.
+            The index of the first row that was not written, and the error that prevented it. The
+            rows from this index on are unchanged.
         """
         bucket = (memory.rows[DUE] & self._mask) // self._bucket_ms * self._bucket_ms
         while start < memory.count:
@@ -86,7 +89,7 @@ class SpillDirectory:
             start = stop
         return start, None
 
-    def _write_run(self, low: int, part: Part) -> None:
+    def _write_run(self, low: int, part: PayloadRows) -> None:
         file = self._files.get(low)
         if file is None:
             self._serial += 1
@@ -98,24 +101,24 @@ class SpillDirectory:
         self._files[low] = file
 
     def lows(self, horizon: int) -> list[int]:
-        """Return where the buckets begin that begin up to ``horizon``, ascending."""
+        """Return the start times of the buckets that begin by ``horizon``, ascending, ms."""
         return sorted(low for low in self._files if low <= horizon)
 
     def open(self, low: int, horizon: int) -> list[Cursor]:
-        """Turn the runs of one file that begin up to the horizon into cursors."""
+        """Return cursors for the runs of one file that begin by ``horizon``; forget these runs."""
         file = self._files[low]
         cursors: list[Cursor] = [
             FileCursor(file, run, self._mask) for run in file.runs if run.first_key[0] <= horizon
         ]
         file.runs = [run for run in file.runs if run.first_key[0] > horizon]
         if not file.runs:
-            # The cursors hold the file open; its name is not needed any more.
+            # The cursors keep the file open; it needs no name any more.
             file.path.unlink(missing_ok=True)
             del self._files[low]
         return cursors
 
     def pieces(self, wanted: Range) -> list[Range]:
-        """Cut a range where files begin, in ranges of some ten thousand spilled rows each."""
+        """Split a range at the start of files into ranges of some ten thousand rows each."""
         pieces: list[Range] = []
         start, rows = wanted.start, 0
         first = wanted.start - self._bucket_ms + self._mask
@@ -127,54 +130,54 @@ class SpillDirectory:
         return [*pieces, wanted._replace(start=start)]
 
     def columns(self, wanted: Range, held: list[Columns], first: int = 0) -> Columns:
-        """Read what is due in a range into one array, followed by what is held in memory.
+        """Collect the rows due in a range in one array: first from files, then from memory.
 
         Args:
-            wanted: due times, and attributes that a run must touch.
-            held: sorted parts in memory.
-            first: leave out so many of due time, ledger and entry.
+            wanted: the range. Its attribute bounds only skip runs.
+            held: sorted rows in memory.
+            first: number of leading columns (due time, ledger, entry) that need not be read.
 
         Returns:
-            What is due in the range, in which the columns that were left out do not count; it is
-            overwritten by the next call.
+            The rows. The columns that were not read have undefined contents. The next call
+            overwrites the array.
         """
         chosen: list[tuple[SegmentFile, list[Run]]] = []
         held = [wanted.cut(part, self._mask) for part in held]
-        room = sum(part.attribute.size for part in held)
+        count = sum(part.attribute.size for part in held)
         for low, file in self._files.items():
             if low < wanted.stop and low + self._bucket_ms - self._mask > wanted.start:
                 runs = [run for run in file.runs if wanted.touches(run)]
-                room += sum(run.rows for run in runs)
+                count += sum(run.rows for run in runs)
                 chosen.append((file, runs))
-        gathered = Gathered(self._memory(4 * room))
+        buffer = ColumnBuffer(self._memory(4 * count))
         for file, runs in chosen:
             if not runs:
                 continue
-            file.hold()
+            file.acquire()
             try:
                 for run in runs:
                     if wanted.covers(run):
-                        file.read_columns_into(run, gathered.room(run.rows)[first:])
+                        file.read_columns_into(run, buffer.reserve(run.rows)[first:])
                     elif self._mask == -1:
                         due = file.read_due(run)
                         start, stop = wanted.bounds(due, -1)
-                        target = gathered.room(stop - start)
+                        target = buffer.reserve(stop - start)
                         target[DUE] = due[start:stop]
-                        file.read_stretch_into(run, start, target[max(first, DUE + 1) :])
+                        file.read_slice_into(run, start, target[max(first, DUE + 1) :])
                     else:
-                        gathered.add(wanted.cut(file.read_columns(run), self._mask))
+                        buffer.add(wanted.cut(file.read_columns(run), self._mask))
             finally:
                 file.release()
         for part in held:
-            gathered.add(part)
-        return gathered.columns()
+            buffer.add(part)
+        return buffer.columns()
 
     def _memory(self, words: int) -> Int64s:
-        """Return memory, the same for each call: to touch new pages costs more than to copy."""
-        if words > self._most_words:
+        """Return memory, reused by later calls: new pages cost more time than the copying."""
+        if words > self._max_scratch:
             return np.empty(words, dtype=np.int64)
         if words > self._scratch.size:
-            self._scratch = np.empty(min(2 * words, self._most_words), dtype=np.int64)
+            self._scratch = np.empty(min(2 * words, self._max_scratch), dtype=np.int64)
         return self._scratch[:words]
 
     def delete(self) -> None:

@@ -1,7 +1,7 @@
-"""One spill file: an Arrow IPC stream of record batches, each sorted by due time, read by offsets.
+"""One spill file: an Arrow IPC stream of record batches, each sorted by due time.
 
-The stream is valid Arrow, which any tool can read. Where each column of a batch lies is remembered
-when it is written, so that a few of its rows can be read without the rest.
+Any Arrow tool can read the stream. The offset of each column is kept in memory when a batch is
+written, so that a few of its rows can be read without the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEY_COLUMNS = 4
 
 
 class DamagedSegmentError(DelayLevelError):
-    """A spill file that is shorter than, or not, what was written; read the topic again instead.
+    """A spill file that was truncated or replaced; its messages must be read from the topic again.
 
     Attributes:
         path: the file.
@@ -48,13 +48,13 @@ class DamagedSegmentError(DelayLevelError):
 
 
 class SegmentState(NamedTuple):
-    """What ``inspect_segment`` finds.
+    """Result of ``inspect_segment``.
 
     Attributes:
-        rows: how many are whole.
-        intact_bytes: up to where the file is whole.
-        closed: an end mark is there, as other writers leave it.
-        cut_short: it ends within a batch, as after a crash.
+        rows: number of complete rows.
+        intact_bytes: size of the complete part of the file.
+        closed: True if the file has an end-of-stream marker, which other writers add.
+        cut_short: True if the file ends within a batch, as after a crash.
     """
 
     rows: int
@@ -71,16 +71,18 @@ class Columns(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Where a batch lies in its file, and the range of its rows.
+    """Location of a batch in its file, and the ranges of its values.
 
     Attributes:
-        columns_at, stride: the offset of the first column, and from each column to the next.
-        offsets_at, payload_at: the offsets of the payloads, and their bytes.
-        payload_size: in bytes.
-        rows: how many.
-        first_key: the least (truncated due, ledger, entry).
-        min_due, max_due: exact, ms.
-        min_attribute, max_attribute: their range.
+        columns_at: file offset of the first column.
+        stride: distance from one column to the next, in bytes.
+        offsets_at: file offset of the array of payload offsets.
+        payload_at: file offset of the payloads.
+        payload_size: total size of the payloads, in bytes.
+        rows: number of rows.
+        first_key: lowest (truncated due, ledger, entry).
+        min_due, max_due: range of exact due times, ms.
+        min_attribute, max_attribute: range of the attributes.
     """
 
     columns_at: int
@@ -97,9 +99,9 @@ class Run(NamedTuple):
 
 
 def arrow_of(values: Int64s | Floats) -> pa.Array:
-    """Return a column as an Arrow array, without a copy where it lies in one piece.
+    """Return a column as an Arrow array; copy it only if it is not contiguous.
 
-    ``pa.array`` does the same, but imports pandas where that is installed: 26 MB, and a pause.
+    ``pa.array`` does the same, but imports pandas if it is installed: 26 MB, and a pause.
     """
     kind = pa.float64() if values.dtype == np.float64 else pa.int64()
     data = pa.py_buffer(np.ascontiguousarray(values))
@@ -107,20 +109,20 @@ def arrow_of(values: Int64s | Floats) -> pa.Array:
 
 
 def _range_of(attribute: Floats) -> tuple[float, float]:
-    """Return minimum and maximum; what is not a number may be anywhere."""
+    """Return the minimum and maximum; an infinite range if any value is NaN."""
     low, high = float(attribute.min()), float(attribute.max())
     return (-np.inf, np.inf) if np.isnan(low) else (low, high)
 
 
 class SegmentFile:
-    """An append-only file of runs; what is written stays, whatever happens to a later write."""
+    """Append-only file of runs; a failed write leaves earlier runs intact."""
 
     def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
-        """Create the file at the first write.
+        """Prepare a file; the first write creates it.
 
         Args:
-            path: where.
-            opener: opens a path for unbuffered binary appending.
+            path: the path of the file.
+            opener: function that opens a path for unbuffered binary appending.
         """
         self.path = path
         self.runs: list[Run] = []
@@ -133,7 +135,7 @@ class SegmentFile:
         """Write one sorted batch.
 
         Raises:
-            OSError: it could not be written; the file is as it was before.
+            OSError: the write failed; the file is unchanged.
         """
         rows, attribute = columns
         offsets = np.zeros(attribute.size + 1, dtype=np.int32)
@@ -148,7 +150,7 @@ class SegmentFile:
             schema=SCHEMA,
         )
         del buffers
-        # Arrow's own allocator keeps what was freed beside malloc, which needs it for payloads.
+        # Arrow's own allocator keeps freed memory, which malloc could use for payloads.
         message = batch.serialize(memory_pool=pa.system_memory_pool())
         parsed = pa.ipc.read_record_batch(message, SCHEMA)
         starts = [column.buffers()[-1].address - message.address for column in parsed.columns]
@@ -179,8 +181,8 @@ class SegmentFile:
         self.runs.append(run)
         return run
 
-    def hold(self) -> None:
-        """Open the file for reading; it may be deleted from now on, and is read all the same."""
+    def acquire(self) -> None:
+        """Open the file for reading, counting users; it stays readable even if deleted."""
         if not self._users:
             try:
                 self._handle = os.open(self.path, os.O_RDONLY)
@@ -189,39 +191,41 @@ class SegmentFile:
         self._users += 1
 
     def release(self) -> None:
-        """Close the file when as many have let go of it as have held it."""
+        """Close the file when its last user releases it."""
         self._users -= 1
         if not self._users:
             os.close(self._handle)
 
     def read_columns(self, run: Run) -> Columns:
-        """Read a run without its payloads; the file must be held."""
+        """Read a run without its payloads; the file must be open."""
         data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
         columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
         return Columns(columns[:3], columns[3].view(np.float64))
 
     def read_due(self, run: Run) -> Int64s:
-        """Read the due times of a run; the file must be held."""
+        """Read the due times of a run, shape (n,); the file must be open."""
         return np.frombuffer(self._read(8 * run.rows, run.columns_at), dtype=np.int64)
 
-    def read_stretch_into(self, run: Run, start: int, target: Rows) -> None:
-        """Read the last columns of some rows, from ``start`` on, as ``read_columns_into``."""
+    def read_slice_into(self, run: Run, start: int, target: Rows) -> None:
+        """Read the last columns of rows from ``start`` on, as ``read_columns_into`` does."""
         at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
         for row in target:
             if os.preadv(self._handle, [row.data], at) < row.nbytes:
                 row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
             at += run.stride
 
-    def read_stretch(self, run: Run, start: int, stop: int) -> Columns:
-        """Read some rows without their payloads; the file must be held."""
+    def read_slice(self, run: Run, start: int, stop: int) -> Columns:
+        """Read rows ``start`` up to ``stop`` without their payloads; the file must be open."""
         target = np.empty((_KEY_COLUMNS, stop - start), dtype=np.int64)
-        self.read_stretch_into(run, start, target)
+        self.read_slice_into(run, start, target)
         return Columns(target[:-1], target[-1].view(np.float64))
 
     def read_columns_into(self, run: Run, target: Rows) -> None:
-        """Read the last columns before the payloads into the rows of ``target``, shape (k, n).
+        """Read the last k columns before the payloads in one call; the file must be open.
 
-        The file must be held.
+        Args:
+            run: the run, n rows.
+            target: array to fill, shape (k, n).
         """
         first = _KEY_COLUMNS - len(target)
         parts: list[Any] = []
@@ -231,11 +235,12 @@ class SegmentFile:
         parts.pop()
         size = (len(target) - 1) * run.stride + 8 * run.rows
         if os.preadv(self._handle, parts, run.columns_at + first * run.stride) < size:
-            rows, attribute = self.read_columns(run)  # or say what is wrong
+            # A short read: read again, or raise an error that names the cause.
+            rows, attribute = self.read_columns(run)
             target[:-1], target[-1] = rows[first:], attribute.view(np.int64)
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
-        """Read the payloads of a run's rows from ``start`` up to ``stop``; it must be held."""
+        """Read the payloads of rows ``start`` up to ``stop``; the file must be open."""
         data = self._read(4 * (stop - start + 1), run.offsets_at + 4 * start)
         offsets = np.frombuffer(data, dtype=np.int32).tolist()
         base = offsets[0]
@@ -243,10 +248,10 @@ class SegmentFile:
         return [body[first - base : last - base] for first, last in pairwise(offsets)]
 
     def damaged(self, reason: object) -> DamagedSegmentError:
-        """Return the error to raise where the file is not as it was written."""
+        """Return the error for a file that differs from what was written."""
         return DamagedSegmentError(
-            f"the spill file {self.path} was changed by something else: {reason}; "
-            "start again and read the topic from its low-water mark",
+            f"the spill file {self.path} was changed by another program: {reason}; "
+            "restart and read the topic from its low watermark",
             path=self.path,
         )
 
@@ -255,19 +260,19 @@ class SegmentFile:
         while len(data) < size:
             more = os.pread(self._handle, size - len(data), at + len(data))
             if not more:
-                raise self.damaged(f"it ends at {at + len(data)} bytes, {self.size} were written")
+                raise self.damaged(f"it has {at + len(data)} bytes, but {self.size} were written")
             data += more
         return data
 
 
 def inspect_segment(path: str | Path) -> SegmentState:
-    """Say how much of a spill file is whole; it may be from a process that crashed.
+    """Return how much of a spill file is complete, for example after a crash.
 
     Args:
-        path: the file.
+        path: the path of the file.
 
     Raises:
-        DamagedSegmentError: it does not begin as a spill file.
+        DamagedSegmentError: the file does not start like a spill file.
     """
     path = Path(path)
     total = path.stat().st_size
@@ -276,7 +281,7 @@ def inspect_segment(path: str | Path) -> SegmentState:
     rows = 0
     with pa.memory_map(str(path)) as source:
         if source.read(len(_HEAD)) != _HEAD:
-            raise DamagedSegmentError(f"{path} is not a spill file", path=path)
+            raise DamagedSegmentError(f"{path} is not a spill file: give another path", path=path)
         intact = len(_HEAD)
         while intact < total:
             if total - intact == len(_END) and source.read(len(_END)) == _END:

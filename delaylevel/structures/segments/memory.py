@@ -1,53 +1,56 @@
-"""Rows in memory beside the spill files: a few sorted runs, merged as they grow."""
+"""Rows in memory that are not spilled yet: a few sorted runs, merged as they grow."""
 
 from __future__ import annotations
 
-from .cursors import MemoryCursor, Part, join
+from .cursors import MemoryCursor, PayloadRows, join
 
-#: So many neighbours of about one size are merged into one.
-_FAN = 4
-#: Runs from this size on stay as they are, so that no call waits for a large merge.
-_LARGEST = 32_768
+#: Number of adjacent runs of similar size that are merged into one.
+_FAN_IN = 4
+#: Size from which runs are not merged any more, so that no call waits for a large merge.
+_MAX_MERGED_ROWS = 32_768
 
 
-class Memory:
-    """Sorted runs; each row is merged O(log rows) times, a few thousand rows at once."""
+class MemoryRuns:
+    """Sorted runs in memory, merged like the levels of a log-structured merge-tree (O'Neil 1996).
+
+    Each row is merged O(log rows) times, a few thousand rows at once.
+    """
 
     def __init__(self, mask: int, row_bytes: int) -> None:
-        """Create an empty one.
+        """Create an empty list of runs.
 
         Args:
-            mask: what due times are truncated with.
-            row_bytes: what a row costs beside its payload.
+            mask: bit mask that truncates due times.
+            row_bytes: memory of a row in addition to its payload, in bytes.
         """
         self._mask = mask
         self._row_bytes = row_bytes
         self.runs: list[MemoryCursor] = []
         self.size_bytes = 0
 
-    def add(self, part: Part) -> None:
-        """Add rows in any order; the part is no longer the caller's."""
+    def add(self, part: PayloadRows) -> None:
+        """Add rows in any order and take ownership of them."""
         self.size_bytes += part.size_bytes(self._row_bytes)
         self.runs.append(self._sorted([part]))
         while True:
-            level = _level(self.runs[-1].left)
+            level = _size_class(self.runs[-1].remaining)
             first = len(self.runs) - 1
-            while first and _level(self.runs[first - 1].left) <= level:
+            while first and _size_class(self.runs[first - 1].remaining) <= level:
                 first -= 1
-            if len(self.runs) - first < _FAN or self.runs[-1].left >= _LARGEST:
+            if len(self.runs) - first < _FAN_IN or self.runs[-1].remaining >= _MAX_MERGED_ROWS:
                 return
             self.runs[first:] = [self._sorted([run.rest() for run in self.runs[first:]])]
 
     def min_due(self) -> int | None:
-        """Return the earliest truncated due time, or None."""
+        """Return the earliest truncated due time, ms, or None."""
         return min((run.first_due for run in self.runs), default=None)
 
-    def settle(self) -> None:
-        """Forget runs that are used up, and count again what is left."""
-        self.runs = [run for run in self.runs if run.left]
+    def drop_empty(self) -> None:
+        """Drop empty runs, and recompute ``size_bytes``."""
+        self.runs = [run for run in self.runs if run.remaining]
         self.size_bytes = sum(run.memory_bytes for run in self.runs)
 
-    def whole(self) -> Part:
+    def take_all(self) -> PayloadRows:
         """Remove and return all rows, sorted."""
         whole = join([run.rest() for run in self.runs], self._mask)
         self.clear()
@@ -58,9 +61,10 @@ class Memory:
         self.runs = []
         self.size_bytes = 0
 
-    def _sorted(self, parts: list[Part]) -> MemoryCursor:
+    def _sorted(self, parts: list[PayloadRows]) -> MemoryCursor:
         return MemoryCursor(join(parts, self._mask), self._mask, self._row_bytes)
 
 
-def _level(rows: int) -> int:
+def _size_class(rows: int) -> int:
+    """Return half the binary logarithm: sizes of one class differ by a factor of at most four."""
     return rows.bit_length() // 2

@@ -1,4 +1,4 @@
-"""The two questions that are asked of what is pending, answered by numpy and pyarrow."""
+"""Queries over pending rows: rows in a range, and their average attribute."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from .file import SCHEMA, Columns, Floats, Run, arrow_of
 
 ATTRIBUTE = 3
+#: Size of the lookup table of discarded positions, a power of two.
 _TABLE = 1 << 16
+#: Number of candidates up to which hashing costs more than it saves.
 _FEW = 64
 
 
 class Range(NamedTuple):
-    """What is asked for.
+    """Range of a query.
 
     Attributes:
-        start, stop: due times, [start, stop), exact, ms.
-        least, most: the attribute, both included.
+        start, stop: exact due times, ms since the epoch, [start, stop).
+        attribute_min, attribute_max: attributes, both inclusive.
     """
 
     start: int
     stop: int
-    least: float
-    most: float
+    attribute_min: float
+    attribute_max: float
 
     def touches(self, run: Run) -> bool:
-        """Say whether a row of the run may be in the range."""
+        """Return whether the run may have a row in the range."""
         return (
             run.min_due < self.stop
             and run.max_due >= self.start
-            and run.min_attribute <= self.most
-            and run.max_attribute >= self.least
+            and run.min_attribute <= self.attribute_max
+            and run.max_attribute >= self.attribute_min
         )
 
     def covers(self, run: Run) -> bool:
-        """Say whether all due times of the run are in the range."""
+        """Return whether all due times of the run are in the range."""
         return self.start <= run.min_due and run.max_due < self.stop
 
     def cut(self, part: Columns, mask: int) -> Columns:
-        """Return what is due in the range.
+        """Return the rows that are due in the range.
 
         Args:
-            part: sorted by truncated due time.
-            mask: what due times were truncated with.
+            part: rows sorted by truncated due time.
+            mask: bit mask that truncates due times.
         """
         first, last = self.bounds(part.rows[DUE], mask)
         rows, attribute = part.rows[:, first:last], part.attribute[first:last]
@@ -58,95 +60,108 @@ class Range(NamedTuple):
         return Columns(rows, attribute)
 
     def bounds(self, due: Int64s, mask: int) -> tuple[int, int]:
-        """Return where, in a sorted part, lies all that is due in the range; as ``cut``."""
-        ticks = due if mask == -1 else due & mask
-        first = int(ticks.searchsorted(self.start & mask))
-        return first, max(first, int(ticks.searchsorted((self.stop - 1) & mask, side="right")))
-
-    def chosen(self, found: Columns, discarded: Discarded) -> Int64s | None:
-        """Return where the attribute is in the range and nothing was discarded; None for all.
+        """Return the indices [first, last) that enclose all rows due in the range.
 
         Args:
-            found: of which the due times do not count, and the positions where some are discarded.
+            due: exact due times, sorted by truncated value, shape (n,).
+            mask: bit mask that truncates due times.
+        """
+        truncated = due if mask == -1 else due & mask
+        first = int(truncated.searchsorted(self.start & mask))
+        last = int(truncated.searchsorted((self.stop - 1) & mask, side="right"))
+        return first, max(first, last)
+
+    def select(self, found: Columns, discarded: Discarded) -> Int64s | None:
+        """Return the indices of rows to keep, by attribute and discarded positions; None for all.
+
+        Args:
+            found: rows; due times are not read, positions only if ``discarded`` is not empty.
             discarded: positions to leave out.
         """
         rows, attribute = found
         index: Int64s | None = None
-        if self.least != -np.inf or self.most != np.inf:
-            keep = attribute >= self.least
-            keep &= attribute <= self.most
+        if self.attribute_min != -np.inf or self.attribute_max != np.inf:
+            keep = attribute >= self.attribute_min
+            keep &= attribute <= self.attribute_max
             index = keep.nonzero()[0]
         if discarded:
-            dead = discarded.among(rows[LEDGER], rows[ENTRY], index)
+            dead = discarded.find(rows[LEDGER], rows[ENTRY], index)
             if dead.size:
                 index = np.delete(np.arange(attribute.size) if index is None else index, dead)
         return index
 
 
-class Gathered:
-    """What is due in a range, one part behind the other in one array."""
+class ColumnBuffer:
+    """Rows without payloads, appended in one array."""
 
     def __init__(self, memory: Int64s) -> None:
-        """Create an empty one.
+        """Create an empty buffer.
 
         Args:
-            memory: four words for each row that may come.
+            memory: array of four words per row of capacity.
         """
         self._matrix: npt.NDArray[np.int64] = memory.reshape(ATTRIBUTE + 1, -1)
         self._rows = 0
 
-    def room(self, rows: int) -> npt.NDArray[np.int64]:
-        """Return where to put so many rows: due time, ledger, entry, attribute; shape (4, rows)."""
+    def reserve(self, rows: int) -> npt.NDArray[np.int64]:
+        """Append rows; return a view to fill (due time, ledger, entry, attribute; (4, rows))."""
         start = self._rows
         self._rows += rows
         return self._matrix[:, start : self._rows]
 
     def add(self, part: Columns) -> None:
-        """Add a part."""
-        target = self.room(part.attribute.size)
+        """Append a copy of rows."""
+        target = self.reserve(part.attribute.size)
         target[:ATTRIBUTE], target[ATTRIBUTE] = part.rows, part.attribute.view(np.int64)
 
     def columns(self) -> Columns:
-        """Return what was gathered."""
+        """Return a view of all rows."""
         matrix = self._matrix[:, : self._rows]
         return Columns(matrix[:ATTRIBUTE], matrix[ATTRIBUTE].view(np.float64))
 
 
 class Discarded:
-    """Positions to leave out."""
+    """Set of discarded positions, with fast lookup for arrays of positions.
+
+    A table of low entry bits and a sorted array of hashes rule out most rows; the set decides.
+    """
 
     def __init__(self) -> None:
         """Create an empty set."""
         self._positions: set[tuple[int, int]] = set()
-        self._table = np.zeros(_TABLE, dtype=np.bool_)  # by the low bits of an entry
-        self._hashes: Int64s | None = None  # sorted; None where they are to be made anew
+        self._table = np.zeros(_TABLE, dtype=np.bool_)  # index: low bits of the entry ID
+        self._hashes: Int64s | None = None  # sorted; None if out of date
 
     def __bool__(self) -> bool:
-        """Say whether there is any."""
+        """Return whether the set has any position."""
         return bool(self._positions)
 
     def add(self, ledger_id: int, entry_id: int) -> None:
-        """Leave out a position from now on."""
+        """Add a position."""
         self._positions.add((ledger_id, entry_id))
         self._table[entry_id & (_TABLE - 1)] = True
         self._hashes = None
 
     def forget(self, positions: Rows) -> None:
-        """Forget ledgers and entries, shape (2, n)."""
+        """Remove positions.
+
+        Args:
+            positions: ledgers and entries, shape (2, n).
+        """
         self._positions.difference_update(zip(*positions.tolist(), strict=True))
         self._hashes = None
         if not self._positions:
             self._table[:] = False
 
-    def among(self, ledger: Int64s, entry: Int64s, index: Int64s | None = None) -> Int64s:
-        """Return which rows are to be left out.
+    def find(self, ledger: Int64s, entry: Int64s, index: Int64s | None = None) -> Int64s:
+        """Return the indices of discarded rows.
 
         Args:
-            ledger, entry: their positions, shape (n,).
-            index: look at these of them only, shape (m,).
+            ledger, entry: positions of the rows, shape (n,).
+            index: indices of the rows to check, shape (m,); None for all.
 
         Returns:
-            Where they are among the n, or among the m.
+            Indices into ``index`` if given, otherwise into the rows.
         """
         low = (entry if index is None else entry.take(index)) & (_TABLE - 1)
         maybe: Int64s = self._table.take(low).nonzero()[0]
@@ -169,13 +184,14 @@ class Discarded:
 
 
 def _hash(ledger: Int64s, entry: Int64s) -> Int64s:
-    return ledger * 0x9E3779B97F4A7C1 ^ entry  # wraps round
+    return ledger * 0x9E3779B97F4A7C1 ^ entry  # Fibonacci hashing; the product overflows
 
 
 def _order(due: Int64s) -> Int64s:
-    """Return the indices by due time; those of one time stay in their order.
+    """Return the indices that sort due times, as a stable sort.
 
-    Radix sort, which numpy has for 8 and 16 bits: many times faster than a sort of whole numbers.
+    A radix sort by 16-bit digits, because numpy's stable sort is a radix sort for 8 and 16 bits:
+    many times faster than its sort of 64-bit integers.
     """
     offset = due - due.min()
     bits = int(offset.max()).bit_length()
@@ -187,8 +203,8 @@ def _order(due: Int64s) -> Int64s:
     return order
 
 
-def _settle_ties(rows: Rows, attribute: Floats) -> None:
-    """Put rows, in due order already, that are due at one time in the order of their positions."""
+def _sort_ties(rows: Rows, attribute: Floats) -> None:
+    """Sort rows with equal due times by position, in place; the rows are in due order."""
     due, ledger, entry = rows
     same = due[1:] == due[:-1]
     tied = np.flatnonzero(same)
@@ -201,32 +217,32 @@ def _settle_ties(rows: Rows, attribute: Floats) -> None:
 
 
 def rows_of(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
-    """Return what is wanted as a table in due order, equal due times in the order of positions.
+    """Return the selected rows as a table in due order, equal due times by position.
 
     Args:
         found: rows due in the range, in any order.
-        wanted: the range of the attribute.
+        wanted: the range, of which the attribute bounds apply.
         discarded: positions to leave out.
     """
-    index = wanted.chosen(found, discarded)
+    index = wanted.select(found, discarded)
     if not (found.attribute.size if index is None else index.size):
         return pa.Table.from_batches([], schema=pa.schema(list(SCHEMA)[:4]))
     if index is None:
         order = _order(found.rows[DUE])
     else:
         order = index.take(_order(found.rows[DUE].take(index)))
-    # Arrow's allocator keeps its pages for a while: to touch new ones costs more than to copy.
+    # Arrow's allocator reuses its pages for a while; new pages cost more time than the copying.
     buffer = pa.allocate_buffer(8 * (ATTRIBUTE + 1) * order.size)
     matrix = np.frombuffer(buffer, dtype=np.int64).reshape(ATTRIBUTE + 1, -1)
     for row, source in zip(matrix, (*found.rows, found.attribute.view(np.int64)), strict=True):
-        source.take(order, out=row, mode="clip")  # the other modes need a buffer
+        source.take(order, out=row, mode="clip")  # other modes copy through a buffer
     rows, attribute = matrix[:ATTRIBUTE], matrix[ATTRIBUTE].view(np.float64)
-    _settle_ties(rows, attribute)
+    _sort_ties(rows, attribute)
     return pa.table([*map(arrow_of, rows), arrow_of(attribute)], names=SCHEMA.names[:4])
 
 
 def average_of(found: Columns, wanted: Range, discarded: Discarded) -> float | None:
-    """Return the mean attribute of what is wanted, None where there is no row; as ``rows_of``."""
-    index = wanted.chosen(found, discarded)
+    """Return the mean attribute of the selected rows, None without rows; as ``rows_of``."""
+    index = wanted.select(found, discarded)
     attribute = found.attribute if index is None else found.attribute.take(index)
     return float(attribute.mean()) if attribute.size else None

@@ -1,4 +1,4 @@
-"""Tracker of pending messages by due time: ten million in a few megabytes."""
+"""Compact tracker of pending messages by due time."""
 
 from .tracker import TimeBucketTracker
 

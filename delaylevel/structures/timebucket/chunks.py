@@ -1,9 +1,8 @@
 """The chunk format: a few thousand rows of (due, ledger, entry) packed into bytes.
 
-A chunk holds rows in the order of their positions, so that neighbours differ by a small gap. The
-three columns (due offset, ledger step, entry gap) are cut into byte planes, and each plane is
-compressed on its own: sequences shrink to almost nothing, random due times to little more than
-their entropy.
+A chunk holds rows in the order of their positions, so that the differences between neighbours are
+small. The three columns (due offset, ledger step, entry gap) are split into byte planes, which are
+compressed separately: sequences shrink to almost nothing, random due times nearly to their entropy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import zstandard
 
 from delaylevel.structures.rows import BY_POSITION, DUE, ENTRY, LEDGER, Int64s, Key, Rows, sort_rows
 
-#: Largest number of rows in one chunk; the lengths of its planes are written in 16 bits.
+#: Maximum number of rows in a chunk; the lengths of its planes are stored in 16 bits.
 CHUNK_ROWS = 8192
 
 _HEADER = struct.Struct("<I8q")
@@ -27,14 +26,14 @@ _SPREAD, _STEADY = b"\0", b"\1"
 
 
 class ChunkInfo(NamedTuple):
-    """The header of a chunk, readable without decoding the chunk.
+    """Header of a chunk, readable without decoding the chunk.
 
     Attributes:
         rows: number of rows.
-        min_due, max_due: the range of due times, ms.
-        key_ledger, key_entry: the position of the first row of those due at ``min_due``.
-        first_ledger, first_entry: the lowest position.
-        last_ledger, last_entry: the highest position.
+        min_due, max_due: range of due times, ms.
+        key_ledger, key_entry: lowest position of the rows due at ``min_due``.
+        first_ledger, first_entry: lowest position.
+        last_ledger, last_entry: highest position.
     """
 
     rows: int
@@ -54,13 +53,13 @@ def chunk_info(chunk: bytes) -> ChunkInfo:
 
 
 def chunk_key(chunk: bytes) -> Key:
-    """Return the least (due, ledger, entry) of a chunk."""
+    """Return the lowest (due, ledger, entry) of a chunk."""
     header = _HEADER.unpack_from(chunk)
     return header[1], header[3], header[4]
 
 
 class ChunkCodec:
-    """Encoder and decoder of chunks; keeps a few tens of kilobytes of compressor memory."""
+    """Encoder and decoder of chunks, with the working memory of the compressor (some 10 KB)."""
 
     def __init__(self, shift: int) -> None:
         """Create a codec.
@@ -82,7 +81,7 @@ class ChunkCodec:
         ).decompress
 
     def encode(self, rows: Rows) -> bytes:
-        """Pack 1 to ``CHUNK_ROWS`` rows, given in any order."""
+        """Encode 1 to ``CHUNK_ROWS`` rows, given in any order."""
         rows = sort_rows(rows, BY_POSITION)
         due, ledger, entry = rows
         n = due.size
@@ -113,13 +112,13 @@ class ChunkCodec:
         return b"".join(parts)
 
     def _encode_due(self, offset: Int64s, parts: list[bytes]) -> None:
-        """Write differences if many are zero or none is negative, otherwise plain offsets."""
+        """Encode differences if many are zero or none is negative, otherwise plain offsets."""
         change = np.zeros_like(offset)
         np.subtract(offset[1:], offset[:-1], out=change[1:])
         steady = offset.size - np.count_nonzero(change) > offset.size // 4 or change.min() >= 0
         parts.append(_STEADY if steady else _SPREAD)
         if steady:
-            # Zigzag: small differences of either sign become small positive numbers.
+            # Zigzag encoding: small differences of either sign become small positive numbers.
             parts.append(_FIRST.pack(int(offset[0])))
             offset = (change << 1) ^ (change >> 63)
         self._encode_column(offset, parts)
@@ -159,10 +158,10 @@ class ChunkCodec:
                 parts.append(plane.tobytes())
 
     def decode(self, chunk: bytes) -> Rows:
-        """Unpack a chunk.
+        """Decode a chunk.
 
         Returns:
-            Shape (3, n), in the order of the positions.
+            Rows in the order of their positions, shape (3, n).
         """
         info = chunk_info(chunk)
         rows = np.empty((3, info.rows), dtype=np.int64)
@@ -176,8 +175,7 @@ class ChunkCodec:
             rows[ENTRY] += gap.cumsum()
             return rows
         rows[LEDGER] += step.cumsum()
-        # Where the ledger changes, the gap is the entry itself: subtract the sum of the gaps
-        # before it.
+        # At a change of ledger, the gap is the entry ID itself: subtract the sum up to that row.
         start = gap[change]
         gap[change] = 0
         total = gap.cumsum()
@@ -187,7 +185,7 @@ class ChunkCodec:
         return rows
 
     def decode_due(self, chunk: bytes) -> Int64s:
-        """Unpack only the due times, in the order of the positions."""
+        """Decode only the due times, in the order of the positions."""
         return self._decode_due(chunk, chunk_info(chunk))[0]
 
     def _decode_column(self, chunk: bytes, at: int, n: int) -> tuple[Int64s, int]:

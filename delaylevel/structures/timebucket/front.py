@@ -1,4 +1,4 @@
-"""The near part of a tracker: rows in sorted runs, merged slice by slice."""
+"""Near-due rows of a tracker, in sorted runs that are merged slice by slice."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from delaylevel.structures.rows import (
     sort_rows,
 )
 
-#: About how many rows are merged at once; a get seldom waits for more than this.
+#: Approximate number of rows that are merged at once; a get seldom waits for more.
 _SLICE_ROWS = 6144
-#: Of each run, the last of so many rows is looked at when the next slice is cut off.
+#: Sampling interval within each run when the edge of the next slice is chosen.
 _STRIDE = 128
 _MAX_RUNS = 128
 
@@ -25,7 +25,7 @@ _LOWEST: Key = (-(1 << 63), -1, -1)
 
 
 class Front:
-    """Rows unpacked: a sorted slice to hand out, and sorted runs that wait behind it.
+    """Decoded rows: a sorted slice to return next, and sorted runs of later rows.
 
     Every row below ``_edge`` is in the slice, every other row in a run.
     """
@@ -38,7 +38,7 @@ class Front:
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
-        """Add rows in the order of their keys; those below the edge are merged into the slice."""
+        """Add rows in the order of their keys; merge those below the edge into the slice."""
         n = rows.shape[1]
         if not n:
             return
@@ -74,7 +74,7 @@ class Front:
         return np.concatenate(parts, axis=1) if parts else empty_rows()
 
     def remove(self, key: Key) -> bool:
-        """Remove one row; False if there is none like it."""
+        """Remove one row; return False if there is none with this key."""
         found = _delete(self._slice, key)
         if found is not None:
             self._slice = found
@@ -91,12 +91,12 @@ class Front:
         return False
 
     def parts(self) -> list[Rows]:
-        """Return all rows as they lie, each part in the order of its keys."""
+        """Return all rows, in parts that are each in the order of their keys."""
         parts = [self._slice] if self._slice.shape[1] else []
         return parts + self._runs
 
     def min_due(self) -> int | None:
-        """Return the earliest due time, ms, or None."""
+        """Return the earliest due time, ms; None without rows."""
         if self._slice.shape[1]:
             return int(self._slice[DUE, 0])
         return min((int(run[DUE, 0]) for run in self._runs), default=None)
@@ -105,13 +105,13 @@ class Front:
         if self._slice.shape[1] > 4 * _SLICE_ROWS:
             rest = self._slice[:, _SLICE_ROWS:].copy()
             self._edge = (int(rest[DUE, 0]), int(rest[LEDGER, 0]), int(rest[ENTRY, 0]))
-            # Equal rows must lie on one side of the edge.
+            # Rows equal to the edge belong behind it.
             keep = find_key(self._slice, self._edge)
             self._runs.append(np.concatenate((self._slice[:, keep:_SLICE_ROWS], rest), axis=1))
             self._slice = self._slice[:, :keep].copy()
 
     def _cut_slice(self, limit: int, end: Key) -> None:
-        """Move the lowest rows of all runs into the empty slice, never one at or above ``end``."""
+        """Fill the empty slice with the lowest rows of all runs that are below ``end``."""
         edge = min(end, self._sampled_edge(max(limit, _SLICE_ROWS)))
         parts, runs = [], []
         for run in self._runs:
@@ -127,7 +127,7 @@ class Front:
         self._slice = sort_rows(np.concatenate(parts, axis=1))
 
     def _sampled_edge(self, want: int) -> Key:
-        """Return a key with about ``want`` rows below it, and at least one."""
+        """Return a key with about ``want`` rows below it, and at least one, from a sample."""
         if sum(run.shape[1] for run in self._runs) <= want + want // 2:
             return (1 << 63) - 1, 0, 0
         marks = [run[:, _STRIDE - 1 :: _STRIDE] for run in self._runs]
@@ -145,7 +145,7 @@ class Front:
         self._runs.append(sort_rows(np.concatenate(small, axis=1)))
 
     def check(self) -> None:
-        """Assert the invariants that the class promises."""
+        """Assert the invariants of the class."""
         assert self.rows == sum(part.shape[1] for part in self.parts())
         for part in self.parts():
             assert sort_rows(part) is part

@@ -1,14 +1,13 @@
-"""The part of a tracker that is not due for a while: buckets of packed chunks.
+"""Far-off rows of a tracker, in buckets of packed chunks.
 
-A bucket covers a range of due times, from its ``low`` up to the next bucket's. The ranges are not
-fixed: a bucket that holds too many rows whose chunks overlap is split in parts of equal size, so
-that buckets are wide where little is due and narrow where much is. Rows that arrive in the order of
-their due times never need it.
+A bucket covers the due times from its ``low`` up to the ``low`` of the next bucket. The ranges
+adapt: a bucket with too many rows in overlapping chunks is split into parts with equal numbers of
+rows, so that buckets are narrow where many rows are due. Rows that arrive in due order never cause
+a split.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from itertools import pairwise
 
 import numpy as np
@@ -26,82 +25,45 @@ from delaylevel.structures.rows import (
     sort_rows,
 )
 
+from .bucket import TimeBucket
 from .chunks import CHUNK_ROWS, ChunkCodec, chunk_info, chunk_key
 
-#: A bucket with more overlapping rows than this is split; about what is unpacked when it comes
-#: near.
+#: Number of overlapping rows above which a bucket is split: about the number that must be decoded
+#: together when the bucket comes near.
 SPLIT_ROWS = 262_144
-#: Into how many parts; more for a bucket that is far too large.
+#: Number of parts of a split; more for a bucket that is far too large.
 _SPLIT_PARTS = 4
-#: Rows that may wait unpacked for their chunk to fill, in all buckets together: so many, or a share
-#: of all rows.
+#: Limit on unpacked rows in the tails of all buckets: this number or, if larger, one in
+#: ``_LOOSE_SHARE`` of all rows.
 _LOOSE_ROWS = 49_152
 _LOOSE_SHARE = 200
-#: Tails are lists of blocks of one size, which are used again: growing arrays would leave holes in
-#: the heap.
+#: Size of the blocks of a tail. All have one size and are reused, because growing arrays would
+#: fragment the heap.
 _BLOCK_ROWS = 256
-#: Up to here a bucket is searched for each row by itself.
+#: Number of rows below which a binary search finds their buckets.
 _FEW_ROWS = 256
+#: Size of the table that finds the bucket of a due time.
 _SLOT_BITS = 11
 _SLOTS = 1 << _SLOT_BITS
 _LOWEST_DUE = -(1 << 63)
 _HIGHEST_DUE = (1 << 63) - 1
 
 
-class _Bucket:
-    """Chunks, and a tail of rows that do not fill one yet."""
-
-    __slots__ = ("blocks", "check_at", "chunks", "keys", "low", "packed", "tail_due", "tail_rows")
-
-    def __init__(self, low: int) -> None:
-        self.low = low
-        self.chunks: list[bytes] = []
-        self.keys: list[Key] | None = (
-            None  # of the chunks, once they are in the order of their keys
-        )
-        self.packed = 0
-        self.blocks: list[Rows] = []  # the tail; all are full but the last
-        self.tail_rows = 0
-        self.tail_due = 0
-        self.check_at = SPLIT_ROWS
-
-    def push(self, chunk: bytes) -> None:
-        self.packed += chunk_info(chunk).rows
-        if self.keys is None:
-            self.chunks.append(chunk)
-            return
-        key = chunk_key(chunk)
-        index = bisect_left(self.keys, key)
-        self.keys.insert(index, key)
-        self.chunks.insert(index, chunk)
-
-    def sort(self) -> list[Key]:
-        if self.keys is None:
-            self.chunks.sort(key=chunk_key)
-            self.keys = [chunk_key(chunk) for chunk in self.chunks]
-        return self.keys
-
-    def loose(self) -> Rows:
-        if not self.tail_rows:
-            return empty_rows()
-        return np.concatenate(self.blocks, axis=1)[:, : self.tail_rows]
-
-
 class BucketStore:
-    """Rows by due time, packed; what is loaded is removed."""
+    """Packed rows by due time; loading rows removes them."""
 
     def __init__(self, shift: int) -> None:
         """Create an empty store.
 
         Args:
-            shift: how many low bits of every due time are zero.
+            shift: number of low bits that are zero in every due time.
         """
         self._codec = ChunkCodec(shift)
         self._step = 1 << shift
-        self._buckets = [_Bucket(_LOWEST_DUE)]
-        self._measure()
-        self._spare: list[Rows] = []
-        self._loose = 0
+        self._buckets = [TimeBucket(_LOWEST_DUE, SPLIT_ROWS)]
+        self._index_buckets()
+        self._spare: list[Rows] = []  # unused blocks
+        self._loose = 0  # rows in all tails
         self.rows = 0
 
     def add(self, rows: Rows) -> None:
@@ -113,7 +75,7 @@ class BucketStore:
             self._split(bucket)
 
     def bound(self) -> Key | None:
-        """Return a key that no stored row is below, its due time exact; None where all is empty."""
+        """Return a lower bound of all keys, with the exact due time; None without rows."""
         for index, bucket in enumerate(self._buckets):
             if bucket.packed or bucket.tail_rows:
                 if index:
@@ -125,14 +87,14 @@ class BucketStore:
         return None
 
     def load(self, limit: int, until_due: int) -> Rows:
-        """Remove and return the rows at the bound, and more until about ``limit``.
+        """Remove and return the rows at the bound, and then more rows up to about ``limit``.
 
         Args:
-            limit: rows after which no further chunk is unpacked.
-            until_due: chunks that begin later stay, ms.
+            limit: number of rows after which no further chunk is decoded.
+            until_due: due time after which chunks stay packed, ms.
 
         Returns:
-            Rows in the order of their keys.
+            Rows in the order of their keys, shape (3, n).
         """
         bound = self.bound()
         if bound is None:
@@ -160,7 +122,7 @@ class BucketStore:
         return sort_rows(np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0])
 
     def remove(self, key: Key) -> bool:
-        """Remove one row; False if there is none. Unpacks the chunks whose ranges it lies in."""
+        """Remove one row; return False if there is none. Decode only chunks that may contain it."""
         due, ledger, entry = key
         bucket = self._buckets[int(self._lows.searchsorted(due, side="right")) - 1]
         tail = bucket.loose()
@@ -190,7 +152,7 @@ class BucketStore:
         return False
 
     def first_position(self) -> tuple[int, int] | None:
-        """Return the lowest (ledger, entry), exact, or None; O(chunks)."""
+        """Return the lowest (ledger, entry), or None; O(chunks)."""
         low = min(
             (chunk_info(chunk)[5:7] for bucket in self._buckets for chunk in bucket.chunks),
             default=None,
@@ -202,11 +164,11 @@ class BucketStore:
         return low
 
     def count_into(self, edges: Int64s, counts: Int64s) -> None:
-        """Add to ``counts[i]`` the rows due before ``edges[i]`` and not before ``edges[i - 1]``.
+        """Add to ``counts[i]`` the number of rows due in [edges[i - 1], edges[i]).
 
         Args:
-            edges: ascending, ms, shape (k,).
-            counts: shape (k + 1,); the last is for what is due at ``edges[-1]`` or later.
+            edges: ascending due times, ms, shape (k,).
+            counts: counts to update, shape (k + 1,); the first and the last interval are open.
         """
         for bucket in self._buckets:
             tail = edges.searchsorted(bucket.loose()[DUE], side="right")
@@ -238,10 +200,10 @@ class BucketStore:
                 self._append(self._buckets[int(index[start])], rows[:, start:stop])
 
     def _bucket_of(self, due: Int64s) -> Int64s:
-        """Return the index of the bucket of each due time.
+        """Return the index of the bucket of each due time, shape (n,).
 
-        By a table over equal slots of time, and a step where a slot holds a boundary: a binary
-        search for each row takes several times longer.
+        Look up the first bucket of the due time's slot in a table of equal slots, then step over
+        boundaries within the slot: several times faster than a binary search for each row.
         """
         if due.size < _FEW_ROWS:
             return self._lows.searchsorted(due, side="right") - 1
@@ -256,8 +218,8 @@ class BucketStore:
             index += behind
         return self._lows.searchsorted(due, side="right") - 1
 
-    def _measure(self) -> None:
-        """Note where buckets begin, after they have changed."""
+    def _index_buckets(self) -> None:
+        """Rebuild the arrays for ``_bucket_of`` after buckets have changed."""
         self._lows = np.array([bucket.low for bucket in self._buckets], dtype=np.int64)
         self._highs = np.append(self._lows[1:], _HIGHEST_DUE)
         self._table_low = self._buckets[1].low if len(self._buckets) > 1 else 0
@@ -265,10 +227,10 @@ class BucketStore:
         self._table_shift = max(0, span.bit_length() - _SLOT_BITS)
         starts = self._table_low + (np.arange(_SLOTS) << self._table_shift)
         self._table = self._lows.searchsorted(starts, side="right") - 1
-        self._table[0] = 0  # what lies before all of them
+        self._table[0] = 0  # the first slot also has all earlier due times
 
-    def _append(self, bucket: _Bucket, rows: Rows) -> None:
-        """Add rows to a bucket's tail, sealing every chunk that fills."""
+    def _append(self, bucket: TimeBucket, rows: Rows) -> None:
+        """Add rows to the tail of a bucket; seal every full chunk."""
         n = rows.shape[1]
         at = 0
         while at < n:
@@ -292,18 +254,19 @@ class BucketStore:
             if bucket.tail_rows == CHUNK_ROWS:
                 self._seal(bucket)
 
-    def _seal(self, bucket: _Bucket) -> None:
+    def _seal(self, bucket: TimeBucket) -> None:
+        """Pack the tail of a bucket into a chunk."""
         tail = bucket.loose()
         self._clear_tail(bucket)
         bucket.push(self._codec.encode(tail))
 
-    def _clear_tail(self, bucket: _Bucket) -> None:
+    def _clear_tail(self, bucket: TimeBucket) -> None:
         self._loose -= bucket.tail_rows
         self._spare += bucket.blocks
         bucket.blocks = []
         bucket.tail_rows = 0
 
-    def _replace_tail(self, bucket: _Bucket, rows: Rows) -> None:
+    def _replace_tail(self, bucket: TimeBucket, rows: Rows) -> None:
         self._clear_tail(bucket)
         self._append(bucket, rows)
 
@@ -312,7 +275,7 @@ class BucketStore:
             self._seal_largest()
 
     def _seal_largest(self) -> None:
-        """Seal the larger tails, until half of the loose rows are packed."""
+        """Seal the largest tails until half of the loose rows are packed."""
         target = self._loose // 2
         for bucket in sorted(self._buckets, key=lambda b: b.tail_rows, reverse=True):
             if self._loose <= target:
@@ -320,8 +283,8 @@ class BucketStore:
             if bucket.tail_rows:
                 self._seal(bucket)
 
-    def _split(self, bucket: _Bucket) -> None:
-        """Cut a bucket in equal parts, unless its chunks hardly overlap or it is one instant."""
+    def _split(self, bucket: TimeBucket) -> None:
+        """Split a bucket into equal parts, if its chunks overlap and its due times differ."""
         info = np.array([chunk_info(chunk)[:3] for chunk in bucket.chunks], dtype=np.int64)
         cuts: list[int] = []
         if _overlap(info) > SPLIT_ROWS:
@@ -331,17 +294,18 @@ class BucketStore:
             low, high = int(info[:, 1].min()), int(info[:, 2].max())
             parts = max(_SPLIT_PARTS, bucket.packed * _SPLIT_PARTS // SPLIT_ROWS)
             marks = sample[np.arange(1, parts) * sample.size // parts]
-            # A quantile that is the minimum itself cuts behind it: one instant may hold most rows.
+            # A quantile equal to the minimum cuts after it: one due time may have most rows.
             found = {int(x) if x > low else low + self._step for x in marks}
             cuts = sorted(x for x in found if low < x <= high)
         if not cuts:
             bucket.check_at = 2 * bucket.packed
             return
+        # Chunks within one part move as they are; only the others are decoded.
         at = self._buckets.index(bucket)
         tail = bucket.loose()
-        fresh = [_Bucket(bucket.low), *(_Bucket(cut) for cut in cuts)]
+        fresh = [TimeBucket(low, SPLIT_ROWS) for low in (bucket.low, *cuts)]
         self._buckets[at : at + 1] = fresh
-        self._measure()
+        self._index_buckets()
         self._clear_tail(bucket)
         for chunk, (_, least, most) in zip(bucket.chunks, info.tolist(), strict=True):
             first, last = self._lows.searchsorted((least, most), side="right") - 1
@@ -349,17 +313,17 @@ class BucketStore:
                 self._buckets[first].push(chunk)
             else:
                 self._place(self._codec.decode(chunk))
-                self._limit_loose()  # the blocks that are used once are kept
+                self._limit_loose()  # now, because blocks are never freed
         self._place(tail)
 
     def _drop_before(self, index: int) -> None:
-        """Forget empty buckets in front; the first one always reaches down to the lowest time."""
+        """Drop the empty buckets in front; the first bucket always starts at the lowest time."""
         del self._buckets[:index]
         self._buckets[0].low = _LOWEST_DUE
-        self._measure()
+        self._index_buckets()
 
     def check(self) -> None:
-        """Assert the invariants that the class promises."""
+        """Assert the invariants of the class."""
         lows = [b.low for b in self._buckets]
         assert lows == sorted(set(lows)) == self._lows.tolist()
         assert lows[0] == _LOWEST_DUE
@@ -394,7 +358,11 @@ def _block() -> Rows:
 
 
 def _overlap(info: Int64s) -> int:
-    """Return the most rows in chunks that cover one instant; ``info``: rows, first, last due."""
+    """Return the maximum number of rows in chunks that cover the same due time.
+
+    Args:
+        info: number of rows, first and last due time of each chunk, shape (n, 3).
+    """
     times = np.concatenate((info[:, 1], info[:, 2] + 1))
     change = np.concatenate((info[:, 0], -info[:, 0]))
     order = np.lexsort((change, times))
@@ -402,7 +370,7 @@ def _overlap(info: Int64s) -> int:
 
 
 def first_position(rows: Rows) -> tuple[int, int] | None:
-    """Return the lowest (ledger, entry) of rows in any order, or None."""
+    """Return the lowest (ledger, entry) of rows in any order; None without rows."""
     if not rows.shape[1]:
         return None
     ledger = int(rows[LEDGER].min())

@@ -1,4 +1,4 @@
-"""What is pending and when it is due: ten million messages in a few megabytes."""
+"""Pending messages and their due times: ten million messages in a few megabytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_ro
 from .front import Front
 from .store import SPLIT_ROWS, BucketStore, first_position
 
-#: Rows that single adds may gather before they are sorted into their buckets.
+#: Rows that single adds collect before they are sorted into their buckets.
 _STAGE_ROWS = 4096
-#: Rows of a large batch that are handled at once.
+#: Rows of a large batch that are processed at once.
 _BATCH_ROWS = 8192
-#: Rows that are unpacked ahead at once, at the end of a get.
+#: Rows that are decoded ahead at once, at the end of a get.
 _LOAD_ROWS = 4096
-#: What is due within this time is kept unpacked.
+#: Time before its due time at which a row is decoded.
 _LOOKAHEAD_MS = 5_000
 _LIMIT = 1 << 62
 _ROW = struct.Struct("=3q")
@@ -33,13 +33,13 @@ def _now_ms() -> int:
 
 
 class TimeBucketTracker:
-    """Positions by due time, truncated to a power of two of milliseconds.
+    """Positions of messages by due time, truncated to a power of two milliseconds.
 
-    Far rows are packed by coarse bucket, near ones lie sorted in arrays. Equal due times come out
-    in the order of their positions, which is the order in which they reached the topic. The same
-    row added twice comes out twice. Not safe for use by several threads at once.
+    Far-off rows are packed in coarse buckets; near-due rows are in sorted arrays. Rows with equal
+    due times are returned in the order of their positions, which is the order of the topic. A row
+    that is added twice is returned twice. Not thread-safe.
 
-    After Apache Pulsar's TimeBucket algorithm (PR 23611); the layout differs, see
+    Source: the TimeBucket algorithm of Apache Pulsar (PR 23611), with another layout: see
     docs/final-window-structures.md.
     """
 
@@ -47,9 +47,9 @@ class TimeBucketTracker:
         """Create an empty tracker.
 
         Args:
-            precision_ms: 1 for exact times, or a power of two: rows come out early by less than
-                this.
-            clock: returns the present time, ms since the epoch.
+            precision_ms: 1 for exact times, or a power of two, ms; rows are returned early by
+                less than this.
+            clock: function that returns the current time, ms since the epoch.
 
         Raises:
             InvalidInputError: ``precision_ms`` is not a power of two up to 2**40.
@@ -67,26 +67,26 @@ class TimeBucketTracker:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every row."""
+        """Remove all rows."""
         self._store = BucketStore(self._shift)
         self._front = Front()
         self._staged = 0
         self._stage_due = _LIMIT
 
     def __len__(self) -> int:
-        """Return the number of rows that are tracked."""
+        """Return the number of tracked rows."""
         return self._staged // _ROW.size + self._front.rows + self._store.rows
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
         """Track one message; amortised O(log rows).
 
         Args:
-            ledger_id: not negative.
-            entry_id: not negative; for one message of a batch: entry << 10 | batch index.
+            ledger_id: ledger of the message, in [0, 2**62).
+            entry_id: entry of the message, in [0, 2**62); with batch index: entry << 10 | index.
             deliver_at_ms: due time, ms since the epoch.
 
         Returns:
-            False, and nothing is tracked, where it is due already.
+            True if the message is tracked; False if it is due already.
 
         Raises:
             InvalidInputError: an argument is not an integer in its range.
@@ -100,8 +100,8 @@ class TimeBucketTracker:
             self._pack(self._stage, self._staged, due, ledger_id, entry_id)
         except (TypeError, ValueError, struct.error):
             raise InvalidInputError(
-                "ledger_id and entry_id must be integers from 0, and deliver_at_ms an integer, "
-                f"all below 2**62; got {ledger_id!r}, {entry_id!r}, {deliver_at_ms!r}"
+                "ledger_id and entry_id must be integers in [0, 2**62), and deliver_at_ms an "
+                f"integer below 2**62; got {ledger_id!r}, {entry_id!r}, {deliver_at_ms!r}"
             ) from None
         self._staged += 24
         if due < self._stage_due:
@@ -116,7 +116,7 @@ class TimeBucketTracker:
         entry_ids: npt.ArrayLike,
         deliver_at_ms: npt.ArrayLike,
     ) -> int:
-        """Track many messages; as ``add_message`` for each, except that the time is read once.
+        """Track many messages, as ``add_message`` does, but read the clock only once.
 
         Args:
             ledger_ids: integers, shape (n,).
@@ -124,7 +124,7 @@ class TimeBucketTracker:
             deliver_at_ms: due times, ms since the epoch, shape (n,).
 
         Returns:
-            How many are tracked; those that are due already are not.
+            The number of tracked messages; messages that are due already are not tracked.
 
         Raises:
             InvalidInputError: a value is out of range, or the shapes differ; nothing was tracked.
@@ -134,7 +134,7 @@ class TimeBucketTracker:
         dues = _column(deliver_at_ms, "deliver_at_ms", -_LIMIT)
         if not ledgers.shape == entries.shape == dues.shape:
             raise InvalidInputError(
-                "ledger_ids, entry_ids and deliver_at_ms must have one length, "
+                "ledger_ids, entry_ids and deliver_at_ms must have the same length, "
                 f"not {ledgers.size}, {entries.size} and {dues.size}"
             )
         now = self._clock()
@@ -155,16 +155,16 @@ class TimeBucketTracker:
     def get_scheduled_messages(
         self, max_messages: int, now_ms: int | None = None
     ) -> tuple[Int64s, Int64s]:
-        """Remove and return what is due, in the order (truncated due time, ledger, entry).
+        """Remove and return due messages, in the order (truncated due time, ledger, entry).
 
-        At its end it unpacks a little of what comes next, so that later calls need not wait for it.
+        Finally decode some of the next rows, so that later calls need not wait for that.
 
         Args:
-            max_messages: at most so many.
-            now_ms: the present time; the clock's where None.
+            max_messages: maximum number of messages.
+            now_ms: current time, ms since the epoch; None for the clock's time.
 
         Returns:
-            Ledger ids and entry ids, each of shape (k,).
+            Ledger IDs and entry IDs, each of shape (k,).
         """
         if max_messages < 0:
             raise InvalidInputError(f"max_messages must not be negative, got {max_messages}")
@@ -192,14 +192,14 @@ class TimeBucketTracker:
         )
 
     def prepare(self, now_ms: int | None = None, max_rows: int = _LOAD_ROWS) -> bool:
-        """Unpack some of what is due within the next seconds; every get does so too.
+        """Decode some of the rows due within the next seconds, as every get does.
 
         Args:
-            now_ms: the present time; the clock's where None.
-            max_rows: about how many rows to unpack, the unit of work.
+            now_ms: current time, ms since the epoch; None for the clock's time.
+            max_rows: approximate number of rows to decode.
 
         Returns:
-            True where more remains to be done.
+            True if more rows remain to be decoded.
         """
         horizon = (self._clock() if now_ms is None else now_ms) + _LOOKAHEAD_MS
         loaded = 0
@@ -215,13 +215,13 @@ class TimeBucketTracker:
         return False
 
     def remove(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
-        """Stop tracking one message; unpacks a few chunks where it is far off.
+        """Stop tracking one message; decode a few chunks if it is far off.
 
         Args:
-            ledger_id, entry_id, deliver_at_ms: as they were added.
+            ledger_id, entry_id, deliver_at_ms: the same values as in ``add_message``.
 
         Returns:
-            False where no such message is tracked.
+            False if no such message is tracked.
         """
         self._flush()
         key = (deliver_at_ms & self._mask, ledger_id, entry_id)
@@ -230,38 +230,39 @@ class TimeBucketTracker:
         return self._front.remove(key) or self._store.remove(key)
 
     def next_deliver_at_ms(self) -> int | None:
-        """Return the earliest time, ms, at which a get returns something; None where empty."""
+        """Return the earliest time, ms, at which a get returns a message; None without rows."""
         bound = self._store.bound()
         dues = [self._front.min_due(), None if bound is None else bound[0]]
         dues.append(self._stage_due if self._staged else None)
         return min((due for due in dues if due is not None), default=None)
 
     def has_message_available(self, now_ms: int | None = None) -> bool:
-        """Return whether something is due at ``now_ms`` (the clock's time where None)."""
+        """Return whether a message is due at ``now_ms`` (None for the clock's time)."""
         due = self.next_deliver_at_ms()
         return due is not None and due <= (self._clock() if now_ms is None else now_ms)
 
     def first_pending(self) -> tuple[int, int] | None:
-        """Return the lowest (ledger, entry) tracked, or None: all before is released; O(chunks)."""
+        """Return the lowest tracked (ledger, entry), or None; O(chunks)."""
         self._flush()
         lows = [self._store.first_position(), *map(first_position, self._front.parts())]
         return min((low for low in lows if low is not None), default=None)
 
     def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
-        """Count what is pending between given times.
+        """Count the pending messages between given times.
 
         Args:
-            edges_ms: ascending times, ms, shape (k + 1,), k from 1.
+            edges_ms: ascending times, ms since the epoch, shape (k + 1,), k at least 1.
 
         Returns:
-            Shape (k,): how many have a truncated due time in [edges_ms[i], edges_ms[i + 1]).
+            Numbers of messages with a truncated due time in [edges_ms[i], edges_ms[i + 1]),
+            shape (k,).
 
         Raises:
-            InvalidInputError: fewer than two edges, or not ascending.
+            InvalidInputError: fewer than two edges, or edges that do not ascend.
         """
         edges = _column(edges_ms, "edges_ms", -_LIMIT)
         if edges.size < 2 or bool((edges[1:] <= edges[:-1]).any()):
-            raise InvalidInputError("edges_ms must be two or more ascending times in ms")
+            raise InvalidInputError("edges_ms must be at least two ascending times in ms")
         self._flush()
         counts = np.zeros(edges.size + 1, dtype=np.int64)
         for rows in self._front.parts():
@@ -271,7 +272,7 @@ class TimeBucketTracker:
         return counts[1:-1]
 
     def _flush(self) -> None:
-        """Sort in what single adds have gathered."""
+        """Sort in the rows that single adds have collected."""
         if not self._staged:
             return
         staged = np.frombuffer(self._stage, dtype=np.int64, count=self._staged // 8)
@@ -307,5 +308,5 @@ def _column(values: npt.ArrayLike, name: str, least: int) -> Int64s:
             f"not {array.dtype} of shape {array.shape}"
         )
     if int(array.min()) < least or int(array.max()) >= _LIMIT:
-        raise InvalidInputError(f"{name} must lie between {least} and 2**62")
+        raise InvalidInputError(f"{name} must be in [{least}, 2**62)")
     return array.astype(np.int64, copy=False)

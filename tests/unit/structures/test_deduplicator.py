@@ -57,10 +57,10 @@ STEPS = st.lists(
 def test_like_two_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity: int) -> None:
     with (
         patch.object(_dedup_ids, "_DENSE", 4),
-        patch.object(_dedup_ids, "_PENDING", 8),
-        patch.object(_dedup_ids, "_RECENT", 20),
+        patch.object(_dedup_ids, "_MAX_PENDING", 8),
+        patch.object(_dedup_ids, "_MAX_RECENT", 20),
         patch.object(_dedup_ids, "_BLOCK", 16),
-        patch.object(_dedup_ids, "_RECENT_RUNS", 2),
+        patch.object(_dedup_ids, "_MAX_RECENT_RUNS", 2),
     ):
         dedup, model = Deduplicator(capacity), Model(capacity)
         seen = {0, 1 << 10}
@@ -209,19 +209,19 @@ def test_clear_errors() -> None:
         with pytest.raises(InvalidInputError, match="capacity must be even"):
             Deduplicator(capacity)
     for value in (-1, 1 << 63, "5", None, 1.0):
-        with pytest.raises(InvalidInputError, match="an id must be an integer"):
+        with pytest.raises(InvalidInputError, match="an ID must be an integer"):
             dedup.save(value, "k")  # type: ignore[arg-type]
     for ids in ([-1], [1 << 63], ["5"], [[1]], [1.5]):
-        with pytest.raises(InvalidInputError, match=r"integers? from 0"):
+        with pytest.raises(InvalidInputError, match=r"integers? in \[0"):
             dedup.deduplicate_and_save(ids, "k")
     for key in ("", None, 5):
-        with pytest.raises(InvalidInputError, match="key must be a string"):
+        with pytest.raises(InvalidInputError, match="key must be a non-empty string"):
             dedup.is_duplicate(1, key)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInputError, match="key must be a string"):
+        with pytest.raises(InvalidInputError, match="key must be a non-empty string"):
             dedup.deduplicate_and_save([1], key)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="11 ids are more than the capacity of 10"):
+    with pytest.raises(InvalidInputError, match="11 IDs exceed the capacity of 10"):
         dedup.reconstruct(range(11), "k")
-    with pytest.raises(InvalidInputError, match="11 ids are more than the capacity of 10"):
+    with pytest.raises(InvalidInputError, match="11 IDs exceed the capacity of 10"):
         dedup.deduplicate_and_save(range(11), "k")
     assert len(dedup) == 0
 
@@ -240,7 +240,7 @@ def test_a_damaged_snapshot_restores_nothing(damage: str) -> None:
     }[damage]
     other = Deduplicator(100)
     other.save(99, "k")
-    with pytest.raises(DamagedSnapshotError, match="not a whole snapshot"):
+    with pytest.raises(DamagedSnapshotError, match="not a complete snapshot"):
         other.restore(bad, "k")
     assert other.is_duplicate(99, "k")
     other.restore(data, "k")

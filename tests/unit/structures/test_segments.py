@@ -180,7 +180,7 @@ def test_a_file_that_is_cut_short_is_recognised(tmp_path: Path) -> None:
         assert cut.cut_short
         assert cut.rows < whole.rows
         assert cut.intact_bytes < whole.intact_bytes - lost
-    with pytest.raises(DamagedSegmentError, match="changed by something else") as caught:
+    with pytest.raises(DamagedSegmentError, match="changed by another program") as caught:
         drain(store, T0 + 20_000)
     assert caught.value.path == path
     path.write_bytes(b"x" * 1000)
@@ -214,12 +214,12 @@ def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
 def test_wrong_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PendingSegments(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(segments_module, "_MOST_BYTES", 3)
+        patched.setattr(segments_module, "_MAX_PAYLOAD_BYTES", 3)
         with pytest.raises(InvalidInputError, match="2 GiB"):
             store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
-    with pytest.raises(InvalidInputError, match="one length"):
+    with pytest.raises(InvalidInputError, match="same length"):
         store.append([T0], [1, 2], [1, 2], [b"a", b"b"])
-    with pytest.raises(InvalidInputError, match="one length"):
+    with pytest.raises(InvalidInputError, match="same length"):
         store.append([T0], [1], [1], [b"a", b"b"])
     with pytest.raises(InvalidInputError, match="below"):
         store.append([1 << 62], [1], [1], [b"a"])
@@ -238,19 +238,19 @@ RANGE = st.integers(-10_000, 200_000)
     seed=st.integers(0, 1000),
     ranges=st.lists(st.tuples(RANGE, RANGE, st.integers(0, 999), st.integers(0, 999)), max_size=6),
     precision=st.sampled_from([1, 1024, 1 << 14]),
-    least_ready=st.sampled_from([1, 64]),
+    min_loaded=st.sampled_from([1, 64]),
 )
 def test_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
     precision: int,
-    least_ready: int,
+    min_loaded: int,
 ) -> None:
     """Reads, late rows, discards and both questions, while much of it lies in files."""
     with (
         patch.object(segments_module, "_SLICE_ROWS", 100),
-        patch.object(_segments_read, "_LEAST_READY", least_ready),
+        patch.object(_segments_read, "_MIN_LOADED", min_loaded),
     ):
         _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
 
@@ -431,9 +431,9 @@ def test_a_question_of_a_file_that_was_cut_is_an_error(
         add(store, np.arange(T0, T0 + 70_000, 70), first)
     (path,) = tmp_path.iterdir()
     os.truncate(path, 1000)
-    with pytest.raises(DamagedSegmentError, match="it ends at"):
+    with pytest.raises(DamagedSegmentError, match="bytes, but"):
         store.rows_between(T0 + start, T0 + stop)
-    with pytest.raises(DamagedSegmentError, match="it ends at"):
+    with pytest.raises(DamagedSegmentError, match="bytes, but"):
         store.average_between(T0 + start, T0 + stop)
 
 
