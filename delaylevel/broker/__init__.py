@@ -1,4 +1,4 @@
-"""A private real Pulsar broker for first steps and tests; no Docker is needed."""
+"""A private, real Pulsar broker for first steps and tests, without Docker."""
 
 from .embedded import BrokerStatus, EmbeddedBroker, instances, running_instance
 

@@ -1,4 +1,4 @@
-"""The configuration files and the command of one embedded broker instance."""
+"""Configuration files, command line and environment of one embedded broker instance."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ log = logging.getLogger(__name__)
 
 ConfValue = str | int | float | bool
 
-# What a start must not inherit: settings of another Pulsar or BookKeeper on the same machine.
-_FOREIGN = ("PULSAR_", "BOOKIE_", "BK_", "OTEL_")
+# Environment variables of another Pulsar or BookKeeper on the same machine, not to be inherited.
+_FOREIGN_PREFIXES = ("PULSAR_", "BOOKIE_", "BK_", "OTEL_")
 
-_BETTER_THAN_DEFAULT = {
-    # With true, a Shared subscription of 4.0.8 gets some delayed entries twice while others are
-    # published: the end of one dispatch lets a read begin anew before the next dispatch has run.
+_OUR_DEFAULTS = {
+    # With true, a Shared subscription of 4.0.8 receives some delayed entries twice while others
+    # are published: the end of one dispatch starts another read before the next dispatch runs.
     "dispatcherDispatchMessagesInSubscriptionThread": "false",
-    # Without it the storage node (bookie) does not take the port that the command line gives it,
-    # but one of those that the system gives to outgoing connections as well.
+    # Without it, the storage node (bookie) ignores the port of the command line and takes one from
+    # the range for outgoing connections.
     "allowEphemeralPorts": "true",
-    # What is written at once stands in one piece of the journal, also when it is killed (kill()).
+    # One write then becomes one piece of the journal, which kill() does not tear.
     "journalWriteBufferSizeKB": "8192",
 }
 
 
 def conf_text(value: ConfValue) -> str:
-    """A value as Pulsar's configuration files spell it."""
+    """Return a value in the syntax of Pulsar's configuration files."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _loopback() -> dict[str, str]:
-    """What binds the storage node to loopback, too: it knows interfaces, not addresses."""
+    """Return the settings that bind the storage node to loopback, by interface, not by address."""
     names = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     return {"listeningInterface": min(names)} if names else {}
 
@@ -50,11 +50,18 @@ def write_conf(
     web_port: int,
     overrides: Mapping[str, str],
 ) -> None:
-    """Copy the server's ``conf`` folder for one instance, with its ports and overrides.
+    """Write the ``conf`` folder of one instance: the server's, with our ports and overrides.
 
-    A name in ``overrides`` that only the functions worker knows, such as ``useTls``, goes into its
-    file. One that no configuration file of the server mentions is warned about: Pulsar itself
-    ignores it in silence.
+    An override that only the functions worker knows, such as ``useTls``, goes into its file. An
+    override that no configuration file mentions causes a warning, because Pulsar ignores it
+    silently.
+
+    Args:
+        home: the directory of the server.
+        folder: the ``conf`` folder of the instance, which is replaced.
+        service_port: the port for clients.
+        web_port: the port for the admin REST interface.
+        overrides: settings by name.
     """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(home / "conf", folder)
@@ -63,11 +70,14 @@ def write_conf(
     worker_text = worker.read_text(encoding="utf-8")
     workers = set(re.findall(r"(?m)^(?:# ?)?(\w+):", worker_text)) - known
     for name in sorted(overrides.keys() - known - workers):
-        log.warning("the broker's configuration files do not know %r; it may have no effect", name)
+        log.warning(
+            "no configuration file of the broker mentions %r, so it may have no effect: check it",
+            name,
+        )
     data = folder.parent
     settings = {
-        **_BETTER_THAN_DEFAULT,
-        # Otherwise all instances keep the packages of their functions in one folder of the server.
+        **_OUR_DEFAULTS,
+        # By default, all instances share one folder of the server for the packages of functions.
         "STORAGE_PATH": f"{data}/data/packages",
         **{name: value for name, value in overrides.items() if name not in workers},
         "brokerServicePort": str(service_port),
@@ -100,10 +110,16 @@ def _names(conf: Path) -> set[str]:
     return names
 
 
-def command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -> list[str]:
-    """What starts the instance; ``bin/pulsar`` becomes the JVM, so its pid is the JVM's.
+def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -> list[str]:
+    """Return the command that starts the instance, without stream storage (``-nss``).
 
-    Without the stream storage (``-nss``) and, unless asked for, without the functions worker.
+    ``bin/pulsar`` replaces itself by the JVM, so the process ID of the command is that of the JVM.
+
+    Args:
+        home: the directory of the server.
+        directory: the directory of the instance.
+        functions: True to run the functions worker.
+        bookie_port: the port of the storage node.
     """
     return [
         str(home / "bin" / "pulsar"),
@@ -126,15 +142,22 @@ def command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -
 
 
 def environment(directory: Path, *, java: str, functions: bool, heap_mb: int) -> dict[str, str]:
-    """The environment of the instance: a small heap, and nothing of another Pulsar's."""
+    """Return the environment of the instance: a small heap, and no settings of another Pulsar.
+
+    Args:
+        directory: the directory of the instance.
+        java: the path of the ``java`` program.
+        functions: True if the functions worker runs.
+        heap_mb: the maximum Java heap, MB.
+    """
     environ = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(_FOREIGN) and name != "OPTS"
+        if not name.startswith(_FOREIGN_PREFIXES) and name != "OPTS"
     }
     path = [str(Path(java).parent), environ.get("PATH", os.defpath)]
     if functions:
-        # The functions worker starts `python3` from the PATH: it must be the one that has us.
+        # The functions worker starts `python3` from the PATH: it must be able to import delaylevel.
         path.insert(0, str(Path(sys.executable).parent))
     return environ | {
         "PATH": os.pathsep.join(path),

@@ -1,4 +1,4 @@
-"""The Pulsar server that the embedded broker runs: fetched with Maven, unpacked once a user."""
+"""The Pulsar server of the embedded broker: fetched with Maven, unpacked once per user."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ _MAVEN_TIMEOUT_SECONDS = 1800
 
 Report = Callable[[str], None]
 
-# The XDG layout on every system: Pulsar's start script cannot bear the blank in macOS's
-# "Application Support".
+# The XDG layout on every system: Pulsar's start script fails on the blank in "Application Support",
+# the standard directory on macOS.
 _DIRECTORIES = Unix("delaylevel")
 
 
 def state_directory() -> Path:
-    """Where instances keep their data: ``$XDG_STATE_HOME/delaylevel``."""
+    """Return the directory for the data of instances: ``$XDG_STATE_HOME/delaylevel``."""
     return Path(_DIRECTORIES.user_state_dir)
 
 
 def distribution_directory() -> Path:
-    """Where the server stands once it is fetched: ``$XDG_CACHE_HOME/delaylevel/…``."""
+    """Return the directory of the fetched server: ``$XDG_CACHE_HOME/delaylevel/…``."""
     return Path(_DIRECTORIES.user_cache_dir) / f"apache-pulsar-{PULSAR_VERSION}"
 
 
 def is_fetched() -> bool:
-    """Whether the server is there already."""
+    """Return whether the server is fetched."""
     return (distribution_directory() / "bin" / "pulsar").is_file()
 
 
 def fetch(report: Report = lambda message: None) -> Path:
-    """Fetch and unpack the Pulsar server, unless it is there; two processes at once do it once.
+    """Fetch and unpack the Pulsar server, once even if several processes call this.
 
-    Maven resolves it with the user's own settings (mirrors, proxies, local repository).
+    Maven uses the user's own settings (mirrors, proxies, local repository).
 
-    Parameters:
-        report: is told what happens, a line at a time.
+    Args:
+        report: function that receives lines about the progress.
 
     Returns:
         The directory of the server.
 
     Raises:
-        PrerequisiteError: Java or Maven is missing, or Maven cannot get the server.
+        PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
     home = distribution_directory()
     if is_fetched():
@@ -72,17 +72,17 @@ def fetch(report: Report = lambda message: None) -> Path:
             archive = _download(Path(scratch))
             report("Unpacking it ...")
             unpacked = _unpack(archive, Path(scratch))
-            shutil.rmtree(home, ignore_errors=True)  # half a tree, of a version without this lock
+            shutil.rmtree(home, ignore_errors=True)  # an incomplete tree of an earlier version
             unpacked.rename(home)
     report(f"The server is in {home}")
     return home
 
 
 def java() -> str:
-    """The Java that runs the broker: of ``JAVA_HOME``, or else of the PATH.
+    """Return the path of the ``java`` program in ``JAVA_HOME`` or, without it, on the PATH.
 
     Raises:
-        PrerequisiteError: there is none, or it is too old.
+        PrerequisiteError: Java is missing or too old.
     """
     remedy = (
         f"Install Java {MINIMUM_JAVA} or later (Debian and Ubuntu: apt install "
@@ -93,7 +93,7 @@ def java() -> str:
     found = shutil.which(str(Path(java_home) / "bin" / "java") if java_home else "java")
     if found is None:
         place = f"JAVA_HOME ({java_home})" if java_home else "the PATH"
-        raise PrerequisiteError(f"The embedded broker needs Java; none is in {place}. {remedy}")
+        raise PrerequisiteError(f"The embedded broker needs Java: none is in {place}. {remedy}")
     try:
         answer = subprocess.run(
             [found, "-version"],
@@ -107,14 +107,14 @@ def java() -> str:
         raise PrerequisiteError(f"{found} does not run ({error}). {remedy}") from error
     version = java_version(answer.stderr + answer.stdout)
     if answer.returncode != 0 or version is None:
-        raise PrerequisiteError(f"{found} does not tell its version. {remedy}")
+        raise PrerequisiteError(f"{found} does not print its version. {remedy}")
     if version < MINIMUM_JAVA:
         raise PrerequisiteError(f"{found} is Java {version}, which is too old. {remedy}")
     return found
 
 
 def java_version(text: str) -> int | None:
-    """The major version in what ``java -version`` prints; 8 for ``1.8.0``."""
+    """Return the major version in the output of ``java -version``; 8 for ``1.8.0``."""
     match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
     if match is None:
         return None
@@ -124,7 +124,7 @@ def java_version(text: str) -> int | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock between processes while the block runs; the system frees it if we die."""
+    """Hold a lock between processes during the block; the system releases it if we die."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -150,7 +150,7 @@ def _download(folder: Path) -> Path:
         f"-DoutputDirectory={folder}",
     ]
     try:
-        # In an empty folder, so that no project's own pom.xml has a say.
+        # In an empty folder, so that no pom.xml of a project applies.
         answer = subprocess.run(
             command,
             cwd=folder,
@@ -162,15 +162,15 @@ def _download(folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise PrerequisiteError(
-            f"Maven did not get {_ARTIFACT} within {_MAVEN_TIMEOUT_SECONDS // 60} minutes; "
-            "look at the network and try again."
+            f"Maven did not fetch {_ARTIFACT} within {_MAVEN_TIMEOUT_SECONDS // 60} minutes: "
+            "check the network and try again."
         ) from None
     archives = sorted(folder.glob("pulsar-server-distribution-*.tar.gz"))
     if answer.returncode != 0 or not archives:
-        said = [line for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
+        output = [line for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
         raise PrerequisiteError(
-            f"Maven could not get {_ARTIFACT} (exit code {answer.returncode}). Look at the network "
-            "and at Maven's settings.xml. It said:\n  " + "\n  ".join(said[:5])
+            f"Maven could not fetch {_ARTIFACT} (exit code {answer.returncode}). Check the network "
+            "and Maven's settings.xml. Its output:\n  " + "\n  ".join(output[:5])
         )
     return archives[0]
 
@@ -185,10 +185,13 @@ def _unpack(archive: Path, folder: Path) -> Path:
                 tar.extractall(target)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise PrerequisiteError(
-            f"{archive.name} cannot be unpacked ({error}). Is the disk full? Otherwise delete it "
-            "from Maven's local repository and fetch again."
+            f"{archive.name} cannot be unpacked ({error}). Check that the disk is not full, or "
+            "delete the file from Maven's local repository and fetch it again."
         ) from error
     trees = [path for path in target.iterdir() if (path / "bin" / "pulsar").is_file()]
     if len(trees) != 1:
-        raise PrerequisiteError(f"{archive.name} does not hold a Pulsar server.")
+        raise PrerequisiteError(
+            f"{archive.name} does not contain a Pulsar server. Delete the file from Maven's local "
+            "repository and fetch it again."
+        )
     return trees[0]

@@ -1,4 +1,4 @@
-"""A real Pulsar broker, private to this user, without Docker: for tests, demos and first steps."""
+"""A real Pulsar broker, private to this user and without Docker, for tests and first steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +19,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
-from .conf import ConfValue, command, conf_text, environment, write_conf
+from .conf import ConfValue, conf_text, environment, start_command, write_conf
 from .distribution import (
     PULSAR_VERSION,
     Report,
@@ -30,8 +30,8 @@ from .distribution import (
     locked,
     state_directory,
 )
-from .ready import NotReadyError, UnsettledError, wait_ready
-from .state import Saved, load, save
+from .ready import NotReadyError, RegistrationLoopError, wait_ready
+from .state import BrokerStatus, SavedInstance, load, save
 
 __all__ = [
     "PULSAR_VERSION",
@@ -52,49 +52,28 @@ _PORT_WAIT_SECONDS = 5
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-@dataclass(frozen=True)
-class BrokerStatus:
-    """What is known of an instance.
-
-    Attributes:
-        running: whether its process lives.
-        pid: the process, where it runs.
-        service_url, admin_url: its addresses, kept from one start to the next.
-        started_ms: when it was started last, in ms since the epoch.
-    """
-
-    name: str
-    directory: Path
-    running: bool
-    pid: int | None
-    service_url: str
-    admin_url: str
-    functions: bool
-    started_ms: int | None
-
-
-class _StartAgainError(BrokerError):
-    """This start came to nothing, and the next one will do."""
+class _RetryStartError(BrokerError):
+    """A failed start that is worth another attempt."""
 
 
 class EmbeddedBroker:
-    """One instance of Pulsar standalone on loopback ports of its own, with data of its own.
+    """An instance of Pulsar standalone with its own data and its own loopback ports.
 
-    An instance remembers its ports and configuration: a later start on the same directory takes
-    them again, unless others are given. Use it as a context manager to stop it at the end.
+    A later start in the same directory uses the same ports and configuration, unless others are
+    given. As a context manager, it starts the instance and stops it at the end.
 
-    Parameters:
-        name: which instance of this user; its data is in the state directory under this name.
-        directory: keep it here instead, e.g. in a temporary directory.
-        functions: with the functions worker. None: as at the last start, or else without.
-        conf: settings of ``standalone.conf``. None: as at the last start.
-        heap_mb: the largest Java heap. None: as at the last start, or else 400 MB.
-        token: a superuser's token, where ``conf`` asks for one; it is not written down.
-        follow_parent: end the broker when this process dies, however it dies.
-        report: is told what happens while it is fetched and started, a line at a time.
+    Args:
+        name: name of the instance, unique for this user, and of its folder in the state directory.
+        directory: another directory for its data, e.g. a temporary one.
+        functions: True to run the functions worker; None for the last choice, at first False.
+        conf: settings of ``standalone.conf``; None for those of the last start.
+        heap_mb: maximum Java heap, MB; None for that of the last start, at first 400.
+        token: token of a superuser, if ``conf`` requires one; it is not stored.
+        follow_parent: True to end the broker when this process dies for any reason.
+        report: function that receives lines about the progress of fetching and starting.
 
     Raises:
-        InvalidInputError: a name or directory that cannot be used.
+        InvalidInputError: the name or directory cannot be used.
     """
 
     def __init__(
@@ -111,14 +90,15 @@ class EmbeddedBroker:
     ) -> None:
         if not _NAME.fullmatch(name):
             raise InvalidInputError(
-                f"{name!r} is no name for a broker: use letters, digits, '.', '_' and '-'"
+                f"{name!r} is not a valid name for a broker: use letters, digits, '.', '_' and '-'"
             )
         self.name = name
         chosen = Path(directory) if directory is not None else _instances_directory() / name
         self.directory = chosen.absolute()
         if re.search(r"\s", str(self.directory)):
             raise InvalidInputError(
-                f"Pulsar's start script cannot bear blanks in a path: {self.directory}"
+                f"Pulsar's start script does not support blanks in a path ({self.directory}): "
+                "choose another directory"
             )
         self._functions = functions
         self._conf = None if conf is None else {k: conf_text(v) for k, v in conf.items()}
@@ -131,19 +111,19 @@ class EmbeddedBroker:
 
     @property
     def log_file(self) -> Path:
-        """What the broker prints since its last start; that of the start before ends in ``.1``."""
+        """Output of the broker since its last start; that of the start before is in ``.log.1``."""
         return self.directory / "logs" / "broker.log"
 
     @property
     def connection(self) -> Connection:
-        """Where to reach it.
+        """Connection settings for the broker.
 
         Raises:
-            BrokerError: it does not run.
+            BrokerError: the broker is not running.
         """
         status = self.status()
         if not status.running:
-            raise BrokerError(f"The embedded broker {self.name!r} does not run: start it first.")
+            raise BrokerError(f"The embedded broker {self.name!r} is not running: start it first.")
         return Connection(
             service_url=status.service_url,
             admin_url=status.admin_url,
@@ -152,24 +132,28 @@ class EmbeddedBroker:
         )
 
     def start(self, *, timeout_seconds: float = 120) -> BrokerStatus:
-        """Start it and wait until it is ready: healthy, with its default namespace.
+        """Start the broker and wait until it is healthy and has its default namespace.
+
+        Args:
+            timeout_seconds: maximum wait of one attempt, seconds.
 
         Returns:
-            Its status, with the addresses.
+            The status, with the addresses.
 
         Raises:
             PrerequisiteError: Java or Maven is missing.
-            AlreadyRunningError: this instance runs already.
-            BrokerError: it ended, or was not ready in time; the text has the end of its log.
+            AlreadyRunningError: this instance is already running.
+            BrokerError: the broker ended or was not ready in time; the text has the end of its log.
         """
         home = fetch(self._report)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its conf may hold secrets
+        # Private to this user, because the configuration may contain secrets.
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
             status = self.status()
             if status.running:
                 raise AlreadyRunningError(
-                    f"The embedded broker {self.name!r} runs already: process {status.pid}, "
-                    f"{status.service_url}, {status.admin_url}"
+                    f"The embedded broker {self.name!r} is already running (process {status.pid}, "
+                    f"{status.service_url}, {status.admin_url}): use it, or stop it first."
                 )
             self._end_watcher()
             saved = self._settings()
@@ -177,16 +161,16 @@ class EmbeddedBroker:
                 saved = self._launch(home, saved)
                 try:
                     self._wait_ready(saved, timeout_seconds)
-                except _StartAgainError as error:
+                except _RetryStartError as error:
                     self._end(saved.pid, timeout_seconds=10)
                     if attempt == _START_ATTEMPTS:
                         raise BrokerError(str(error)) from None
-                    log.info("starting it again: %s", error)
+                    log.info("starting the broker again: %s", error)
                 except BrokerError as error:
                     self._end(saved.pid, timeout_seconds=5)
                     if "BindException" not in self.logs(500) or attempt == _START_ATTEMPTS:
                         raise
-                    log.info("a port was taken meanwhile, trying others: %s", error)
+                    log.info("another process took a port; trying other ports: %s", error)
                     saved = replace(saved, service_port=0, web_port=0)
                 except BaseException:
                     self._end(saved.pid, timeout_seconds=5)
@@ -196,7 +180,7 @@ class EmbeddedBroker:
         return self.status()
 
     def status(self) -> BrokerStatus:
-        """What is known of it; a state file that another process left behind does not mislead."""
+        """Return the status; check the process, because a state file may be out of date."""
         self._reap()
         saved = load(self.directory)
         running = saved is not None and process.is_ours(saved.pid, self._marker)
@@ -212,20 +196,24 @@ class EmbeddedBroker:
         )
 
     def stop(self, *, timeout_seconds: float = 30) -> bool:
-        """Stop it in order (SIGTERM), or by force when that takes too long; the data stays.
+        """Stop the broker with SIGTERM, after the timeout with SIGKILL; keep its data.
+
+        Args:
+            timeout_seconds: maximum wait after SIGTERM, seconds.
 
         Returns:
-            Whether it ran.
+            True if the broker was running.
         """
         status = self.status()
         if status.pid is not None and not self._end(status.pid, timeout_seconds=timeout_seconds):
-            log.warning("%s did not stop in time and was killed", self.name)
+            log.warning("the embedded broker %r did not stop in time and was killed", self.name)
         return status.pid is not None
 
     def kill(self) -> bool:
-        """End it as a crash would (SIGKILL, between two of its writes); whether it ran.
+        """End the broker like a crash (SIGKILL, but between two writes); keep its data.
 
-        The data stays.
+        Returns:
+            True if the broker was running.
         """
         self._end_watcher()
         pid = self.status().pid
@@ -236,12 +224,16 @@ class EmbeddedBroker:
         return True
 
     def remove(self) -> None:
-        """Stop it and delete its data."""
+        """Stop the broker and delete its data."""
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def logs(self, lines: int = 100) -> str:
-        """The last lines of what it printed; empty where it never ran."""
+        """Return the last lines of the broker's output; empty if it never ran.
+
+        Args:
+            lines: number of lines.
+        """
         try:
             text = self.log_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -262,17 +254,18 @@ class EmbeddedBroker:
 
     @property
     def _marker(self) -> str:
-        """What only our process has in its command line, from the start script to the JVM."""
+        """Text in the command line of our process only, both as start script and as JVM."""
         return f" --metadata-dir {self.directory / 'data' / 'metadata'} "
 
-    def _settings(self) -> Saved:
+    def _settings(self) -> SavedInstance:
+        """Return the settings of the next start: those given, then those of the last start."""
         last = load(self.directory)
         conf, functions, heap_mb = self._conf, self._functions, self._heap_mb
         if last is not None:
             conf = last.conf if conf is None else conf
             functions = last.functions if functions is None else functions
             heap_mb = last.heap_mb if heap_mb is None else heap_mb
-        return Saved(
+        return SavedInstance(
             pid=0,
             service_port=last.service_port if last else 0,
             web_port=last.web_port if last else 0,
@@ -283,16 +276,17 @@ class EmbeddedBroker:
             bookie_port=last.bookie_port if last else 0,
         )
 
-    def _launch(self, home: Path, settings: Saved) -> Saved:
+    def _launch(self, home: Path, settings: SavedInstance) -> SavedInstance:
+        """Choose ports, write the configuration and start the process; return what was saved."""
         ports = [settings.service_port, settings.web_port]
         bookie_port = settings.bookie_port
         kept = [port for port in (*ports, bookie_port) if port]
-        process.become_free(kept, timeout_seconds=_PORT_WAIT_SECONDS)
+        process.wait_until_free(kept, timeout_seconds=_PORT_WAIT_SECONDS)
         fresh = [port for port in process.free_ports(6) if port not in kept]
         if 0 in ports or not all(map(process.port_is_free, ports)):
             ports = [fresh.pop(), fresh.pop()]
         if not (self.directory / "data").exists():
-            # Not one that the system gives to an outgoing connection while this broker is stopped.
+            # Chosen once: the stored data names the storage node by its port.
             bookie_port = fresh.pop()
         write_conf(
             home,
@@ -306,7 +300,7 @@ class EmbeddedBroker:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
         with self.log_file.open("wb") as output:
             self._child = subprocess.Popen(
-                command(
+                start_command(
                     home,
                     self.directory,
                     functions=settings.functions,
@@ -337,7 +331,7 @@ class EmbeddedBroker:
             self._watcher = process.follow_parent(launched.pid)
         return launched
 
-    def _wait_ready(self, saved: Saved, timeout_seconds: float) -> None:
+    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> None:
         child = self._child
         try:
             wait_ready(
@@ -348,8 +342,8 @@ class EmbeddedBroker:
                 log_file=self.log_file,
                 timeout_seconds=timeout_seconds,
             )
-        except UnsettledError as error:
-            raise _StartAgainError(f"The embedded broker {self.name!r} {error}.") from None
+        except RegistrationLoopError as error:
+            raise _RetryStartError(f"The embedded broker {self.name!r} {error}.") from None
         except NotReadyError as error:
             raise BrokerError(
                 f"The embedded broker {self.name!r} {error}. "
@@ -358,9 +352,9 @@ class EmbeddedBroker:
 
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()
-        in_order = process.end(pid, self._marker, timeout_seconds=timeout_seconds)
+        ended = process.end(pid, self._marker, timeout_seconds=timeout_seconds)
         self._reap()
-        return in_order
+        return ended
 
     def _end_watcher(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -369,13 +363,13 @@ class EmbeddedBroker:
             watcher.communicate()
 
     def _reap(self) -> None:
-        """Take a dead child's exit code, so that it is no zombie."""
+        """Collect the exit code of a dead child, so that it does not stay a zombie."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
 
 
 def instances() -> list[BrokerStatus]:
-    """The instances in this user's state directory, by name."""
+    """Return the status of the instances in this user's state directory, sorted by name."""
     folder = _instances_directory()
     if not folder.is_dir():
         return []
@@ -384,7 +378,11 @@ def instances() -> list[BrokerStatus]:
 
 
 def running_instance(name: str | None = None) -> BrokerStatus | None:
-    """The instance of this name that runs; without a name, ``default``, or else the only one."""
+    """Return the running instance of a name; None if there is none.
+
+    Args:
+        name: name of the instance; None for ``default`` or, without it, the only running instance.
+    """
     running = {status.name: status for status in instances() if status.running}
     if name is not None or "default" in running:
         return running.get(name or "default")

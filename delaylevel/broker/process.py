@@ -1,4 +1,4 @@
-"""Processes and ports of the embedded broker: find ours by its command line, end it, follow us."""
+"""Process and ports of the embedded broker: find the process by its command line, and end it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-# Below the range from which systems take the ports of outgoing connections, so that a broker that
-# is started again finds its ports free.
+# Below the range for outgoing connections, so that a restarted broker finds its ports free.
 _PORTS = range(20_000, 31_000)
 _POLL_SECONDS = 0.05
 _EXEC_SECONDS = 1.0
@@ -22,7 +21,7 @@ _STOPPED = {b"T", b"t", b"Z", b"X"}
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process; empty where there is none, or it is a zombie."""
+    """Return the command line of a process; empty if there is no process or it is a zombie."""
     if not Path("/proc/self/stat").exists():
         return _command_line_from_ps(pid)
     limit = time.monotonic() + _EXEC_SECONDS
@@ -34,8 +33,8 @@ def command_line(pid: int) -> str:
             return ""
         if raw or state in (b"Z", b"X"):
             return raw.replace(b"\0", b" ").decode(errors="replace")
-        # Alive without a command line: in the middle of exec(), or on its way out. To call it gone
-        # now would leave a broker running that somebody asked to stop.
+        # Alive without a command line: within exec(), or ending. If it counted as gone now, stop()
+        # could leave a broker running.
         if time.monotonic() > limit:
             return ""
         time.sleep(_EXEC_POLL_SECONDS)
@@ -52,32 +51,37 @@ def _command_line_from_ps(pid: int) -> str:
 
 
 def is_ours(pid: int, marker: str) -> bool:
-    """Whether the process lives and is the one whose command line carries the marker."""
+    """Return whether the process is alive and has the marker in its command line."""
     return marker in command_line(pid)
 
 
 def end(pid: int, marker: str, *, timeout_seconds: float) -> bool:
-    """End our process with SIGTERM, and after the timeout with SIGKILL.
+    """End our process with SIGTERM, after the timeout with SIGKILL.
+
+    Args:
+        pid: the process ID.
+        marker: text that only our process has in its command line.
+        timeout_seconds: maximum wait after SIGTERM, seconds.
 
     Returns:
-        Whether SIGTERM was enough.
+        True if SIGTERM was enough.
     """
-    if _signal(pid, marker, signal.SIGTERM) and _wait_gone(pid, marker, timeout_seconds):
+    if _signal(pid, marker, signal.SIGTERM) and _wait_ended(pid, marker, timeout_seconds):
         return True
     return not kill(pid, marker)
 
 
 def kill(pid: int, marker: str) -> bool:
-    """End our process at once (SIGKILL), between two of its writes; whether there was one.
+    """End our process with SIGKILL, between two of its writes; return whether there was one.
 
-    SIGKILL alone ends a write in its middle (seen in 214 of 300 processes that wrote 30 kB at a
-    time), and the storage node takes half a record at the end of its journal for a whole one: the
-    topic can never be opened again where no other node has it. SIGSTOP lets each write end first.
+    SIGKILL alone can tear a write (seen in 214 of 300 processes that wrote 30 kB at a time). The
+    storage node takes half a record at the end of its journal for a complete one, and without
+    another copy, the topic can never be opened again. SIGSTOP first lets each write finish.
     """
     if _signal(pid, marker, signal.SIGSTOP):
         _wait_stopped(pid)
     was_there = _signal(pid, marker, signal.SIGKILL)
-    _wait_gone(pid, marker, 10)
+    _wait_ended(pid, marker, 10)
     return was_there
 
 
@@ -91,7 +95,7 @@ def _signal(pid: int, marker: str, number: signal.Signals) -> bool:
     return True
 
 
-def _wait_gone(pid: int, marker: str, timeout_seconds: float) -> bool:
+def _wait_ended(pid: int, marker: str, timeout_seconds: float) -> bool:
     limit = time.monotonic() + timeout_seconds
     while is_ours(pid, marker) or _is_ending(pid):
         if time.monotonic() > limit:
@@ -101,7 +105,7 @@ def _wait_gone(pid: int, marker: str, timeout_seconds: float) -> bool:
 
 
 def _wait_stopped(pid: int) -> None:
-    """Wait until every thread has stopped; without /proc for as long as that may take."""
+    """Wait until every thread is stopped; without /proc, wait a fixed time."""
     if not Path("/proc/self/stat").exists():
         time.sleep(_POLL_SECONDS)
         return
@@ -111,12 +115,12 @@ def _wait_stopped(pid: int) -> None:
 
 
 def _state(stat: Path) -> bytes:
-    """The state in a ``stat`` file of /proc; it follows the name, which may hold anything."""
+    """Return the state in a ``stat`` file of /proc, after a name that may contain anything."""
     return stat.read_bytes().rpartition(b")")[2].split()[0]
 
 
 def _states(pid: int) -> set[bytes]:
-    """The states of a process' threads, as /proc has them; none where it is gone."""
+    """Return the states of the threads of a process, from /proc; none if it is gone."""
     found = set()
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
@@ -125,14 +129,14 @@ def _states(pid: int) -> set[bytes]:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a process that has no command line any more still holds files and ports.
+    """Return whether a process without a command line still has files and ports open.
 
-    They are closed by its last thread, which may outlive the first one: that is a zombie then.
+    The last thread closes them. It may outlive the first thread, which is then a zombie.
     """
     folder = Path(f"/proc/{pid}")
     try:
         if (folder / "cmdline").read_bytes():
-            return False  # somebody else has the number now
+            return False  # another process has this ID now
         state = _state(folder / "stat")
         return state not in (b"Z", b"X") or len(os.listdir(folder / "task")) > 1
     except OSError:
@@ -140,7 +144,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server can listen on this loopback port now."""
+    """Return whether a server can listen on this loopback port now."""
     with socket.socket() as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -150,8 +154,16 @@ def port_is_free(port: int) -> bool:
         return True
 
 
-def become_free(ports: list[int], *, timeout_seconds: float) -> bool:
-    """Wait until all these ports are free: a killed process may hold them a moment longer."""
+def wait_until_free(ports: list[int], *, timeout_seconds: float) -> bool:
+    """Wait until all ports are free, as a killed process may keep them for a moment.
+
+    Args:
+        ports: loopback ports.
+        timeout_seconds: maximum wait, seconds.
+
+    Returns:
+        False after the timeout.
+    """
     limit = time.monotonic() + timeout_seconds
     while not all(port_is_free(port) for port in ports):
         if time.monotonic() > limit:
@@ -161,20 +173,23 @@ def become_free(ports: list[int], *, timeout_seconds: float) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports that nobody listens on."""
+    """Return distinct loopback ports without a listener."""
     chosen: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         if port_is_free(port):
             chosen.append(port)
             if len(chosen) == count:
                 return chosen
-    raise OSError(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    raise OSError(
+        f"fewer than {count} ports between {_PORTS.start} and {_PORTS.stop} are free: "
+        "stop a program that listens there"
+    )
 
 
 def follow_parent(pid: int) -> subprocess.Popen[bytes]:
-    """End the process when this one dies, in whatever way; end the watcher itself to call it off.
+    """Start a watcher that ends a process when this one dies for any reason; return the watcher.
 
-    The watcher waits on a pipe of which only we hold the other end.
+    The watcher waits on a pipe whose other end only this process has. Kill it to cancel the watch.
     """
     return subprocess.Popen(
         ["/bin/sh", "-c", 'read -r _; kill "$1" 2>/dev/null', "delaylevel-watch", str(pid)],

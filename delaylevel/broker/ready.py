@@ -1,4 +1,4 @@
-"""When an embedded broker is ready: healthy, with its default namespace and what it needs."""
+"""Wait until an embedded broker is healthy and has its default namespace."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ from pathlib import Path
 import urllib3
 
 _POLL_SECONDS = 0.1
-# What the broker says when the registration of its storage node (bookie) was deleted under it.
+# Logged by the broker when the registration of its storage node (bookie) is deleted.
 _INVALIDATED = re.compile(rb"Lock on resource /ledgers/available/\S+ was invalidated")
-_FLAPS = 5
+_MAX_INVALIDATED = 4
+_LOOP = "does not become stable: its storage node registers in an endless loop"
 
 
 class NotReadyError(Exception):
-    """It ended, or was not ready in time; the text says which."""
+    """A broker that ended or was not ready in time; the text says which."""
 
 
-class UnsettledError(NotReadyError):
-    """Its storage node registers without end: it has to be started again."""
+class RegistrationLoopError(NotReadyError):
+    """A storage node that registers in an endless loop: the broker must be started again."""
 
 
-class Registrations:
-    """Looks in the broker's log for a storage node that registers without end.
+class RegistrationMonitor:
+    """Detector of a storage node that registers in an endless loop, from the broker's log.
 
-    After a crash the node finds the registration of its former life, and deletes it. Where the
-    notice of that comes after its new registration, the broker (4.0.8) takes it for a notice of
-    that one, deletes it in order to renew it, gets a notice of that, and so on for ever. Meanwhile
-    the node is there and not there in turns, and whatever opens a ledger fails by chance. After a
-    stop in order nothing is left to be deleted.
+    After a crash, the node finds its earlier registration and deletes it. If the notification of
+    this deletion arrives after the new registration, the broker (4.0.8) takes it for a deletion of
+    the new one, deletes that in order to renew it, receives another notification, and so on.
+    Meanwhile the node comes and goes, and attempts to open a ledger fail at random. A regular stop
+    leaves no registration behind.
     """
 
     def __init__(self, log_file: Path) -> None:
         self._log_file = log_file
-        self._read = 0
-        self._rest = b""
+        self._offset = 0
+        self._rest = b""  # an incomplete line
         self._count = 0
 
-    def flap(self) -> bool:
-        """Whether it has been seen by now; each call reads on from where the last one ended."""
+    def is_looping(self) -> bool:
+        """Read the new part of the log; return whether the loop has been seen so far."""
         try:
             with self._log_file.open("rb") as file:
-                file.seek(self._read)
+                file.seek(self._offset)
                 text = file.read()
         except FileNotFoundError:
             return False
-        self._read += len(text)
+        self._offset += len(text)
         lines, _, self._rest = (self._rest + text).rpartition(b"\n")
         self._count += len(_INVALIDATED.findall(lines))
-        return self._count >= _FLAPS
+        return self._count > _MAX_INVALIDATED
 
 
 def wait_ready(
@@ -62,49 +63,49 @@ def wait_ready(
     log_file: Path,
     timeout_seconds: float,
 ) -> None:
-    """Ask until everything that is needed answers.
+    """Poll the admin REST interface until all required parts of the broker respond.
 
-    Parameters:
-        admin_url: of the broker.
-        functions: whether the functions worker is needed, too.
-        token: for a broker that wants one.
-        exit_code: of the broker's process, None while it lives.
-        log_file: what the broker prints since this start.
-        timeout_seconds: for all of it.
+    Args:
+        admin_url: URL of the admin REST interface.
+        functions: True to wait for the functions worker too.
+        token: token for a broker that requires one.
+        exit_code: function that returns the exit code of the broker's process, None while it runs.
+        log_file: output of the broker since this start.
+        timeout_seconds: maximum total wait, seconds.
 
     Raises:
-        UnsettledError: its storage node does not settle; a new start cures it.
-        NotReadyError: the process ended, or the time is over.
+        RegistrationLoopError: its storage node registers in an endless loop; start it again.
+        NotReadyError: the process ended, or the timeout passed.
     """
-    # `health` is well before the namespaces and the functions worker are.
+    # `health` responds before the namespaces and the functions worker do.
     pending = ["/admin/v2/brokers/health", "/admin/v2/namespaces/public/default"]
     if functions:
         pending.append("/admin/v3/functions/public/default")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     limit = time.monotonic() + timeout_seconds
-    said = "no answer"
-    registrations = Registrations(log_file)
+    result = "no response"
+    monitor = RegistrationMonitor(log_file)
     with urllib3.PoolManager(retries=False, timeout=10, headers=headers) as pool:
         while pending:
             code = exit_code()
             if code is not None:
                 raise NotReadyError(f"ended with code {code} before it was ready")
-            if registrations.flap():
-                raise UnsettledError("does not settle: its storage node registers without end")
+            if monitor.is_looping():
+                raise RegistrationLoopError(_LOOP)
             if time.monotonic() > limit:
                 raise NotReadyError(
-                    f"was not ready within {timeout_seconds:g} s ({pending[0]}: {said})"
+                    f"was not ready within {timeout_seconds:g} s ({pending[0]}: {result})"
                 )
             try:
                 answer = pool.request("GET", admin_url + pending[0])
             except urllib3.exceptions.HTTPError as error:
-                said = type(error).__name__
+                result = type(error).__name__
                 time.sleep(_POLL_SECONDS)
                 continue
             if answer.status == 200:
                 pending.pop(0)
             else:
-                said = f"HTTP status {answer.status}"
+                result = f"HTTP status {answer.status}"
                 time.sleep(_POLL_SECONDS)
-    if registrations.flap():
-        raise UnsettledError("does not settle: its storage node registers without end")
+    if monitor.is_looping():
+        raise RegistrationLoopError(_LOOP)

@@ -16,7 +16,7 @@ import urllib3
 from click.testing import CliRunner
 
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, running_instance
-from delaylevel.broker.ready import Registrations
+from delaylevel.broker.ready import RegistrationMonitor
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
@@ -130,7 +130,7 @@ def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     assert not stopped.running
     assert stopped.pid is None
     assert not broker.stop(), "what is stopped does not stop again"
-    with pytest.raises(BrokerError, match="does not run"):
+    with pytest.raises(BrokerError, match="is not running"):
         _ = broker.connection
     with Admin(first.admin_url) as admin, pytest.raises(BrokerUnreachableError, match="refused"):
         admin.health()
@@ -146,7 +146,7 @@ def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     after_crash = broker.start()
     # One start in four finds the storage node's former registration at the wrong moment, and is
     # not ready then, whatever the broker itself says.
-    assert not Registrations(broker.log_file).flap()
+    assert not RegistrationMonitor(broker.log_file).is_looping()
     assert (after_crash.service_url, after_crash.admin_url) == (first.service_url, first.admin_url)
     assert received(broker, 50) == list(range(50))
 

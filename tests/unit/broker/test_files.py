@@ -14,7 +14,7 @@ import pytest
 from delaylevel.broker import distribution, process
 from delaylevel.broker.conf import environment, write_conf
 from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
-from delaylevel.broker.ready import Registrations, UnsettledError, wait_ready
+from delaylevel.broker.ready import RegistrationLoopError, RegistrationMonitor, wait_ready
 from delaylevel.errors import InvalidInputError, PrerequisiteError
 
 
@@ -244,13 +244,13 @@ def test_free_ports_are_free_and_different() -> None:
     assert all(process.port_is_free(port) for port in ports)
     with socket.create_server(("127.0.0.1", ports[0])):
         assert not process.port_is_free(ports[0])
-        assert not process.become_free([ports[0]], timeout_seconds=0.1)
-    assert process.become_free([ports[0]], timeout_seconds=5)
+        assert not process.wait_until_free([ports[0]], timeout_seconds=0.1)
+    assert process.wait_until_free([ports[0]], timeout_seconds=5)
 
 
 @pytest.mark.parametrize("name", ["", "../other", "a b", "-x", "a/b"])
 def test_names_that_are_no_names(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="is no name"):
+    with pytest.raises(InvalidInputError, match="is not a valid name"):
         EmbeddedBroker(name)
 
 
@@ -280,23 +280,23 @@ INVALIDATED = (
 
 def test_a_storage_node_that_registers_without_end_is_seen(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
-    registrations = Registrations(log)
-    assert not registrations.flap(), "there is no log yet"
+    monitor = RegistrationMonitor(log)
+    assert not monitor.is_looping(), "there is no log yet"
     log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
-    assert not registrations.flap()
+    assert not monitor.is_looping()
     with log.open("a") as file:
         file.write(INVALIDATED * 4 + INVALIDATED[:150])
-    assert not registrations.flap(), "once or twice is no storm"
+    assert not monitor.is_looping(), "once or twice is no storm"
     with log.open("a") as file:
         file.write(INVALIDATED[150:])
-    assert registrations.flap()
-    assert registrations.flap()
+    assert monitor.is_looping()
+    assert monitor.is_looping()
 
 
 def test_such_a_broker_is_not_ready(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     log.write_text(INVALIDATED * 9)
-    with pytest.raises(UnsettledError, match="registers without end"):
+    with pytest.raises(RegistrationLoopError, match="registers in an endless loop"):
         wait_ready(
             "http://127.0.0.1:1",
             functions=False,
@@ -328,9 +328,9 @@ def test_a_process_has_ended_when_its_last_thread_has() -> None:
         while process.command_line(child.pid):
             pass
         assert process._is_ending(child.pid), "a thread of it holds its files"
-        assert not process._wait_gone(child.pid, "thread-marker", 0.2)
+        assert not process._wait_ended(child.pid, "thread-marker", 0.2)
         child.kill()
-        assert process._wait_gone(child.pid, "thread-marker", 30)
+        assert process._wait_ended(child.pid, "thread-marker", 30)
         assert not process._is_ending(child.pid)
     finally:
         child.kill()
