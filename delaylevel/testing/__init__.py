@@ -1,4 +1,4 @@
-"""An in-memory Pulsar and a manual clock: an application's delayed flows, tested without a broker.
+"""An in-memory Pulsar and a manual clock, for tests of delayed messages without a broker.
 
 Example::
 
@@ -12,7 +12,7 @@ Example::
             pulsar.advance(timedelta(hours=1))
             assert [message.data for message in pulsar.delivered("reminders")] == [b"call Ada"]
 
-No call waits: what would have to wait raises ``pulsar.Timeout`` at once.
+No call blocks: a call that would have to wait raises ``pulsar.Timeout`` at once.
 """
 
 from delaylevel.testing.memory.client import MemoryClient

@@ -1,4 +1,4 @@
-"""The admin interface of the in-memory Pulsar."""
+"""Admin interface of the in-memory Pulsar."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from delaylevel.cluster.port import (
 from delaylevel.errors import ConflictError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing.memory.broker import Broker, Partition, missing
+from delaylevel.testing.memory.broker import Broker, Partition, not_found
 from delaylevel.testing.memory.subscription import Subscription
 
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
 
 
 class MemoryAdmin:
-    """The admin REST interface of the in-memory Pulsar."""
+    """Admin interface of the in-memory Pulsar, with the methods of the REST client."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -36,11 +36,11 @@ class MemoryAdmin:
     # -- delaylevel.cluster.port.TopicAdmin
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Say whether the topic exists, partitioned or not."""
+        """Return whether the topic exists, partitioned or not."""
         return topic in self._broker.partitioned or topic in self._broker.partitions
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        """Return partitions (0: not partitioned) and properties."""
+        """Return the number of partitions (0 if not partitioned) and the properties."""
         with self._lock:
             found = self._broker.partitioned.get(topic)
             if found is not None:
@@ -56,11 +56,11 @@ class MemoryAdmin:
             self._broker.create_partitioned(topic, partitions, properties or {})
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a partitioned topic; those that are not named stay as they are."""
+        """Set properties of a partitioned topic; keep the others."""
         with self._lock:
             known = self._broker.partitioned.get(topic)
             if known is None:
-                raise missing(f"partitioned topic {topic}")
+                raise not_found(f"partitioned topic {topic}")
             self._broker.partitioned[topic] = replace(
                 known, properties={**known.properties, **properties}
             )
@@ -72,29 +72,29 @@ class MemoryAdmin:
         """Create a durable subscription on every partition."""
         with self._lock:
             partitions = self._all(topic)
-            lacking = [item for item in partitions if subscription not in item.subscriptions]
-            if not lacking:
+            without = [item for item in partitions if subscription not in item.subscriptions]
+            if not without:
                 raise ConflictError(
                     f"subscription {subscription} of {topic} exists", status=409, reason="exists"
                 )
-            for partition in lacking:
+            for partition in without:
                 partition.subscribe(subscription, earliest=earliest)
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        """Return the position of the last message; None where nothing is stored."""
+        """Return the position of the last message; None if the partition is empty."""
         with self._lock:
             entries = self._broker.existing(partition).log.entries
             return entries[-1].last_position if entries else None
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the front of the first entry published at or after a time, or None for none."""
+        """Return the position of the first entry published at or after a time, or None."""
         with self._lock:
             log = self._broker.existing(partition).log
             number = log.first_published_at(publish_ms)
             return log.entries[number].position if number < len(log) else None
 
     def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        """Return when an entry was published, or None if it is not there."""
+        """Return the publish time of an entry, ms since the epoch; None if it does not exist."""
         with self._lock:
             log = self._broker.existing(partition).log
             number = log.find(position)
@@ -107,14 +107,18 @@ class MemoryAdmin:
             return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and the entries that it has got."""
+        """Return the ledgers of a partition, and its number of entries."""
         with self._lock:
             return self.ledgers(partition), len(self._broker.existing(partition).log.entries)
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the messages that each partition has got; nothing where there is no topic."""
+        """Return the number of messages of each partition; nothing if there is no topic."""
         with self._lock:
-            found = list(self._broker.walk(topic)) if topic in self._broker.partitioned else []
+            found = (
+                list(self._broker.existing_partitions(topic))
+                if topic in self._broker.partitioned
+                else []
+            )
             if topic in self._broker.partitions:
                 found = [self._broker.partitions[topic]]
             return {
@@ -122,11 +126,11 @@ class MemoryAdmin:
             }
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        """Return the last position up to which a subscription has acknowledged everything."""
+        """Return the position up to which a subscription has acknowledged everything."""
         with self._lock:
             found = self._broker.existing(partition).subscriptions.get(subscription)
             if found is None:
-                raise missing(f"subscription {subscription} of {partition}")
+                raise not_found(f"subscription {subscription} of {partition}")
             return found.mark_delete_position
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
@@ -135,16 +139,16 @@ class MemoryAdmin:
             return list(self._broker.schemas.get(topic.without_partition, ()))
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        """Return the figures of one partition."""
+        """Return the statistics of a partition."""
         with self._lock:
             return _stats(self._broker.existing(partition))
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        """Return the figures of all partitions, by number."""
+        """Return the statistics of all partitions, by partition number."""
         with self._lock:
             if topic not in self._broker.partitioned:
-                raise missing(f"partitioned topic {topic}")
-            return dict(enumerate(_stats(item) for item in self._broker.walk(topic)))
+                raise not_found(f"partitioned topic {topic}")
+            return dict(enumerate(_stats(item) for item in self._broker.existing_partitions(topic)))
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
         """Return the partitioned topics of a namespace, sorted."""
@@ -155,11 +159,11 @@ class MemoryAdmin:
             )
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        """Return what applies to the topics of a namespace."""
+        """Return the policies of a namespace."""
         return self._broker.policies_of(namespace)
 
     def broker_settings(self) -> BrokerSettings:
-        """Return what a standalone broker has by default."""
+        """Return the default settings of a standalone broker."""
         return BrokerSettings(
             cluster="memory",
             topic_policies=True,
@@ -170,11 +174,11 @@ class MemoryAdmin:
         )
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
-        """Return the policies that are set for this very topic."""
+        """Return the policies of the topic itself, without those of its namespace."""
         return self._broker.policies.get(topic, TopicPolicies())
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
-        """Set policies of a topic; they are kept, and nothing here acts on them."""
+        """Set policies of a topic; they are stored, but have no effect."""
         with self._lock:
             old = self.topic_policies(topic)
             self._broker.policies[topic] = TopicPolicies(
@@ -184,10 +188,10 @@ class MemoryAdmin:
                 )
             )
 
-    # -- what an operator does; named as in delaylevel.cluster.admin.Admin
+    # -- operator calls, named as in delaylevel.cluster.admin.Admin
 
     def list_topics(self, namespace: str) -> list[TopicName]:
-        """Return every partition, and every topic that is not partitioned, sorted."""
+        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
         with self._lock:
             self._broker.policies_of(namespace)
             return sorted(
@@ -197,24 +201,24 @@ class MemoryAdmin:
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic with its data, schemas and subscriptions.
 
-        Whoever is connected to it connects again and so makes it anew, without its partitions and
-        with no data, as on a broker with automatic creation.
+        Connected clients reconnect. This recreates the topic, empty and not partitioned, as on a
+        broker with automatic topic creation.
 
         Raises:
-            ConflictError: somebody is connected, and ``force`` is not given.
+            ConflictError: clients are connected, and ``force`` is False.
         """
         with self._lock:
             self._broker.delete(topic, force=force)
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Give a partitioned topic more partitions; the new ones get its subscriptions."""
+        """Add partitions to a partitioned topic, with its subscriptions."""
         with self._lock:
             self._broker.expand(topic, partitions)
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
-        """Return what is acknowledged behind the acknowledged front, an entry each."""
+        """Return the acknowledged entries after the mark-delete position, one range per entry."""
         with self._lock:
             front = self.mark_delete_position(partition, subscription)
             found = self._broker.existing(partition)
@@ -226,29 +230,29 @@ class MemoryAdmin:
             )
 
     def terminate(self, topic: TopicName) -> None:
-        """Let a topic take no more messages."""
+        """Terminate a topic, which then refuses messages."""
         with self._lock:
             for partition in self._all(topic):
                 partition.terminated = True
 
     def subscriptions(self, topic: TopicName) -> list[str]:
-        """Return the names of a topic's subscriptions, sorted."""
+        """Return the names of the subscriptions of a topic, sorted."""
         with self._lock:
             return sorted({name for item in self._all(topic) for name in item.subscriptions})
 
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
-        """Delete a subscription of every partition.
+        """Delete a subscription on every partition.
 
         Raises:
-            ConflictError: it has consumers, and ``force`` is not given.
+            ConflictError: it has consumers, and ``force`` is False.
         """
         with self._lock:
             for partition in self._all(topic):
                 found = partition.subscriptions.get(subscription)
                 if found is None:
-                    raise missing(f"subscription {subscription} of {partition.name}")
+                    raise not_found(f"subscription {subscription} of {partition.name}")
                 if found.consumers and not force:
                     raise ConflictError(
                         f"subscription {subscription} of {partition.name} has consumers",
@@ -261,7 +265,7 @@ class MemoryAdmin:
 
     def _all(self, topic: TopicName) -> list[Partition]:
         if topic in self._broker.partitioned:
-            return list(self._broker.walk(topic))
+            return list(self._broker.existing_partitions(topic))
         return [self._broker.existing(topic)]
 
 

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that only moves when a test advances it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from delaylevel.model.clock import SystemClock, duration_ms
 
 
 class ManualClock:
-    """A :class:`~delaylevel.model.clock.Clock` that stands still until :meth:`advance` moves it.
+    """A :class:`~delaylevel.model.clock.Clock` that only moves in :meth:`advance`.
 
     Args:
-        start_ms: where it stands at first, in ms since the epoch; by default the machine's own
-            time now, so that due times that an application computes from it make sense.
+        start_ms: initial time, ms since the epoch; by default the current time, so that it agrees
+            with due times that an application computes from the system clock.
     """
 
     def __init__(self, start_ms: int | None = None) -> None:
@@ -22,28 +22,30 @@ class ManualClock:
         self._watchers: list[Callable[[], None]] = []
 
     def now_ms(self) -> int:
-        """Return where the clock stands, in ms since the epoch, UTC."""
+        """Return the time, ms since the epoch, UTC."""
         return self._now_ms
 
     def now(self) -> datetime:
-        """Return where the clock stands, as an aware datetime in UTC."""
+        """Return the time as an aware datetime in UTC."""
         return datetime.fromtimestamp(self._now_ms / 1000, timezone.utc)
 
     def advance(self, delta: timedelta) -> None:
-        """Move the clock on.
+        """Move the clock forward.
 
         Args:
-            delta: by how much; parts below a millisecond are rounded up.
+            delta: duration, rounded up to a millisecond.
 
         Raises:
-            InvalidInputError: it is negative: time does not go back.
+            InvalidInputError: the duration is negative.
         """
         if delta < timedelta(0):
-            raise InvalidInputError(f"a clock cannot go back ({delta!r})")
+            raise InvalidInputError(
+                f"a clock cannot go back ({delta!r}): give a duration that is not negative"
+            )
         self.move_to(self._now_ms + duration_ms(delta))
 
     def move_to(self, now_ms: int) -> None:
-        """Move the clock on to a time in ms since the epoch; an earlier one changes nothing."""
+        """Move the clock to a time, ms since the epoch; ignore an earlier time."""
         if now_ms <= self._now_ms:
             return
         self._now_ms = now_ms
@@ -51,5 +53,5 @@ class ManualClock:
             watcher()
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Have a function called whenever the clock has moved."""
+        """Call a function after every move of the clock."""
         self._watchers.append(watcher)

@@ -1,4 +1,4 @@
-"""The in-memory Pulsar as a test sees it: a client, an admin, a clock, and what is where."""
+"""The in-memory Pulsar as tests use it: clients, an admin interface, a clock, and its contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
-from delaylevel.testing.memory.dispatcher import MemoryDispatcher, Released
+from delaylevel.testing.memory.dispatcher import MemoryDispatcher, ReleasedMessages
 from delaylevel.testing.memory.log import Entry, StoredMessage
 
 from .admin import MemoryAdmin
@@ -27,14 +27,15 @@ from .clock import ManualClock
 
 @dataclass(frozen=True)
 class TopicMessage:
-    """A message that is pending, or was delivered.
+    """A pending or delivered message.
 
     Attributes:
-        at: when it is due, or from when on a consumer could have it; aware, UTC.
-        data: the payload as it is stored; None for a null value.
-        key: its partition key; empty for none.
-        properties: all of them, ``delaylevel.*`` included.
-        topic: the partition it is in now.
+        at: the due time of a pending message, or the time from which a delivered message is
+            available; aware, UTC.
+        data: the stored payload; None for a null value.
+        key: the partition key; empty without one.
+        properties: all properties, including ``delaylevel.*``.
+        topic: full name of the partition that contains it.
     """
 
     at: datetime
@@ -45,19 +46,19 @@ class TopicMessage:
 
 
 class MemoryPulsar:
-    """A Pulsar in memory with movers for every level topic, for an application's own tests.
+    """An in-memory Pulsar with a mover for each level topic, for the tests of an application.
 
-    It behaves as a real one does in what this package and most applications rely on; the contract
-    suite of this project runs the same tests on both. No call ever waits: a receive with or
-    without a timeout raises ``pulsar.Timeout`` at once where nothing is there, and time passes
-    only in :meth:`advance`. Topics are never deleted for being inactive, and nothing expires.
-    There is no deduplication, replication, compaction or transaction. The dispatcher for level
-    topics with a tracker is a simple one without a release log.
+    It behaves like a real Pulsar in everything that this package and most applications rely on:
+    the contract suite of this project runs the same tests on both. No call blocks: ``receive``
+    raises ``pulsar.Timeout`` at once if there is no message, and time passes only in
+    :meth:`advance`. Inactive topics are not deleted, and nothing expires. There is no
+    deduplication, replication, compaction or transaction. Level topics with a tracker have a
+    simple dispatcher without a journal.
 
     Args:
-        clock: the time; a new :class:`ManualClock` by default.
-        namespaces: those that exist beside ``public/default``.
-        entries_per_ledger: how many entries a ledger gets before the next is begun.
+        clock: the clock; by default a new :class:`ManualClock`.
+        namespaces: namespaces to create in addition to ``public/default``.
+        entries_per_ledger: maximum number of entries of a ledger.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class MemoryPulsar:
         self._broker = Broker(self.clock, entries_per_ledger)
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
-        self._released = Released()
+        self._released = ReleasedMessages()
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
@@ -79,37 +80,45 @@ class MemoryPulsar:
         """Return a client: a :class:`delaylevel.DelayLevelClient` with admin access.
 
         Args:
-            clock: what the machine of this client says, if its clock is to be wrong.
+            clock: clock of the client's machine, to simulate a wrong clock.
         """
-        made = _client(self._broker, self.admin, clock or self.clock)
-        self._clients.append(made)
-        return made
+        client = _client(self._broker, self.admin, clock or self.clock)
+        self._clients.append(client)
+        return client
 
     def create_namespace(self, name: str, policies: NamespacePolicies | None = None) -> None:
-        """Create a namespace (``tenant/namespace``); with policies to see them refused."""
+        """Create a namespace.
+
+        Args:
+            name: full name, ``tenant/namespace``.
+            policies: its policies, for example to test that unsafe ones are refused.
+        """
         self._broker.namespaces[name] = policies or NamespacePolicies(
             replication_clusters=frozenset({"memory"})
         )
 
     def advance(self, delta: timedelta) -> ForwardReport:
-        """Let time pass, with mover and dispatcher at work for every level topic.
+        """Advance the clock while movers and dispatchers run for all level topics.
 
-        The clock goes on in steps, so that every hand-off, delivery, redelivery and call of a
+        The clock moves in steps, so that every hand-off, delivery, redelivery and call of a
         listener happens at its own time.
 
         Args:
-            delta: how long.
+            delta: duration.
 
         Returns:
-            What the movers did, and the dispatchers: a message that goes through a window counts
-            as ``window`` when it is handed to it, and as ``due`` when it is delivered.
+            The work of movers and dispatchers. A message that passes through a window counts as
+            ``window`` when it is handed off, and as ``due`` when it is delivered.
 
         Raises:
-            AlreadyRunningError: a mover or dispatcher of the test's own is at work: advance the
-                clock instead.
+            InvalidInputError: the duration is negative.
+            AlreadyRunningError: the test runs its own mover or dispatcher: advance the clock
+                instead.
         """
         if delta < timedelta(0):
-            raise InvalidInputError(f"time cannot go back ({delta!r})")
+            raise InvalidInputError(
+                f"time cannot go back ({delta!r}): give a duration that is not negative"
+            )
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
             movers = _Movers(self, self._broker, self._released, stack)
@@ -118,27 +127,27 @@ class MemoryPulsar:
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
                     return movers.report
-                events = [movers.next_look_ms(), self._broker.next_event_ms()]
+                events = [movers.next_event_ms(), self._broker.next_event_ms()]
                 next_ms = min((time for time in events if time is not None), default=target_ms)
                 self.clock.move_to(min(max(next_ms, now_ms + 1), target_ms))
 
     def pending(self, topic: str) -> list[TopicMessage]:
-        """Return the messages for a business topic that are not delivered yet, in due order.
+        """Return the messages for a business topic that are not available yet, in due order.
 
         Args:
-            topic: the business topic.
+            topic: name of the business topic.
         """
         with self._broker.lock:
             found = [*self._parked(TopicName.parse(topic)), *self._stored(topic, due=False)]
         return sorted(found, key=lambda message: message.at)
 
     def delivered(self, topic: str) -> list[TopicMessage]:
-        """Return the messages of a topic that a Shared subscription could have by now, in order.
+        """Return the messages that are available to a Shared subscription by now, in order.
 
-        It does not matter whether anybody has received or acknowledged them.
+        This includes messages that were already received or acknowledged.
 
         Args:
-            topic: the business topic.
+            topic: name of the business topic.
         """
         with self._broker.lock:
             return sorted(self._stored(topic, due=True), key=lambda message: message.at)
@@ -156,7 +165,7 @@ class MemoryPulsar:
         self.close()
 
     def level_topics(self) -> list[LevelTopicDescription]:
-        """Return what every level topic says of itself."""
+        """Return the descriptions of all level topics."""
         with self._broker.lock:
             known = sorted(self._broker.partitioned.items())
         found = (LevelTopicDescription.from_properties(n.full, m.properties) for n, m in known)
@@ -164,15 +173,15 @@ class MemoryPulsar:
 
     def _stored(self, topic: str, *, due: bool) -> Iterator[TopicMessage]:
         now_ms = self.clock.now_ms()
-        for partition in self._broker.walk(TopicName.parse(topic)):
+        for partition in self._broker.existing_partitions(TopicName.parse(topic)):
             for entry in partition.log.entries:
                 if (entry.available_ms <= now_ms) == due:
                     for message in entry.messages:
-                        yield _seen(partition, message, entry.available_ms)
+                        yield _topic_message(partition, message, entry.available_ms)
 
     def _parked(self, target: TopicName) -> Iterator[TopicMessage]:
         for description in self.level_topics():
-            for name in _waiting_places(description):
+            for name in _waiting_partitions(description):
                 partition = self._broker.partitions.get(name)
                 if partition is None:
                     continue
@@ -181,11 +190,11 @@ class MemoryPulsar:
                         if (name.full, entry.message_position(index)) in self._released.positions:
                             continue
                         try:
-                            sealed = Envelope.read(message.properties)
+                            envelope = Envelope.read(message.properties)
                         except EnvelopeError:
                             continue
-                        if sealed.target == target.full:
-                            yield _seen(partition, message, sealed.due_ms)
+                        if envelope.target == target.full:
+                            yield _topic_message(partition, message, envelope.due_ms)
 
 
 def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
@@ -195,10 +204,10 @@ def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
 
 
 class _Movers:
-    """One mover for each level topic, as they come into being, and a dispatcher for its window."""
+    """A mover for each current level topic, and a dispatcher for its window if it has a tracker."""
 
     def __init__(
-        self, pulsar: MemoryPulsar, broker: Broker, released: Released, stack: ExitStack
+        self, pulsar: MemoryPulsar, broker: Broker, released: ReleasedMessages, stack: ExitStack
     ) -> None:
         self._pulsar = pulsar
         self._released = released
@@ -221,8 +230,8 @@ class _Movers:
         for dispatcher in self._dispatchers.values():
             self.report.add(dispatcher.run_once())
 
-    def next_look_ms(self) -> int | None:
-        """Return when a mover or dispatcher has something to look at; None for never."""
+    def next_event_ms(self) -> int | None:
+        """Return the next time, ms, at which a mover or dispatcher has work; None for never."""
         times: list[int | None] = [
             mover.look_at_ms(source)
             for mover, source, name in self._sources
@@ -263,8 +272,8 @@ class _Movers:
         ]
 
 
-def _waiting_places(description: LevelTopicDescription) -> Iterator[TopicName]:
-    """Yield the partitions in which a message waits: of levels, held, and the window's."""
+def _waiting_partitions(description: LevelTopicDescription) -> Iterator[TopicName]:
+    """Yield the partitions in which messages wait: of levels, window and held topic."""
     for member in description.members():
         if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
             for index in range(member.partitions):
@@ -278,7 +287,7 @@ def _unacknowledged(partition: Partition) -> Iterator[Entry]:
             yield partition.log.entries[number]
 
 
-def _seen(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:
+def _topic_message(partition: Partition, message: StoredMessage, at_ms: int) -> TopicMessage:
     return TopicMessage(
         datetime.fromtimestamp(at_ms / 1000, timezone.utc),
         message.value,

@@ -1,1 +1,1 @@
-"""The in-memory Pulsar, below the surface of the official client."""
+"""Implementation of the in-memory Pulsar, below the Python code of the official client."""

@@ -1,4 +1,4 @@
-"""The broker: namespaces, topics and their partitions, schemas, and who is connected to what."""
+"""The broker: namespaces, topics with their partitions, schemas, and connections."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from . import schemas as rules
 from .log import Entry, Log, StoredMessage
 from .subscription import Subscription
 
-LARGEST_MESSAGE = 5 * 1024 * 1024
+MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
 
 
 class Link(Protocol):
-    """A producer, consumer or reader that is connected to one partition."""
+    """Connection of a producer, consumer or reader to one partition."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the producer, consumer or reader."""
         ...
 
     def reconnect(self) -> None:
-        """Connect again, because the partition was deleted under it."""
+        """Connect again after the partition was deleted."""
         ...
 
 
-class Ticking(Protocol):
-    """What does something by itself when time has passed: batches that wait, listeners."""
+class TimedTask(Protocol):
+    """A task that runs by time, such as an open batch or a listener."""
 
     def next_event_ms(self) -> int | None:
-        """Return when it has something to do next; None for never."""
+        """Return the time of the next work, ms since the epoch; None for never."""
         ...
 
-    def tick(self) -> bool:
-        """Do what is to be done now; return whether there was anything."""
+    def run_due(self) -> bool:
+        """Do the work that is due now; return whether there was any."""
         ...
 
 
 class Partition:
-    """One partition, or a topic that is not partitioned."""
+    """A partition, or a topic that is not partitioned."""
 
     def __init__(self, name: TopicName, log: Log) -> None:
         self.name = name
@@ -56,11 +56,11 @@ class Partition:
         self.subscriptions: dict[str, Subscription] = {}
         self.producers: dict[str, Link] = {}
         self.consumers: list[Link] = []
-        self.exclusive = False  # its producer shuts others out
+        self.exclusive = False  # the producer has exclusive access
         self.terminated = False
 
     def subscribe(self, name: str, *, earliest: bool) -> Subscription:
-        """Return a subscription, made anew if it is not there."""
+        """Return a subscription; create it if it does not exist."""
         found = self.subscriptions.get(name)
         if found is None:
             found = Subscription(self.log, 0 if earliest else len(self.log))
@@ -69,11 +69,11 @@ class Partition:
 
 
 class Broker:
-    """All that a cluster keeps. One lock guards everything.
+    """State of a cluster, guarded by one lock.
 
     Args:
-        clock: the time.
-        entries_per_ledger: when a ledger is full.
+        clock: the clock.
+        entries_per_ledger: maximum number of entries of a ledger.
     """
 
     def __init__(self, clock: ManualClock, entries_per_ledger: int) -> None:
@@ -84,22 +84,22 @@ class Broker:
         self.partitions: dict[TopicName, Partition] = {}
         self.policies: dict[TopicName, TopicPolicies] = {}
         self.schemas: dict[TopicName, list[SchemaVersion]] = {}
-        self.changes = 0  # of partitioned topics and their properties
-        self.ticking: list[Ticking] = []
+        self.changes = 0  # counts changes of partitioned topics and their properties
+        self.timed_tasks: list[TimedTask] = []
         self._entries_per_ledger = entries_per_ledger
         self._ledgers = itertools.count(1)
         self._names = itertools.count(1)
         self._busy = False
-        clock.watch(self.settle)
+        clock.watch(self.run_due_tasks)
 
     # -- topics
 
     def partition_names(self, topic: str) -> list[TopicName]:
-        """Return the partitions of a topic; the topic itself if it has none, or does not exist.
+        """Return the partitions of a topic, or the topic itself if it is not partitioned.
 
         Raises:
-            pulsar.InvalidTopicName: it is no name of a persistent topic.
-            pulsar.TopicNotFound: there is no such namespace.
+            pulsar.InvalidTopicName: the name is not that of a persistent topic.
+            pulsar.TopicNotFound: the namespace does not exist.
         """
         try:
             name = TopicName.parse(topic)
@@ -113,10 +113,10 @@ class Broker:
         return [name.partition(index) for index in range(metadata.partitions)]
 
     def partition(self, name: TopicName) -> Partition:
-        """Return a partition for somebody who connects to it; it is created if it is not there.
+        """Return a partition for a new connection; create it if it does not exist.
 
         Raises:
-            pulsar.TopicNotFound: the partitioned topic has fewer partitions.
+            pulsar.TopicNotFound: the partitioned topic has no such partition.
         """
         found = self.partitions.get(name)
         if found is None:
@@ -126,14 +126,14 @@ class Broker:
         return found
 
     def existing(self, name: TopicName) -> Partition:
-        """Return a partition that exists.
+        """Return an existing partition.
 
         Raises:
-            NotFoundError: it does not.
+            NotFoundError: the partition does not exist.
         """
         found = self.partitions.get(name)
         if found is None:
-            raise missing(f"topic {name}")
+            raise not_found(f"topic {name}")
         return found
 
     def create_partitioned(
@@ -157,17 +157,19 @@ class Broker:
         """Add partitions to a partitioned topic, with its subscriptions.
 
         Raises:
-            NotFoundError: it does not exist.
-            AdminError: it has more already.
+            NotFoundError: the topic does not exist.
+            AdminError: the topic has more partitions.
         """
         metadata = self.partitioned.get(name)
         if metadata is None:
-            raise missing(f"partitioned topic {name}")
+            raise not_found(f"partitioned topic {name}")
         if partitions < metadata.partitions:
             raise AdminError(
                 f"topic {name} has {metadata.partitions} partitions", status=422, reason="fewer"
             )
-        subscriptions = sorted({key for item in self.walk(name) for key in item.subscriptions})
+        subscriptions = sorted(
+            {key for item in self.existing_partitions(name) for key in item.subscriptions}
+        )
         self.partitioned[name] = replace(metadata, partitions=partitions)
         self.changes += 1
         for index in range(metadata.partitions, partitions):
@@ -176,11 +178,11 @@ class Broker:
                 added.subscribe(subscription, earliest=True)
 
     def delete(self, name: TopicName, *, force: bool) -> None:
-        """Delete a topic. Whoever is connected connects again, and so makes partitions anew.
+        """Delete a topic. Connected clients reconnect, which recreates it.
 
         Raises:
-            NotFoundError: it does not exist.
-            ConflictError: somebody is connected, and ``force`` is not given.
+            NotFoundError: the topic does not exist.
+            ConflictError: clients are connected, and ``force`` is False.
         """
         metadata = self.partitioned.get(name)
         names = [name] if metadata is None else self.partition_names(name.full)
@@ -203,26 +205,30 @@ class Broker:
 
     def _add(self, name: TopicName) -> Partition:
         log = Log(lambda: next(self._ledgers), self._entries_per_ledger)
-        made = self.partitions[name] = Partition(name, log)
-        return made
+        added = self.partitions[name] = Partition(name, log)
+        return added
 
     def policies_of(self, namespace: str) -> NamespacePolicies:
-        """Return the policies of a namespace; raises NotFoundError where there is none."""
+        """Return the policies of a namespace.
+
+        Raises:
+            NotFoundError: the namespace does not exist.
+        """
         if namespace not in self.namespaces:
-            raise missing(f"namespace {namespace}")
+            raise not_found(f"namespace {namespace}")
         return self.namespaces[namespace]
 
     def new_name(self, prefix: str) -> str:
-        """Return a name that nobody has."""
+        """Return a unique name."""
         return f"{prefix}-{next(self._names)}"
 
     # -- schemas
 
     def register_schema(self, name: TopicName, schema_type: str, definition: str) -> int | None:
-        """Return the version of a producer's schema, which is added if it is new.
+        """Return the version of a producer's schema; register the schema if it is new.
 
         Raises:
-            pulsar.IncompatibleSchema: it may not follow those that the topic has.
+            pulsar.IncompatibleSchema: the schema is not compatible with that of the topic.
         """
         if schema_type in rules.UNTYPED:
             return None
@@ -238,10 +244,10 @@ class Broker:
     def check_consumer_schema(
         self, partition: Partition, schema_type: str, definition: str
     ) -> None:
-        """Check a consumer's schema; an idle topic without a schema takes it.
+        """Check the schema of a consumer; register it if the topic is unused and has no schema.
 
         Raises:
-            pulsar.IncompatibleSchema: the topic's data has another schema, or none.
+            pulsar.IncompatibleSchema: the topic has an incompatible schema, or data without one.
         """
         if schema_type in rules.UNTYPED:
             return
@@ -267,7 +273,7 @@ class Broker:
         """Store an entry.
 
         Raises:
-            pulsar.TopicTerminated: the topic takes nothing any more.
+            pulsar.TopicTerminated: the topic is terminated.
         """
         partition = self.partition(name)
         if partition.terminated:
@@ -280,34 +286,34 @@ class Broker:
             deliver_at_ms=deliver_at_ms,
         )
         for subscription in partition.subscriptions.values():
-            subscription.stored(len(partition.log) - 1)
+            subscription.entry_stored(len(partition.log) - 1)
         return entry
 
-    # -- what happens by itself
+    # -- timed tasks
 
-    def settle(self) -> None:
-        """Send batches that have waited long enough, and call listeners, until all is quiet."""
+    def run_due_tasks(self) -> None:
+        """Send batches that are due, and call listeners, until no task has work."""
         if self._busy:
-            return  # somebody further up does it
+            return  # a caller up the stack runs the loop
         self._busy = True
         try:
-            while sum(item.tick() for item in tuple(self.ticking)):
+            while sum(item.run_due() for item in tuple(self.timed_tasks)):
                 pass
         finally:
             self._busy = False
 
     def next_event_ms(self) -> int | None:
-        """Return when something happens by itself next; None for never."""
-        times = [item.next_event_ms() for item in tuple(self.ticking)]
+        """Return the time of the next timed task, ms since the epoch; None for never."""
+        times = [item.next_event_ms() for item in tuple(self.timed_tasks)]
         return min((time for time in times if time is not None), default=None)
 
-    def walk(self, topic: TopicName) -> Iterator[Partition]:
-        """Yield the partitions of a topic that exist."""
+    def existing_partitions(self, topic: TopicName) -> Iterator[Partition]:
+        """Yield the existing partitions of a topic."""
         metadata = self.partitioned.get(topic)
         names = [topic] if metadata is None else self.partition_names(topic.full)
         yield from (self.partitions[name] for name in names if name in self.partitions)
 
 
-def missing(what: str) -> NotFoundError:
+def not_found(what: str) -> NotFoundError:
     """Return the error for something that does not exist."""
     return NotFoundError(f"{what} does not exist", status=404, reason="not found")

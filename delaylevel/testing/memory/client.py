@@ -1,4 +1,4 @@
-"""The client of the in-memory Pulsar: pulsar.Client's own code above, memory below."""
+"""Client of the in-memory Pulsar: the Python code of pulsar.Client on top of memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from delaylevel.producer.client import DelayLevelClient
 from .broker import Broker
 from .consumer import ConsumerCore
 from .message import Received
-from .producer import Producer, ProducerCore
+from .producer import MemoryProducer, ProducerCore
 from .reader import ReaderCore
 
-# Refused rather than left out in silence.
-_NOT_HERE = (
+# Arguments of ``subscribe`` that are refused instead of silently ignored.
+_UNSUPPORTED = (
     "dead_letter_policy",
     "unacked_messages_timeout_ms",
     "is_read_compacted",
@@ -30,11 +30,11 @@ _NOT_HERE = (
 )
 
 
-class _Core:
-    """What ``pulsar.Client`` calls where the C++ client would be.
+class _ClientCore:
+    """Replacement of the C++ client below ``pulsar.Client``.
 
-    The configurations that Pulsar's code hands down cannot be read; the arguments they were made
-    from are left in ``arguments`` by the caller.
+    The configuration objects of the C++ client cannot be read, so the caller sets ``arguments`` to
+    the arguments that they were made from.
     """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -55,7 +55,9 @@ class _Core:
         return self._open(lambda: ConsumerCore(self._broker, topics, self.arguments))
 
     def subscribe_pattern(self, *_: Any) -> Any:
-        raise pulsar.OperationNotSupported("the in-memory Pulsar knows no regular expressions")
+        raise pulsar.OperationNotSupported(
+            "the in-memory Pulsar does not support regular expressions: subscribe to topics by name"
+        )
 
     def create_reader(self, topic: str, start: Any, configuration: Any) -> Any:
         return self._open(lambda: ReaderCore(self._broker, topic, start, self.arguments))
@@ -79,92 +81,99 @@ class _Core:
         self._closed = True
         opened, self._opened = self._opened, []
         for item in opened:
-            item.shut()
+            item.shutdown()
 
     def _check_open(self) -> None:
         if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
-    def _open(self, make: Callable[[], Any]) -> Any:
+    def _open(self, factory: Callable[[], Any]) -> Any:
         self._check_open()
         with self._broker.lock:
-            made = make()
-        self._opened.append(made)
-        return made
+            item = factory()
+        self._opened.append(item)
+        return item
 
 
 class _PlainMemoryClient(pulsar.Client):
-    """Stands in for ``pulsar.Client`` below DelayLevelClient."""
+    """Replacement of ``pulsar.Client`` as the base class of DelayLevelClient."""
 
     def __init__(self, service_url: str, *, memory: Broker, publish_clock: Clock) -> None:
-        # Not pulsar.Client's own: it would make a C++ client.
-        self._client = _Core(memory, publish_clock)
+        # pulsar.Client.__init__ is not called, because it would create a C++ client.
+        self._client = _ClientCore(memory, publish_clock)
         self._consumers: list[Any] = []
         self._broker = memory
         self._publish_clock = publish_clock
 
-    def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> Producer:
+    def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> MemoryProducer:
         with self._client.lock:
-            self._client.arguments = _bound(pulsar.Client.create_producer, topic, args, kwargs)
+            self._client.arguments = _bind(pulsar.Client.create_producer, topic, args, kwargs)
             plain = super().create_producer(topic, *args, **kwargs)
-        made = Producer()
-        made.__dict__.update(plain.__dict__)
-        made._clock = self._publish_clock
-        return made
+        producer = MemoryProducer()
+        producer.__dict__.update(plain.__dict__)
+        producer._clock = self._publish_clock
+        return producer
 
     def subscribe(
         self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any
     ) -> pulsar.Consumer:
         with self._client.lock:
-            arguments = _bound(pulsar.Client.subscribe, topic, (subscription_name, *args), kwargs)
-            for name in _NOT_HERE:
+            arguments = _bind(pulsar.Client.subscribe, topic, (subscription_name, *args), kwargs)
+            for name in _UNSUPPORTED:
                 if arguments[name]:
-                    raise pulsar.OperationNotSupported(f"the in-memory Pulsar has no {name}")
+                    raise pulsar.OperationNotSupported(
+                        f"the in-memory Pulsar does not support {name}: leave it out"
+                    )
             self._client.arguments = arguments
-            made = super().subscribe(topic, subscription_name, *args, **kwargs)
+            consumer = super().subscribe(topic, subscription_name, *args, **kwargs)
         listener = arguments["message_listener"]
         if listener:
-            made._consumer.deliver = _calling(listener, made)
-            self._broker.settle()
-        return made
+            consumer._consumer.deliver = _listener_callback(listener, consumer)
+            self._broker.run_due_tasks()
+        return consumer
 
     def create_reader(
         self, topic: str, start_message_id: Any, *args: Any, **kwargs: Any
     ) -> pulsar.Reader:
         with self._client.lock:
-            arguments = _bound(
-                pulsar.Client.create_reader, topic, (start_message_id, *args), kwargs
-            )
+            arguments = _bind(pulsar.Client.create_reader, topic, (start_message_id, *args), kwargs)
             if arguments["reader_listener"]:
-                raise pulsar.OperationNotSupported("the in-memory Pulsar calls no reader listener")
+                raise pulsar.OperationNotSupported(
+                    "the in-memory Pulsar does not support reader listeners: call read_next"
+                )
             self._client.arguments = arguments
             return super().create_reader(topic, start_message_id, *args, **kwargs)
 
     def create_table_view(self, *args: Any, **kwargs: Any) -> Any:
-        raise pulsar.OperationNotSupported("the in-memory Pulsar has no table views")
+        raise pulsar.OperationNotSupported(
+            "the in-memory Pulsar does not support table views: use a reader"
+        )
 
 
 class MemoryClient(DelayLevelClient, _PlainMemoryClient):
-    """A :class:`delaylevel.DelayLevelClient`, and so a ``pulsar.Client``, that stays in memory.
+    """An in-memory :class:`delaylevel.DelayLevelClient`, and therefore a ``pulsar.Client``.
 
-    Made by :meth:`delaylevel.testing.MemoryPulsar.client`. Arguments and payloads are checked and
-    encoded by Pulsar's own Python code; what it hands down is kept in memory. Not there, and
-    refused: regular expressions of topics, table views, reader listeners, dead-letter policies and
-    timeouts of unacknowledged messages, compaction, encryption. There is no asyncio client.
+    :meth:`delaylevel.testing.MemoryPulsar.client` creates it. Pulsar's own Python code checks and
+    encodes arguments and payloads; the level below it keeps them in memory. Not supported, and
+    refused: topic patterns, table views, reader listeners, dead-letter policies, timeouts of
+    unacknowledged messages, acknowledgement by batch index, compaction, and encryption. There is
+    no asyncio client.
     """
 
 
-def _bound(
+def _bind(
     function: Any, topic: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments of a call by name, defaults included."""
+    """Return all arguments of a call by name, including defaults."""
     bound = inspect.signature(function).bind(None, topic, *args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
 
 
-def _calling(listener: Callable[[Any, Any], Any], consumer: Any) -> Callable[[Received], None]:
-    """Return what calls the application's listener with a received message."""
+def _listener_callback(
+    listener: Callable[[Any, Any], Any], consumer: Any
+) -> Callable[[Received], None]:
+    """Return a function that calls the application's listener with a received message."""
 
     def deliver(received: Received) -> None:
         message = pulsar.Message()

@@ -1,4 +1,4 @@
-"""A consumer of the in-memory Pulsar, below pulsar.Consumer's own surface."""
+"""Consumer of the in-memory Pulsar, below the Python code of pulsar.Consumer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
-from .log import NOWHERE, message_id
-from .message import NOTHING_COMES, Received
+from .log import NO_POSITION, message_id
+from .message import NOTHING_TO_RECEIVE, Received
 
 
 class ConsumerLink:
-    """The connection to one partition.
+    """Connection of a consumer to one partition.
 
     Args:
         broker: the broker.
-        topic: the partition.
-        options: every argument of ``subscribe``, by name.
-        consumer_name: the consumer's name.
+        topic: name of the partition.
+        options: all arguments of ``subscribe``, by name.
+        consumer_name: name of the consumer.
     """
 
     def __init__(
@@ -37,32 +37,34 @@ class ConsumerLink:
         self._options = options
         self.name = consumer_name
         self._queue: deque[Received] = deque()
-        self._open: dict[int, set[int]] = {}  # batches of which some messages are acknowledged
+        self._partial_batches: dict[
+            int, set[int]
+        ] = {}  # batches of which some messages are acknowledged
         self._skip_through: Position | None = None
         self._connect()
 
     def reconnect(self) -> None:
-        """Connect again: partition or subscription is made anew."""
-        self.forget()
-        self._open.clear()
+        """Connect again; this recreates the partition or subscription."""
+        self.drop_queue()
+        self._partial_batches.clear()
         self._connect()
 
     def disconnect(self) -> None:
-        """Leave the partition."""
+        """Disconnect from the partition."""
         self._partition.consumers.remove(self)
         self.subscription.disconnect(self)
 
-    def forget(self) -> None:
-        """Drop what the application has not got yet."""
+    def drop_queue(self) -> None:
+        """Drop the messages that the application has not received yet."""
         self._queue.clear()
 
     def receive(self) -> Received | None:
-        """Return the next message, or None where nothing is to be had now."""
+        """Return the next message, or None if none is available now."""
         while not self._queue:
-            given = self.subscription.next_for(self, self._broker.clock.now_ms())
-            if given is None:
+            found = self.subscription.next_for(self, self._broker.clock.now_ms())
+            if found is None:
                 return None
-            number, count = given
+            number, count = found
             entry = self._partition.log.entries[number]
             for index in range(len(entry.messages)):
                 position = entry.message_position(index)
@@ -71,42 +73,38 @@ class ConsumerLink:
         return self._queue.popleft()
 
     def acknowledge(self, number: int, index: int, size: int) -> None:
-        """Acknowledge one message; a batch is acknowledged with the last of its messages.
+        """Acknowledge one message, and its entry if all messages of the entry are acknowledged.
 
         Args:
-            number: the entry's.
-            index: the message's in its batch; -1 for the whole entry.
-            size: of the batch; 0 where it is not known, for the whole entry.
+            number: number of the entry.
+            index: batch index of the message; -1 for the whole entry.
+            size: number of messages in the batch; 0 for the whole entry.
         """
         if size and index >= 0:
-            left = self._open.setdefault(number, set(range(size)))
+            left = self._partial_batches.setdefault(number, set(range(size)))
             left.discard(index)
             if left:
                 return
-        self._open.pop(number, None)
+        self._partial_batches.pop(number, None)
         self.subscription.acknowledge(number)
 
     def acknowledge_cumulative(self, number: int, index: int, size: int) -> None:
-        """Acknowledge everything through a message; arguments as for :meth:`acknowledge`."""
+        """Acknowledge everything up to and including a message; see :meth:`acknowledge`."""
         whole = index < 0 or index >= size - 1
         if not whole:
-            left = self._open.setdefault(number, set(range(size)))
+            left = self._partial_batches.setdefault(number, set(range(size)))
             left -= set(range(index + 1))
             whole = not left
         self.subscription.acknowledge_before(number + 1 if whole else number)
 
     def find(self, position: Position) -> int | None:
-        """Return the number of the entry at a position, or None if it is not in this partition."""
+        """Return the number of the entry at a position; None if it is not in this partition."""
         return self._partition.log.find(position)
 
-    def first_at(self, position: Position) -> int:
-        """Return the number of the first entry at or behind a position."""
-        return self._partition.log.first_at(position)
-
     def seek(self, target: Any) -> None:
-        """Start again at a message id, or at a publish time."""
+        """Continue at a message ID or a publish time."""
         log = self._partition.log
-        self._open.clear()
+        self._partial_batches.clear()
         self._skip_through = None
         if isinstance(target, int):
             number = log.first_published_at(target)
@@ -118,12 +116,16 @@ class ConsumerLink:
         self.subscription.seek(number)
 
     def last_message_id(self) -> _pulsar.MessageId:
-        """Return the id of the last message that is stored."""
+        """Return the ID of the last stored message."""
         entries = self._partition.log.entries
-        return message_id(entries[-1].last_position if entries else NOWHERE)
+        return message_id(entries[-1].last_position if entries else NO_POSITION)
 
     def unsubscribe(self) -> None:
-        """Delete the subscription; raises ConsumerBusy where others use it too."""
+        """Delete the subscription.
+
+        Raises:
+            pulsar.ConsumerBusy: it has other consumers.
+        """
         if len(self.subscription.consumers) > 1:
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
         del self._partition.subscriptions[self._options["subscription_name"]]
@@ -143,12 +145,12 @@ class ConsumerLink:
 
 
 class ConsumerCore:
-    """What ``pulsar.Consumer`` calls: all partitions of one or more topics.
+    """Replacement of the C++ consumer below ``pulsar.Consumer``, for one or more topics.
 
     Args:
         broker: the broker.
-        topics: as the application names them.
-        options: every argument of ``subscribe``, by name.
+        topics: names of the topics, as given by the application.
+        options: all arguments of ``subscribe``, by name.
     """
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
@@ -170,37 +172,41 @@ class ConsumerCore:
                 link.disconnect()
             raise
         if options["message_listener"]:
-            broker.ticking.append(self)
+            broker.timed_tasks.append(self)
 
     def topic(self) -> str:
-        """Return the full name of the topic; empty for several."""
+        """Return the full name of the topic; empty for several topics."""
         return self._topic
 
     def subscription_name(self) -> str:
-        """Return the subscription's name."""
+        """Return the name of the subscription."""
         return str(self._options["subscription_name"])
 
     def consumer_name(self) -> str:
-        """Return the consumer's name."""
+        """Return the name of the consumer."""
         return self._name
 
     def is_connected(self) -> bool:
-        """Return whether it is open."""
+        """Return whether the consumer is open."""
         return not self._closed
 
     def receive(self, timeout_millis: int | None = None) -> Received:
-        """Return the next message; raises Timeout at once where there is none."""
+        """Return the next message.
+
+        Raises:
+            pulsar.Timeout: no message is available now.
+        """
         self._check_open()
         if self._options["message_listener"]:
             raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
         with self._broker.lock:
             found = self._next()
         if found is None:
-            raise pulsar.Timeout(NOTHING_COMES)
+            raise pulsar.Timeout(NOTHING_TO_RECEIVE)
         return found
 
     def batch_receive(self) -> list[Received]:
-        """Return what is there now, at most a hundred messages."""
+        """Return the messages that are available now, at most a hundred."""
         self._check_open()
         found: list[Received] = []
         with self._broker.lock:
@@ -209,91 +215,91 @@ class ConsumerCore:
         return found
 
     def acknowledge(self, message: Any) -> None:
-        """Acknowledge a message, by itself or by its id."""
-        self._each(message, ConsumerLink.acknowledge)
+        """Acknowledge a message, given as message or message ID."""
+        self._apply(message, ConsumerLink.acknowledge)
 
     def acknowledge_cumulative(self, message: Any) -> None:
-        """Acknowledge everything through a message of its partition."""
+        """Acknowledge everything in a partition up to and including a message."""
         if self._options["consumer_type"] in (ConsumerType.Shared, ConsumerType.KeyShared):
             raise pulsar.CumulativeAcknowledgementNotAllowedError(
                 "Pulsar error: ResultCumulativeAcknowledgementNotAllowedError"
             )
-        self._each(message, ConsumerLink.acknowledge_cumulative)
+        self._apply(message, ConsumerLink.acknowledge_cumulative)
 
     def negative_acknowledge(self, message: Any) -> None:
-        """Have a message delivered again after the delay of negative acknowledgements."""
+        """Schedule the redelivery of a message, after the delay for negative acknowledgements."""
         at_ms = self._broker.clock.now_ms() + self._options["negative_ack_redelivery_delay_ms"]
-        self._each(message, lambda link, number, *_: link.subscription.redeliver(number, at_ms))
+        self._apply(message, lambda link, number, *_: link.subscription.redeliver(number, at_ms))
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Have everything delivered again that is not acknowledged."""
+        """Redeliver all unacknowledged messages."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
                 link.subscription.redeliver_all(link)
-        self._broker.settle()
+        self._broker.run_due_tasks()
 
     def seek(self, target: Any) -> None:
-        """Start again at a message id or a publish time."""
+        """Continue at a message ID or a publish time."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
                 link.seek(target)
-        self._broker.settle()
+        self._broker.run_due_tasks()
 
     def get_last_message_id(self) -> _pulsar.MessageId:
-        """Return the id of the last message that is stored."""
+        """Return the ID of the last stored message."""
         self._check_open()
         if len(self._links) > 1:
             raise pulsar.OperationNotSupported("Pulsar error: OperationNotSupported")
         return self._links[0].last_message_id()
 
     def pause_message_listener(self) -> None:
-        """Call the listener no more."""
+        """Stop calling the listener."""
         self._paused = True
 
     def resume_message_listener(self) -> None:
-        """Call the listener again."""
+        """Resume calling the listener."""
         self._paused = False
-        self._broker.settle()
+        self._broker.run_due_tasks()
 
     def unsubscribe(self) -> None:
-        """Delete the subscription, and close."""
+        """Delete the subscription, and close the consumer."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
                 link.unsubscribe()
-        self.shut()
+        self.shutdown()
 
     def close(self) -> None:
-        """Disconnect; what is not acknowledged will be delivered again."""
+        """Disconnect; unacknowledged messages will be redelivered."""
         self._check_open()
-        self.shut()
+        self.shutdown()
 
-    def shut(self) -> None:
-        """Disconnect, if that is not done yet."""
+    def shutdown(self) -> None:
+        """Disconnect if still connected."""
         if self._closed:
             return
         self._closed = True
         with self._broker.lock:
             for link in self._links:
                 link.disconnect()
-            if self in self._broker.ticking:
-                self._broker.ticking.remove(self)
-        self._broker.settle()
+            if self in self._broker.timed_tasks:
+                self._broker.timed_tasks.remove(self)
+        self._broker.run_due_tasks()
 
-    # -- with a listener
+    # -- listener
 
     def next_event_ms(self) -> int | None:
-        """Return from when on there may be a message for the listener."""
+        """Return the time from which the listener may have a message, ms; None for never."""
         if self._paused:
             return None
         times = [link.subscription.next_event_ms() for link in self._links]
         now_ms = self._broker.clock.now_ms()
         return min((time for time in times if time is not None and time > now_ms), default=None)
 
-    def tick(self) -> bool:
-        """Call the listener for what is there."""
+    def run_due(self) -> bool:
+        """Call the listener for all available messages; return whether there was any."""
         called = False
         while not (self._closed or self._paused or self.deliver is None):
             with self._broker.lock:
@@ -304,7 +310,7 @@ class ConsumerCore:
             self.deliver(message)
         return called
 
-    # -- inside
+    # -- internals
 
     def _next(self) -> Received | None:
         for _ in self._links:
@@ -318,8 +324,13 @@ class ConsumerCore:
         if self._closed:
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
-    def _each(self, message: Any, act: Callable[[ConsumerLink, int, int, int], None]) -> None:
-        """Act on the entry that a message, or an id, names."""
+    def _apply(self, message: Any, action: Callable[[ConsumerLink, int, int, int], None]) -> None:
+        """Apply an action to the entry of a message or message ID.
+
+        Args:
+            message: a message or message ID.
+            action: function of the link, the entry's number, the batch index and the batch size.
+        """
         self._check_open()
         stored = message.message_id() if isinstance(message, Received) else message
         position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
@@ -327,5 +338,5 @@ class ConsumerCore:
             for link in self._links:
                 number = link.find(position)
                 if number is not None:
-                    act(link, number, position.batch, batch_size(stored))
-        self._broker.settle()
+                    action(link, number, position.batch, batch_size(stored))
+        self._broker.run_due_tasks()

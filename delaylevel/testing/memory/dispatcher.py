@@ -1,4 +1,4 @@
-"""The final window in memory: what a dispatcher does, without its log, threads and files."""
+"""Simple dispatcher of the final window, without journal, threads and files."""
 
 from __future__ import annotations
 
@@ -18,43 +18,45 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.mover import hop as onward
+from delaylevel.mover import hop
 from delaylevel.mover.forwarder import Forwarder
 
 
 @dataclass
-class Released:
-    """What dispatchers have released; a real one keeps it in the release log.
+class ReleasedMessages:
+    """Released messages, which a real dispatcher keeps in its journal.
 
     Attributes:
-        positions: of messages behind the acknowledged front, with their partition.
-        ids: target, ``delaylevel.id`` and attempt of everything that was released.
+        positions: partition and position of released messages.
+        ids: target, ``delaylevel.id`` and attempt of released messages.
     """
 
     positions: set[tuple[str, Position]] = field(default_factory=set)
     ids: set[tuple[str, str, int]] = field(default_factory=set)
 
 
-class _Partition:
-    """One window partition: what of it is read and not released."""
+class _WindowPartition:
+    """Messages of one window partition that are read, but not released."""
 
     def __init__(self, source: SourcePartition, start: Position) -> None:
         self.source = source
         self.next = start
-        self.waiting: list[tuple[int, int, ParkedMessage]] = []  # (due, order of arrival, message)
+        self.waiting: list[
+            tuple[int, int, ParkedMessage]
+        ] = []  # heap of (due time, order of arrival, message)
         self.unreleased: deque[Position] = deque()
         self.arrived = 0
 
 
 class MemoryDispatcher:
-    """Publishes what is due in the window topic of one level topic, step by step.
+    """Dispatcher of the window topic of one level topic, run step by step.
 
     Args:
-        client: an in-memory client; it is not closed here.
-        admin: of the same Pulsar.
-        description: a level topic with a tracker.
-        clock: the time.
-        released: what was released so far, by this and earlier ones.
+        client: an in-memory client, which stays open.
+        admin: admin interface of the same Pulsar.
+        description: description of a level topic with a tracker.
+        clock: the clock.
+        released: messages released so far, by this and earlier dispatchers.
 
     Raises:
         AlreadyRunningError: another dispatcher has the window topic.
@@ -66,7 +68,7 @@ class MemoryDispatcher:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         clock: Clock,
-        released: Released,
+        released: ReleasedMessages,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -82,22 +84,22 @@ class MemoryDispatcher:
             if member.role is Role.WINDOW
             for index in range(member.partitions)
         ]
-        self._claim = Claim(client, admin, sources, "dispatch")
-        starts = self._claim.start_positions(sources)
-        self._partitions = [_Partition(source, starts[source.topic]) for source in sources]
-        # What is due goes to the business topic as it does without a tracker.
+        self._lock = Claim(client, admin, sources, "dispatch")
+        starts = self._lock.start_positions(sources)
+        self._partitions = [_WindowPartition(source, starts[source.topic]) for source in sources]
+        # With this description, the forwarder publishes due messages to the business topic.
         plain = replace(description, final_window=FinalWindow.BROKER)
         self._forwarder = Forwarder(client, admin, plain, clock)
 
     def run_once(self) -> ForwardReport:
-        """Publish everything that is due now, and acknowledge what lies before all that waits.
+        """Publish all messages that are due now, and acknowledge up to the first pending one.
 
         Returns:
-            What became of it.
+            The outcomes of the messages.
         """
         total = ForwardReport()
         now_ms = self._clock.now_ms()
-        # A listener that is called by what is published may send what is due at once.
+        # Publishing may call a listener, which may send another message that is due at once.
         while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
             for partition in self._partitions:
                 self._release(partition, now_ms)
@@ -108,7 +110,7 @@ class MemoryDispatcher:
         return total
 
     def next_due_ms(self) -> int | None:
-        """Return when the next message is due of all that is in the window; None for none."""
+        """Return the earliest due time in the window, ms since the epoch; None if it is empty."""
         for partition in self._partitions:
             self._read(partition)
         return min((item.waiting[0][0] for item in self._partitions if item.waiting), default=None)
@@ -116,7 +118,7 @@ class MemoryDispatcher:
     def close(self) -> None:
         """Close producers and consumers; another dispatcher may take over."""
         self._forwarder.close()
-        self._claim.close()
+        self._lock.close()
 
     def __enter__(self) -> MemoryDispatcher:
         return self
@@ -124,7 +126,7 @@ class MemoryDispatcher:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _read(self, partition: _Partition) -> None:
+    def _read(self, partition: _WindowPartition) -> None:
         source = partition.source
         last = self._admin.last_message_id(source.name)
         if last is None or last.entry < 0 or last.next_entry <= partition.next:
@@ -133,31 +135,31 @@ class MemoryDispatcher:
             partition.unreleased.append(message.position)
             if (source.topic, message.position) in self._released.positions:
                 continue
-            due_ms = 0  # of what cannot be understood: the forwarder knows where it goes
+            due_ms = 0  # an invalid message: the forwarder sends it to the dead-letter topic
             with contextlib.suppress(EnvelopeError):
-                due_ms = onward.open_envelope(self._description, source.topic, message).due_ms
+                due_ms = hop.open_envelope(self._description, source.topic, message).due_ms
             partition.arrived += 1
             heapq.heappush(partition.waiting, (due_ms, partition.arrived, message))
         partition.next = last.next_entry
 
-    def _release(self, partition: _Partition, now_ms: int) -> None:
+    def _release(self, partition: _WindowPartition, now_ms: int) -> None:
         source, waiting, released = partition.source, partition.waiting, self._released
         while waiting and waiting[0][0] <= now_ms:
             message = heapq.heappop(waiting)[2]
             released.positions.add((source.topic, message.position))
             try:
-                sealed = onward.open_envelope(self._description, source.topic, message)
+                envelope = hop.open_envelope(self._description, source.topic, message)
             except EnvelopeError:
                 self._forwarder.forward(source, message, now_ms)
                 continue
-            assert sealed.id is not None
-            identity = (sealed.target, sealed.id, sealed.attempt)
+            assert envelope.id is not None
+            identity = (envelope.target, envelope.id, envelope.attempt)
             if identity not in released.ids:
                 released.ids.add(identity)
                 self._forwarder.forward(source, message, now_ms)
 
-    def _acknowledge(self, partition: _Partition) -> None:
-        """Acknowledge up to the first message that waits, which may be in the middle of a batch."""
+    def _acknowledge(self, partition: _WindowPartition) -> None:
+        """Acknowledge up to the first pending message, which may be within a batch."""
         source, unreleased = partition.source, partition.unreleased
         front: Position | None = None
         while unreleased and (source.topic, unreleased[0]) in self._released.positions:
@@ -165,4 +167,4 @@ class MemoryDispatcher:
         if front is None:
             return
         inside = bool(unreleased) and unreleased[0].entry_start == front.entry_start
-        self._claim.acknowledge(source, front.entry_start if inside else front.next_entry)
+        self._lock.acknowledge(source, front.entry_start if inside else front.next_entry)

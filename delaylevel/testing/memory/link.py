@@ -1,4 +1,4 @@
-"""A producer's connection to one partition: batches, and what becomes of them."""
+"""Connection of a producer to one partition, with its batch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pulsar
 from delaylevel.model.clock import Clock
 from delaylevel.model.topic_name import TopicName
 
-from .broker import LARGEST_MESSAGE, Broker, Partition
-from .log import NOWHERE, Entry, StoredMessage, message_id
+from .broker import MAX_MESSAGE_BYTES, Broker, Partition
+from .log import NO_POSITION, Entry, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
 
 
-class Outgoing(NamedTuple):
-    """A message on its way: what Pulsar's own builder made, and what that does not show again.
+class OutgoingMessage(NamedTuple):
+    """A message to send: the result of Pulsar's own builder, and values that it hides.
 
     Attributes:
         built: the ``_pulsar.Message``.
-        sequence_id: the application's own; None for the next.
-        deliver_at_ms: as given, or computed from a delay; None for none.
+        sequence_id: sequence ID given by the application; None for the next.
+        deliver_at_ms: delivery time, given or computed from a delay, ms since the epoch; or None.
     """
 
     built: Any
@@ -32,8 +32,8 @@ class Outgoing(NamedTuple):
 
 
 @dataclass
-class _Batch:
-    """Messages that wait to become one entry (one for each key with key-based batching)."""
+class _OpenBatch:
+    """Messages that will become one entry, or one entry per key with key-based batching."""
 
     since_ms: int = 0
     bytes: int = 0
@@ -41,15 +41,15 @@ class _Batch:
 
 
 class ProducerLink:
-    """The connection to one partition.
+    """Connection of a producer to one partition.
 
     Args:
         broker: the broker.
-        name: the partition.
-        index: its number in a partitioned topic; -1 where the producer is for it alone.
-        options: every argument of ``create_producer``, by name.
-        producer_name: the producer's name.
-        clock: what the client's machine says.
+        name: name of the partition.
+        index: number of the partition; -1 if the producer has only this topic.
+        options: all arguments of ``create_producer``, by name.
+        producer_name: name of the producer.
+        clock: clock of the client's machine.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class ProducerLink:
         self._options = options
         self.name = producer_name
         self._clock = clock
-        self._batch = _Batch()
+        self._batch = _OpenBatch()
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
         self._connect()
 
     def reconnect(self) -> None:
-        """Connect again: the partition is made anew."""
+        """Connect again; this recreates the partition."""
         self._connect()
 
     def disconnect(self) -> None:
-        """Leave the partition; a batch that still waits fails, as it does in Pulsar's client."""
+        """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
         waiting = self._take_batch()
         for _, _, callback in waiting.items:
-            callback(pulsar.Result.AlreadyClosed, message_id(NOWHERE))
+            callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
         partition = self._broker.partitions.get(self._topic)
         if partition is not None and partition.producers.get(self.name) is self:
             del partition.producers[self.name]
@@ -90,25 +90,27 @@ class ProducerLink:
 
     @property
     def connected(self) -> bool:
-        """Whether the topic takes messages from it."""
+        """True if the topic accepts messages from the producer."""
         partition = self._broker.partitions.get(self._topic)
         return not self.fenced and partition is not None and not partition.terminated
 
-    def send(self, message: StoredMessage, out: Outgoing, done: Callback) -> None:
-        """Store a message, or put it into the batch; ``done(result, id)`` is called once stored."""
-        sequence_id = out.sequence_id
-        if sequence_id is None:  # one that the application gives does not count
+    def send(self, message: StoredMessage, outgoing: OutgoingMessage, done: Callback) -> None:
+        """Store a message or add it to the batch; call ``done(result, id)`` once it is stored."""
+        sequence_id = outgoing.sequence_id
+        if sequence_id is None:  # an explicit ID does not advance the counter
             sequence_id, self._next_sequence = self._next_sequence, self._next_sequence + 1
         size = len(message.value or b"")
-        if size > LARGEST_MESSAGE:
-            done(pulsar.Result.MessageTooBig, message_id(NOWHERE))
-        elif not self._options["batching_enabled"] or out.deliver_at_ms is not None:
-            self._store([(message, sequence_id, done)], self._clock.now_ms(), out.deliver_at_ms)
+        if size > MAX_MESSAGE_BYTES:
+            done(pulsar.Result.MessageTooBig, message_id(NO_POSITION))
+        elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
+            self._store(
+                [(message, sequence_id, done)], self._clock.now_ms(), outgoing.deliver_at_ms
+            )
         else:
             self._add(message, size, sequence_id, done)
 
     def flush(self) -> None:
-        """Store what waits in the batch."""
+        """Store the open batch."""
         waiting = self._take_batch()
         groups: dict[str, list[tuple[StoredMessage, int, Callback]]] = {}
         keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
@@ -119,23 +121,23 @@ class ProducerLink:
             self._store(group, waiting.since_ms, None, batched=True)
 
     def next_event_ms(self) -> int | None:
-        """Return when the batch has waited long enough; None for an empty one."""
+        """Return the time at which the batch is sent, ms since the epoch; None if it is empty."""
         if not self._batch.items:
             return None
         return self._batch.since_ms + int(self._options["batching_max_publish_delay_ms"])
 
-    def tick(self) -> bool:
-        """Store a batch that has waited long enough."""
+    def run_due(self) -> bool:
+        """Store the batch if it is due; return whether it was."""
         event_ms = self.next_event_ms()
         if event_ms is None or event_ms > self._clock.now_ms():
             return False
         self.flush()
         return True
 
-    def _take_batch(self) -> _Batch:
-        waiting, self._batch = self._batch, _Batch()
+    def _take_batch(self) -> _OpenBatch:
+        waiting, self._batch = self._batch, _OpenBatch()
         if waiting.items:
-            self._broker.ticking.remove(self)
+            self._broker.timed_tasks.remove(self)
         return waiting
 
     def _add(self, message: StoredMessage, size: int, sequence_id: int, done: Callback) -> None:
@@ -145,7 +147,7 @@ class ProducerLink:
             batch = self._batch
         if not batch.items:
             batch.since_ms = self._clock.now_ms()
-            self._broker.ticking.append(self)
+            self._broker.timed_tasks.append(self)
         batch.items.append((message, sequence_id, done))
         batch.bytes += size
         full = min(options["batching_max_messages"], options["max_pending_messages"] or 1 << 30)
@@ -172,9 +174,9 @@ class ProducerLink:
         except pulsar.PulsarException as error:
             result = getattr(pulsar.Result, type(error).__name__)
             for _, _, done in items:
-                done(result, message_id(NOWHERE))
+                done(result, message_id(NO_POSITION))
             return
-        self.last_sequence_id = items[0][1]  # a batch is known by its first message
+        self.last_sequence_id = items[0][1]  # of a batch, its first message, as in Pulsar
         for number, (_, _, done) in enumerate(items):
             position = entry.message_position(number)
             done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
@@ -201,7 +203,9 @@ class ProducerLink:
                     other.fenced = True
             partition.producers.clear()
         elif partition.producers and mode == modes.WaitForExclusive:
-            raise pulsar.OperationNotSupported("no call of the in-memory Pulsar waits")
+            raise pulsar.OperationNotSupported(
+                "no call of the in-memory Pulsar waits: close the other producer first"
+            )
         elif partition.producers and mode == modes.Exclusive:
             raise pulsar.ProducerFenced("Pulsar error: ResultProducerFenced")
         elif partition.exclusive or self.name in partition.producers:

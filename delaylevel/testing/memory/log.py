@@ -1,4 +1,4 @@
-"""What a partition stores: ledgers of entries, each with one message or a batch of them."""
+"""Storage of a partition: ledgers of entries, each with one message or a batch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import _pulsar
 
 from delaylevel.model.position import Position
 
-NOWHERE = Position(-1, -1)
+NO_POSITION = Position(-1, -1)
 
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One message as its producer made it.
+    """A message as its producer sent it.
 
     Attributes:
         value: the payload; None for a null value.
-        properties: all of them.
-        key, ordering_key: an empty string where there is none.
-        event_ms: the application's event time; 0 where there is none.
-        producer: the name of its producer.
-        schema_version: the version it was encoded with; None for plain bytes.
+        properties: all properties.
+        key, ordering_key: the keys; empty without one.
+        event_ms: the application's event time, ms since the epoch; 0 without one.
+        producer: name of its producer.
+        schema_version: version of its schema; None for plain bytes.
     """
 
     value: bytes | None
@@ -37,15 +37,15 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a ledger.
+    """An entry of a ledger; all times are ms since the epoch.
 
     Attributes:
-        ledger, entry: where it is.
-        messages: one, or those of a batch.
-        batched: whether it is a batch (of one message, too).
-        publish_ms: when its producer says that it was published; for a batch, its first message.
-        stored_ms: when the broker stored it.
-        deliver_at_ms: until when it is held back from Shared and Key_Shared subscriptions.
+        ledger, entry: its position.
+        messages: one message, or those of a batch.
+        batched: True for a batch, even of one message.
+        publish_ms: publish time by the producer's clock; of a batch, that of its first message.
+        stored_ms: time at which the broker stored it.
+        deliver_at_ms: delivery time for Shared and Key_Shared subscriptions, or None.
     """
 
     ledger: int
@@ -58,26 +58,26 @@ class Entry:
 
     @property
     def position(self) -> Position:
-        """Where it is."""
+        """Position of the entry."""
         return Position(self.ledger, self.entry)
 
     @property
     def last_position(self) -> Position:
-        """Where its last message is; batch -1 where it is no batch."""
+        """Position of its last message; batch -1 if it is not a batch."""
         return self.message_position(len(self.messages) - 1)
 
     @property
     def available_ms(self) -> int:
-        """From when on a Shared subscription gets it."""
+        """Time from which a Shared subscription receives it."""
         return max(self.stored_ms, self.deliver_at_ms or 0)
 
     @property
     def batch_size(self) -> int:
-        """How many messages the batch has; 0 where it is no batch."""
+        """Number of messages of a batch; 0 if it is not a batch."""
         return len(self.messages) if self.batched else 0
 
     def message_position(self, index: int) -> Position:
-        """Return where message ``index`` is."""
+        """Return the position of message ``index``."""
         return Position(self.ledger, self.entry, index if self.batched else -1)
 
 
@@ -85,14 +85,14 @@ class Log:
     """The entries of one partition, in ledgers.
 
     Args:
-        new_ledger: gives the id of a new ledger; ids rise through the whole cluster.
-        entries_per_ledger: so many, and the next ledger is begun.
+        new_ledger: function that returns the ID of a new ledger; IDs ascend in the whole cluster.
+        entries_per_ledger: maximum number of entries of a ledger.
     """
 
     def __init__(self, new_ledger: Callable[[], int], entries_per_ledger: int) -> None:
         self._new_ledger = new_ledger
         self._entries_per_ledger = entries_per_ledger
-        self.ledgers: list[list[int]] = [[new_ledger(), 0]]  # [id, how many entries]
+        self.ledgers: list[list[int]] = [[new_ledger(), 0]]  # [ID, number of entries]
         self.entries: list[Entry] = []
         self._keys: list[tuple[int, int]] = []
 
@@ -119,20 +119,20 @@ class Log:
         return len(self.entries)
 
     def first_at(self, position: Position) -> int:
-        """Return the number of the first entry at or behind a position's entry."""
+        """Return the number of the first entry at or after the entry of a position."""
         return bisect_left(self._keys, (position.ledger, position.entry))
 
     def find(self, position: Position) -> int | None:
-        """Return the number of the entry at this very position, or None."""
+        """Return the number of the entry at a position, or None."""
         number = self.first_at(position)
         if number < len(self._keys) and self._keys[number] == (position.ledger, position.entry):
             return number
         return None
 
     def first_published_at(self, publish_ms: int) -> int:
-        """Return the number of the first entry published at or after a time.
+        """Return the number of the first entry published at or after a time, ms.
 
-        A binary search, as the broker's: where publish times do not rise it may be off.
+        Like the broker, use a binary search, which is only exact if publish times ascend.
         """
         return bisect_left(self.entries, publish_ms, key=lambda entry: entry.publish_ms)
 
@@ -140,7 +140,11 @@ class Log:
 def message_id(
     position: Position, batch_size: int = 0, partition: int = -1, topic: str = ""
 ) -> _pulsar.MessageId:
-    """Return Pulsar's own message id, with the batch's size in it as the client keeps it."""
+    """Return a message ID of Pulsar's client, including the batch size.
+
+    The constructor does not accept a batch size, so encode the ID (``MessageIdData`` in Pulsar's
+    protocol) and let the client decode it.
+    """
     data = b"\x08" + _varint(position.ledger) + b"\x10" + _varint(position.entry)
     if partition >= 0:
         data += b"\x18" + _varint(partition)
@@ -148,13 +152,14 @@ def message_id(
         data += b"\x20" + _varint(position.batch)
     if batch_size:
         data += b"\x30" + _varint(batch_size)
-    made = _pulsar.MessageId.deserialize(data)
+    decoded = _pulsar.MessageId.deserialize(data)
     if topic:
-        made.topic_name(topic)
-    return made
+        decoded.topic_name(topic)
+    return decoded
 
 
 def _varint(value: int) -> bytes:
+    """Return the protobuf encoding of an integer; negative values as 64-bit two's complement."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:

@@ -1,4 +1,4 @@
-"""A producer of the in-memory Pulsar, below pulsar.Producer's own surface."""
+"""Producer of the in-memory Pulsar, below the Python code of pulsar.Producer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
-from .link import Callback, Outgoing, ProducerLink
-from .log import NOWHERE, StoredMessage, message_id
+from .link import Callback, OutgoingMessage, ProducerLink
+from .log import NO_POSITION, StoredMessage, message_id
 
 
-class Producer(pulsar.Producer):
-    """A ``pulsar.Producer`` whose messages stay in memory.
+class MemoryProducer(pulsar.Producer):
+    """A ``pulsar.Producer`` that keeps messages in memory.
 
-    Arguments are checked, and payloads encoded, by Pulsar's own code.
+    Pulsar's own code checks arguments and encodes payloads.
     """
 
     _clock: Clock
@@ -37,7 +37,7 @@ class Producer(pulsar.Producer):
         event_timestamp: Any,
         deliver_at: int | None,
         deliver_after: timedelta | None,
-    ) -> Outgoing:
+    ) -> OutgoingMessage:
         built = super()._build_msg(
             content,
             properties,
@@ -52,17 +52,17 @@ class Producer(pulsar.Producer):
         )
         if deliver_after:
             deliver_at = self._clock.now_ms() + duration_ms(deliver_after)
-        return Outgoing(built, sequence_id or None, deliver_at or None)
+        return OutgoingMessage(built, sequence_id or None, deliver_at or None)
 
 
 class ProducerCore:
-    """What ``pulsar.Producer`` calls: routes messages to partitions and counts them.
+    """Replacement of the C++ producer below ``pulsar.Producer``.
 
     Args:
         broker: the broker.
-        topic: as the application names it.
-        options: every argument of ``create_producer``, by name.
-        clock: what the client's machine says.
+        topic: name of the topic, as given by the application.
+        options: all arguments of ``create_producer``, by name.
+        clock: clock of the client's machine.
     """
 
     def __init__(self, broker: Broker, topic: str, options: dict[str, Any], clock: Clock) -> None:
@@ -72,7 +72,7 @@ class ProducerCore:
         self._name: str = options["producer_name"] or broker.new_name("memory")
         self._router = options["message_router"]
         self._mode = options["message_routing_mode"]
-        self._turn = -1
+        self._current = -1  # index of the link in round-robin routing
         self._closed = False
         single = len(names) == 1 and names[0].full == self._topic
         self._links: list[ProducerLink] = []
@@ -91,51 +91,51 @@ class ProducerCore:
         return self._topic
 
     def producer_name(self) -> str:
-        """Return the producer's name."""
+        """Return the name of the producer."""
         return self._name
 
     def last_sequence_id(self) -> int:
-        """Return the last sequence id that was stored, the greatest of all partitions."""
+        """Return the greatest sequence ID that was stored in any partition."""
         return max(link.last_sequence_id for link in self._links)
 
     def is_connected(self) -> bool:
-        """Return whether all partitions take messages."""
+        """Return whether all partitions accept messages."""
         return not self._closed and all(link.connected for link in self._links)
 
-    def send(self, out: Outgoing) -> _pulsar.MessageId:
-        """Store a message, and what waits before it in the batch; raises what went wrong."""
+    def send(self, outgoing: OutgoingMessage) -> _pulsar.MessageId:
+        """Store the open batch and a message; raise the client's exception on failure."""
         outcomes: list[tuple[Any, Any]] = []
         with self._broker.lock:
-            link = self._publish(out, lambda result, stored: outcomes.append((result, stored)))
+            link = self._publish(outgoing, lambda result, stored: outcomes.append((result, stored)))
             if link is not None:
                 link.flush()
-        self._broker.settle()
+        self._broker.run_due_tasks()
         result, stored = outcomes[0]
         if result != pulsar.Result.Ok:
             raise _error(result)
         return stored
 
-    def send_async(self, out: Outgoing, callback: Callback | None) -> None:
-        """Store a message, or add it to the batch; the callback is called once it is stored."""
+    def send_async(self, outgoing: OutgoingMessage, callback: Callback | None) -> None:
+        """Store a message or add it to the batch; call the callback once it is stored."""
         with self._broker.lock:
-            self._publish(out, callback or _ignore)
-        self._broker.settle()
+            self._publish(outgoing, callback or _ignore)
+        self._broker.run_due_tasks()
 
     def flush(self) -> None:
-        """Store what waits in batches."""
+        """Store the open batches."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
                 link.flush()
-        self._broker.settle()
+        self._broker.run_due_tasks()
 
     def close(self) -> None:
-        """Disconnect. What still waits in a batch is not sent: flush first."""
+        """Disconnect without sending open batches: call ``flush`` first."""
         self._check_open()
-        self.shut()
+        self.shutdown()
 
-    def shut(self) -> None:
-        """Disconnect, if that is not done yet."""
+    def shutdown(self) -> None:
+        """Disconnect if still connected."""
         if self._closed:
             return
         self._closed = True
@@ -147,12 +147,12 @@ class ProducerCore:
         if self._closed or not self.is_connected():
             raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
-    def _publish(self, out: Outgoing, callback: Callback) -> ProducerLink | None:
+    def _publish(self, outgoing: OutgoingMessage, callback: Callback) -> ProducerLink | None:
         if self._closed:
-            callback(pulsar.Result.AlreadyClosed, message_id(NOWHERE))
+            callback(pulsar.Result.AlreadyClosed, message_id(NO_POSITION))
             return None
-        link = self._links[self._choose(out)]
-        built = out.built
+        link = self._links[self._choose(outgoing)]
+        built = outgoing.built
         stored = StoredMessage(
             None if built.has_null_value() else built.data(),
             dict(built.properties()),
@@ -162,28 +162,28 @@ class ProducerCore:
             self._name,
             link.schema_version,
         )
-        link.send(stored, out, callback)
+        link.send(stored, outgoing, callback)
         return link
 
-    def _choose(self, out: Outgoing) -> int:
+    def _choose(self, outgoing: OutgoingMessage) -> int:
         count = len(self._links)
         if count == 1:
             return 0
         if self._router is not None:
-            return int(self._router(pulsar.Message._wrap(out.built), count))
-        key = out.built.partition_key()
+            return int(self._router(pulsar.Message._wrap(outgoing.built), count))
+        key = outgoing.built.partition_key()
         if key:
             return zlib.crc32(key.encode()) % count
         if self._mode == pulsar.PartitionsRoutingMode.UseSinglePartition:
             return zlib.crc32(self._name.encode()) % count
-        filling = self._turn >= 0 and self._links[self._turn].next_event_ms() is not None
-        if not filling:  # a batch is filled before the next partition has its turn
-            self._turn = (self._turn + 1) % count
-        return self._turn
+        filling = self._current >= 0 and self._links[self._current].next_event_ms() is not None
+        if not filling:  # as in Pulsar, fill a batch before moving on to the next partition
+            self._current = (self._current + 1) % count
+        return self._current
 
 
 def _ignore(result: Any, stored: Any) -> None:
-    """Serve as the callback where the application gave none."""
+    """Do nothing: the callback if the application gave none."""
 
 
 def _error(result: Any) -> Exception:

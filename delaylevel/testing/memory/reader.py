@@ -1,4 +1,4 @@
-"""A reader of the in-memory Pulsar, below pulsar.Reader's own surface."""
+"""Reader of the in-memory Pulsar, below the Python code of pulsar.Reader."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
-from .log import NOWHERE, Entry
-from .message import NOTHING_COMES, Received
+from .log import NO_POSITION, Entry
+from .message import NOTHING_TO_RECEIVE, Received
 
 
 class ReaderCore:
-    """What ``pulsar.Reader`` calls.
+    """Replacement of the C++ reader below ``pulsar.Reader``.
 
     Args:
         broker: the broker.
-        topic: as the application names it.
-        start: a message id.
-        options: every argument of ``create_reader``, by name.
+        topic: name of the topic, as given by the application.
+        start: message ID to start at.
+        options: all arguments of ``create_reader``, by name.
     """
 
     def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
@@ -45,18 +45,22 @@ class ReaderCore:
         return self._topic
 
     def is_connected(self) -> bool:
-        """Return whether it is open."""
+        """Return whether the reader is open."""
         return not self._closed
 
     def reconnect(self) -> None:
-        """Connect again: a partition is made anew."""
+        """Connect again; this recreates deleted partitions."""
         for name in self._partitions:
             partition = self._broker.partition(name)
             if self not in partition.consumers:
                 partition.consumers.append(self)
 
     def read_next(self, timeout_millis: int | None = None) -> Received:
-        """Return the next message; raises Timeout at once where there is none."""
+        """Return the next message.
+
+        Raises:
+            pulsar.Timeout: no message is available now.
+        """
         self._check_open()
         with self._broker.lock:
             for name in self._partitions:
@@ -65,26 +69,26 @@ class ReaderCore:
                     entry, index, number = found
                     self._next[name] = entry.message_position(index).next
                     return Received(name, entry, index, 0, number)
-        raise pulsar.Timeout(NOTHING_COMES)
+        raise pulsar.Timeout(NOTHING_TO_RECEIVE)
 
     def has_message_available(self) -> bool:
-        """Return whether a message is stored that was not read."""
+        """Return whether there is an unread message."""
         self._check_open()
         with self._broker.lock:
             return any(self._find(name) is not None for name in self._partitions)
 
     def seek(self, target: Any) -> None:
-        """Read on from a message id or a publish time."""
+        """Continue at a message ID or a publish time."""
         self._check_open()
         self._start_at(target)
 
     def close(self) -> None:
         """Disconnect."""
         self._check_open()
-        self.shut()
+        self.shutdown()
 
-    def shut(self) -> None:
-        """Disconnect, if that is not done yet."""
+    def shutdown(self) -> None:
+        """Disconnect if still connected."""
         self._closed = True
         with self._broker.lock:
             for name in self._partitions:
@@ -109,14 +113,14 @@ class ReaderCore:
         position = Position(start.ledger_id(), start.entry_id(), start.batch_index())
         if position.ledger == pulsar.MessageId.latest.ledger_id():
             if not log.entries:
-                return NOWHERE
+                return NO_POSITION
             last = log.entries[-1].last_position
             return last if self._inclusive else last.next
         if self._inclusive:
             return position
         number = log.first_at(position)
         batch = number < len(log) and log.entries[number].batched
-        # Without an index, what lies behind the position is all of a batch, or the next entry.
+        # A position without batch index comes before all messages of a batch, as in Pulsar.
         return position if batch and position.batch < 0 else position.next
 
     def _find(self, name: TopicName) -> tuple[Entry, int, int] | None:

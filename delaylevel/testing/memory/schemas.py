@@ -1,4 +1,4 @@
-"""The rules of the schema registry, as far as the default (FULL compatibility) needs them."""
+"""Rules of the schema registry for its default compatibility, FULL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
 
 def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
-    """Return the version that a schema has already; None where it is new."""
+    """Return the version of a registered schema; None if the schema is new."""
     for stored in known:
         if stored.type == schema_type and canonical(stored.definition) == canonical(definition):
             return stored.version
@@ -21,10 +21,10 @@ def version_of(known: list[SchemaVersion], schema_type: str, definition: str) ->
 
 
 def is_compatible(known: list[SchemaVersion], schema_type: str, definition: str) -> bool:
-    """Say whether a new schema may follow: the last one's data can be read by it and vice versa.
+    """Return whether a new schema is compatible with the last one, in both directions.
 
-    Record types may gain and lose fields that have a default; the types of the others must stay as
-    they are. (Avro's promotions of one type to another are not known here.)
+    Record types may gain and lose fields with a default value; all other fields must keep their
+    types. Avro's type promotions are not supported.
     """
     if not known:
         return True

@@ -1,4 +1,4 @@
-"""One subscription of one partition: what is acknowledged, and what is given to whom next."""
+"""Subscription of one partition: acknowledgements and the order of delivery."""
 
 from __future__ import annotations
 
@@ -14,80 +14,80 @@ from delaylevel.model.position import Position
 
 from .log import Log
 
-_HOLDS_BACK = (ConsumerType.Shared, ConsumerType.KeyShared)
+_DELAYING_TYPES = (ConsumerType.Shared, ConsumerType.KeyShared)
 
 
 class Subscriber(Protocol):
-    """A connected consumer, as its subscription sees it."""
+    """Interface of a connected consumer for its subscription."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the consumer."""
         ...
 
-    def forget(self) -> None:
-        """Drop what it was given and has not handed to the application."""
+    def drop_queue(self) -> None:
+        """Drop the messages that the application has not received yet."""
         ...
 
     def reconnect(self) -> None:
-        """Connect again, because the subscription was deleted under it."""
+        """Connect again after the subscription was deleted."""
         ...
 
 
 class Subscription:
-    """The state of one subscription. Entries are numbered from 0, as the log holds them.
+    """State of one subscription; entries have the numbers of the log, from 0.
 
     Args:
-        log: the partition's.
-        start: the number of the first entry that belongs to it.
+        log: log of the partition.
+        start: number of the first entry of the subscription.
     """
 
     def __init__(self, log: Log, start: int) -> None:
         self._log = log
         self.kind = ConsumerType.Exclusive
         self.consumers: list[Subscriber] = []
-        self.mark = start  # everything before it is acknowledged
-        self._acknowledged: set[int] = set()  # behind the mark
-        self._holders: dict[int, Subscriber] = {}
+        self.mark = start  # all entries before it are acknowledged
+        self._acknowledged: set[int] = set()  # entries after the mark
+        self._holders: dict[int, Subscriber] = {}  # consumers of delivered entries
         self._redeliveries: Counter[int] = Counter()
         self._rewind_at_ms: int | None = None
-        self._ready: list[tuple[int, int]] = []  # a heap of (available from, number)
-        self._fill()
+        self._ready: list[tuple[int, int]] = []  # heap of (time from which available, number)
+        self._rebuild_ready()
 
     # -- consumers
 
     def connect(self, consumer: Subscriber, kind: ConsumerType) -> None:
-        """Let a consumer in.
+        """Add a consumer.
 
         Raises:
-            pulsar.ConsumerBusy: another one has it, exclusively or as another type.
+            pulsar.ConsumerBusy: another consumer has exclusive access or another type.
         """
         if self.consumers and (kind != self.kind or kind == ConsumerType.Exclusive):
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
         if not self.consumers:
             self.kind = kind
             self._redeliveries.clear()
-            self._fill()
+            self._rebuild_ready()
         self.consumers.append(consumer)
 
     def disconnect(self, consumer: Subscriber) -> None:
-        """Let a consumer go; what it has not acknowledged is for others again."""
+        """Remove a consumer; its unacknowledged entries become available again."""
         self.consumers.remove(consumer)
-        self._give_back([n for n, holder in self._holders.items() if holder is consumer])
+        self._release([n for n, holder in self._holders.items() if holder is consumer])
 
     # -- delivery
 
-    def stored(self, number: int) -> None:
-        """Take note of a new entry."""
+    def entry_stored(self, number: int) -> None:
+        """Make a new entry available."""
         heapq.heappush(self._ready, (self._available_ms(number), number))
 
     def next_for(self, consumer: Subscriber, now_ms: int) -> tuple[int, int] | None:
-        """Return the next entry for a consumer, and how often it was redelivered; None for none."""
+        """Return the next entry for a consumer and its redelivery count, or None."""
         if self._rewind_at_ms is not None and self._rewind_at_ms <= now_ms:
             self.redeliver_all()
         if self.kind == ConsumerType.Failover and consumer is not self.consumers[0]:
             return None
-        passed: list[tuple[int, int]] = []
+        skipped: list[tuple[int, int]] = []
         found: int | None = None
         while self._ready and self._ready[0][0] <= now_ms:
             item = heapq.heappop(self._ready)
@@ -95,11 +95,11 @@ class Subscription:
             if self.is_acknowledged(number) or number in self._holders:
                 continue
             if self.kind == ConsumerType.KeyShared and self._owner(number) is not consumer:
-                passed.append(item)
+                skipped.append(item)
                 continue
             found = number
             break
-        for item in passed:
+        for item in skipped:
             heapq.heappush(self._ready, item)
         if found is None:
             return None
@@ -107,8 +107,8 @@ class Subscription:
         return found, self._redeliveries[found]
 
     def redeliver(self, number: int, at_ms: int) -> None:
-        """Deliver one entry again at a time; consumers that keep the order get all again."""
-        if self.kind not in _HOLDS_BACK:
+        """Redeliver an entry at a time, ms; for types that keep the order, all entries."""
+        if self.kind not in _DELAYING_TYPES:
             self._rewind_at_ms = min(at_ms, self._rewind_at_ms or at_ms)
             return
         if self._holders.pop(number, None) is not None:
@@ -116,22 +116,22 @@ class Subscription:
             heapq.heappush(self._ready, (at_ms, number))
 
     def redeliver_all(self, consumer: Subscriber | None = None) -> None:
-        """Deliver again, now, what one consumer, or any, has and has not acknowledged."""
+        """Redeliver the unacknowledged entries of one consumer, or of all, at once."""
         self._rewind_at_ms = None
         numbers = [
             number
             for number, holder in self._holders.items()
             if consumer is None or holder is consumer
         ]
-        if self.kind in _HOLDS_BACK:
+        if self.kind in _DELAYING_TYPES:
             self._redeliveries.update(numbers)
         for holder in self.consumers:
             if consumer is None or holder is consumer:
-                holder.forget()
-        self._give_back(numbers)
+                holder.drop_queue()
+        self._release(numbers)
 
     def next_event_ms(self) -> int | None:
-        """Return from when on something may be there to deliver; None for never."""
+        """Return the time from which an entry may be available, ms; None for never."""
         times = [self._ready[0][0]] if self._ready else []
         if self._rewind_at_ms is not None:
             times.append(self._rewind_at_ms)
@@ -162,44 +162,44 @@ class Subscription:
         return number < self.mark or number in self._acknowledged
 
     def seek(self, number: int) -> None:
-        """Start again at an entry: it and what follows are unacknowledged, what is before is."""
+        """Acknowledge all entries before this one, and no others."""
         for consumer in self.consumers:
-            consumer.forget()
+            consumer.drop_queue()
         self.mark = number
         self._acknowledged.clear()
         self._holders.clear()
         self._rewind_at_ms = None
-        self._fill()
+        self._rebuild_ready()
 
     @property
     def mark_delete_position(self) -> Position:
-        """The last position up to which everything is acknowledged."""
+        """Position up to which everything is acknowledged."""
         if self.mark:
             return self._log.entries[self.mark - 1].position
         return Position(self._log.ledgers[0][0], -1)
 
     @property
     def backlog(self) -> int:
-        """How many entries are not acknowledged."""
+        """Number of unacknowledged entries."""
         return len(self._log) - self.mark - len(self._acknowledged)
 
     def unacknowledged(self) -> list[int]:
-        """Return the numbers of all entries that are not acknowledged, in order."""
+        """Return the numbers of all unacknowledged entries, in order."""
         return [n for n in range(self.mark, len(self._log)) if n not in self._acknowledged]
 
-    # -- inside
+    # -- internals
 
-    def _fill(self) -> None:
+    def _rebuild_ready(self) -> None:
         self._ready = [(self._available_ms(n), n) for n in self.unacknowledged()]
         heapq.heapify(self._ready)
 
-    def _give_back(self, numbers: list[int]) -> None:
+    def _release(self, numbers: list[int]) -> None:
         for number in numbers:
             del self._holders[number]
-            self.stored(number)
+            self.entry_stored(number)
 
     def _available_ms(self, number: int) -> int:
-        return self._log.entries[number].available_ms if self.kind in _HOLDS_BACK else 0
+        return self._log.entries[number].available_ms if self.kind in _DELAYING_TYPES else 0
 
     def _owner(self, number: int) -> Subscriber:
         message = self._log.entries[number].messages[0]
