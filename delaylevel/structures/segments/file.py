@@ -31,7 +31,6 @@ SCHEMA = pa.schema(
     ]
 )
 _HEAD = SCHEMA.serialize().to_pybytes()
-_END = b"\xff\xff\xff\xff\0\0\0\0"
 _KEY_COLUMNS = 4
 
 
@@ -45,22 +44,6 @@ class DamagedSegmentError(DelayLevelError):
     def __init__(self, message: str, *, path: Path) -> None:
         super().__init__(message)
         self.path = path
-
-
-class SegmentState(NamedTuple):
-    """Result of ``inspect_segment``.
-
-    Attributes:
-        rows: number of complete rows.
-        intact_bytes: size of the complete part of the file.
-        closed: True if the file has an end-of-stream marker, which other writers add.
-        cut_short: True if the file ends within a batch, as after a crash.
-    """
-
-    rows: int
-    intact_bytes: int
-    closed: bool
-    cut_short: bool
 
 
 class Columns(NamedTuple):
@@ -263,34 +246,3 @@ class SegmentFile:
                 raise self.damaged(f"it has {at + len(data)} bytes, but {self.size} were written")
             data += more
         return data
-
-
-def inspect_segment(path: str | Path) -> SegmentState:
-    """Return how much of a spill file is complete, for example after a crash.
-
-    Args:
-        path: the path of the file.
-
-    Raises:
-        DamagedSegmentError: the file does not start like a spill file.
-    """
-    path = Path(path)
-    total = path.stat().st_size
-    if total < len(_HEAD):
-        return SegmentState(0, 0, False, total > 0)
-    rows = 0
-    with pa.memory_map(str(path)) as source:
-        if source.read(len(_HEAD)) != _HEAD:
-            raise DamagedSegmentError(f"{path} is not a spill file: give another path", path=path)
-        intact = len(_HEAD)
-        while intact < total:
-            if total - intact == len(_END) and source.read(len(_END)) == _END:
-                return SegmentState(rows, intact, True, False)
-            source.seek(intact)
-            try:
-                message = pa.ipc.read_message(source)
-                rows += pa.ipc.read_record_batch(message, SCHEMA).num_rows
-            except (pa.ArrowInvalid, OSError, EOFError):
-                return SegmentState(rows, intact, False, True)
-            intact = source.tell()
-    return SegmentState(rows, intact, False, False)

@@ -16,18 +16,11 @@ from delaylevel.structures.rows import ENTRY, LEDGER, Int64s, Key, Rows
 
 from .cursors import Cursor, PayloadRows, join, take_lowest
 from .directory import SpillDirectory
-from .file import Columns, DamagedSegmentError, Floats, SegmentState, inspect_segment
+from .file import Columns, DamagedSegmentError, Floats
 from .memory import MemoryRuns
 from .queries import ATTRIBUTE, Discarded, Range, average_of, rows_of
 
-__all__ = [
-    "DamagedSegmentError",
-    "DueRows",
-    "IntakeStoppedError",
-    "PendingSegments",
-    "SegmentState",
-    "inspect_segment",
-]
+__all__ = ["DamagedSegmentError", "DueRows", "IntakeStoppedError", "PendingSegments"]
 
 #: Memory of a row in addition to its payload: columns, list slot, header of the bytes object.
 _ROW_BYTES = 96

@@ -37,9 +37,8 @@ class ConsumerLink:
         self._options = options
         self.name = consumer_name
         self._queue: deque[Received] = deque()
-        self._partial_batches: dict[
-            int, set[int]
-        ] = {}  # batches of which some messages are acknowledged
+        # Unacknowledged indices of each partly acknowledged batch, by entry number.
+        self._partial_batches: dict[int, set[int]] = {}
         self._skip_through: Position | None = None
         self._connect()
 
@@ -81,9 +80,9 @@ class ConsumerLink:
             size: number of messages in the batch; 0 for the whole entry.
         """
         if size and index >= 0:
-            left = self._partial_batches.setdefault(number, set(range(size)))
-            left.discard(index)
-            if left:
+            unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
+            unacknowledged.discard(index)
+            if unacknowledged:
                 return
         self._partial_batches.pop(number, None)
         self.subscription.acknowledge(number)
@@ -92,9 +91,9 @@ class ConsumerLink:
         """Acknowledge everything up to and including a message; see :meth:`acknowledge`."""
         whole = index < 0 or index >= size - 1
         if not whole:
-            left = self._partial_batches.setdefault(number, set(range(size)))
-            left -= set(range(index + 1))
-            whole = not left
+            unacknowledged = self._partial_batches.setdefault(number, set(range(size)))
+            unacknowledged -= set(range(index + 1))
+            whole = not unacknowledged
         self.subscription.acknowledge_before(number + 1 if whole else number)
 
     def find(self, position: Position) -> int | None:

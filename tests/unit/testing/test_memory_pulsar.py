@@ -38,7 +38,7 @@ def bodies(found: list[Any]) -> list[bytes]:
 
 def test_the_example_in_the_documentation_runs() -> None:
     text = inspect.cleandoc(testing.__doc__ or "")
-    example = text[text.index("    def test_") : text.index("\nNo call waits")]
+    example = text[text.index("    def test_") : text.index("\nNo call blocks")]
     names: dict[str, Any] = {"MemoryPulsar": MemoryPulsar, "timedelta": timedelta}
     exec(textwrap.dedent(example), names)
     names["test_the_reminder_is_sent_three_days_later"]()
