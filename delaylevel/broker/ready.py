@@ -1,4 +1,4 @@
-"""Wait until an embedded broker is healthy and has its default namespace."""
+"""Readiness check of an embedded broker: health, default namespace, and storage node."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ _MAX_MERGED_ROWS = 32_768
 
 
 class MemoryRuns:
-    """Sorted runs in memory, merged like the levels of a log-structured merge-tree (O'Neil 1996).
+    """Sorted runs in memory, merged with neighbours of similar size.
 
-    Each row is merged O(log rows) times, a few thousand rows at once.
+    Each row is merged O(log rows) times, a few thousand rows at once. Source: log-structured
+    merge-trees (O'Neil et al., 1996).
     """
 
     def __init__(self, mask: int, row_bytes: int) -> None:

@@ -59,7 +59,7 @@ def chunk_key(chunk: bytes) -> Key:
 
 
 class ChunkCodec:
-    """Encoder and decoder of chunks, with the working memory of the compressor (some 10 KB)."""
+    """Encoder and decoder of chunks, with a few tens of kilobytes of working memory."""
 
     def __init__(self, shift: int) -> None:
         """Create a codec.

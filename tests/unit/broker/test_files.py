@@ -1,4 +1,4 @@
-"""The parts of the embedded broker that need no broker: prerequisites, files, processes."""
+"""Parts of the embedded broker that need no broker: prerequisites, files, processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def program(folder: Path, name: str, script: str) -> Path:
 
 @pytest.fixture
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine without Java, Maven or a fetched server; programs go to the returned folder."""
+    """Folder of the PATH, initially empty, on a machine without Java, Maven and server."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -51,7 +51,7 @@ def test_java_versions(text: str, version: int | None) -> None:
     assert distribution.java_version(text) == version
 
 
-def test_without_java_it_says_what_to_install(empty_machine: Path) -> None:
+def test_without_java_the_error_names_the_package(empty_machine: Path) -> None:
     with pytest.raises(PrerequisiteError, match=r"needs Java.*openjdk-17"):
         distribution.fetch()
 
@@ -62,7 +62,7 @@ def test_an_old_java_is_refused(empty_machine: Path) -> None:
         distribution.fetch()
 
 
-def test_java_home_goes_first(
+def test_java_home_comes_before_the_path(
     empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(empty_machine, "java", """echo 'openjdk version "11"' >&2""")
@@ -74,13 +74,13 @@ def test_java_home_goes_first(
         distribution.java()
 
 
-def test_without_maven_it_says_what_to_install(empty_machine: Path) -> None:
+def test_without_maven_the_error_names_the_package(empty_machine: Path) -> None:
     program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
     with pytest.raises(PrerequisiteError, match=r"`mvn` is not on the PATH.*apt install maven"):
         distribution.fetch()
 
 
-def test_what_maven_says_is_passed_on(empty_machine: Path) -> None:
+def test_the_output_of_maven_is_in_the_error(empty_machine: Path) -> None:
     program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
     program(empty_machine, "mvn", "echo '[ERROR] Unknown host'; exit 1")
     with pytest.raises(PrerequisiteError, match=r"(?s)exit code 1.*settings\.xml.*Unknown host"):
@@ -151,7 +151,7 @@ def test_configuration_overrides_replace_and_add(
     assert '\nuseTls: "true"' in worker
 
 
-def test_nothing_of_another_pulsar_is_inherited(
+def test_settings_of_another_pulsar_are_not_inherited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("PULSAR_EXTRA_OPTS", "BOOKIE_CONF", "OPTS"):
@@ -160,7 +160,7 @@ def test_nothing_of_another_pulsar_is_inherited(
     assert "foreign" not in environ.values()
     assert "-Xmx256m" in environ["PULSAR_MEM"]
     path = environ["PATH"].split(os.pathsep)
-    assert path[0] == str(Path(sys.executable).parent), "functions run in our Python"
+    assert path[0] == str(Path(sys.executable).parent), "functions run with this Python"
     without = environment(tmp_path, java="/jdk/bin/java", functions=False, heap_mb=256)
     assert without["PATH"].split(os.pathsep)[0] == "/jdk/bin"
 
@@ -182,8 +182,8 @@ def test_only_our_own_process_is_ended() -> None:
     assert child.returncode == -15
 
 
-def test_a_process_in_the_middle_of_exec_is_not_taken_for_dead() -> None:
-    # The kernel shows no command line between exec() and its end; Popen returns in that moment.
+def test_a_process_within_exec_counts_as_alive() -> None:
+    # The kernel shows no command line during exec(), and Popen returns at that moment.
     for _ in range(30):
         child = subprocess.Popen(
             ["/bin/sh", "-c", "read -r _", "exec-marker"], stdin=subprocess.PIPE
@@ -194,7 +194,7 @@ def test_a_process_in_the_middle_of_exec_is_not_taken_for_dead() -> None:
             child.communicate()
 
 
-def test_what_ignores_a_request_is_killed() -> None:
+def test_a_process_that_ignores_sigterm_is_killed() -> None:
     child = subprocess.Popen(
         [
             sys.executable,
@@ -215,9 +215,9 @@ def test_what_ignores_a_request_is_killed() -> None:
     assert child.returncode == -9
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems may end a write as a whole")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may complete a write")
 def test_a_kill_falls_between_two_writes(tmp_path: Path) -> None:
-    """SIGKILL by itself tears most of them: half a record at the end of a journal."""
+    """SIGKILL alone tears most writes, which leaves half a record at the end of a journal."""
     size = 30_000
     writer = (
         "import os, sys; out = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
@@ -238,7 +238,7 @@ def test_a_kill_falls_between_two_writes(tmp_path: Path) -> None:
         path.unlink()
 
 
-def test_free_ports_are_free_and_different() -> None:
+def test_free_ports_are_free_and_distinct() -> None:
     ports = process.free_ports(5)
     assert len(set(ports)) == 5
     assert all(process.port_is_free(port) for port in ports)
@@ -249,7 +249,7 @@ def test_free_ports_are_free_and_different() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../other", "a b", "-x", "a/b"])
-def test_names_that_are_no_names(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match="is not a valid name"):
         EmbeddedBroker(name)
 
@@ -259,7 +259,7 @@ def test_a_blank_in_the_path_is_refused(tmp_path: Path) -> None:
         EmbeddedBroker("x", directory=tmp_path / "a b")
 
 
-def test_nothing_runs_where_nothing_was_started(
+def test_without_a_start_no_instance_exists(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -268,7 +268,7 @@ def test_nothing_runs_where_nothing_was_started(
     status = EmbeddedBroker("default").status()
     assert (status.running, status.pid, status.started_ms) == (False, None, None)
     assert EmbeddedBroker("default").logs() == ""
-    assert list(tmp_path.iterdir()) == [], "asking creates nothing"
+    assert list(tmp_path.iterdir()) == [], "queries create nothing"
 
 
 INVALIDATED = (
@@ -278,22 +278,22 @@ INVALIDATED = (
 )
 
 
-def test_a_storage_node_that_registers_without_end_is_seen(tmp_path: Path) -> None:
+def test_a_registration_loop_of_the_storage_node_is_detected(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     monitor = RegistrationMonitor(log)
-    assert not monitor.is_looping(), "there is no log yet"
+    assert not monitor.is_looping(), "no log yet"
     log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
     assert not monitor.is_looping()
     with log.open("a") as file:
         file.write(INVALIDATED * 4 + INVALIDATED[:150])
-    assert not monitor.is_looping(), "once or twice is no storm"
+    assert not monitor.is_looping(), "a few registrations are no loop"
     with log.open("a") as file:
         file.write(INVALIDATED[150:])
     assert monitor.is_looping()
     assert monitor.is_looping()
 
 
-def test_such_a_broker_is_not_ready(tmp_path: Path) -> None:
+def test_a_broker_in_a_registration_loop_is_not_ready(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     log.write_text(INVALIDATED * 9)
     with pytest.raises(RegistrationLoopError, match="registers in an endless loop"):
@@ -307,16 +307,16 @@ def test_such_a_broker_is_not_ready(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked at in /proc")
-def test_a_process_has_ended_when_its_last_thread_has() -> None:
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_process_has_ended_when_its_last_thread_has_ended() -> None:
     program = (
         "import ctypes, threading, sys, time\n"
         "threading.Thread(target=sys.stdin.read).start()\n"
         "print('ready', flush=True)\n"
-        "ctypes.CDLL(None).syscall(60, 0)\n"  # only the first thread ends (exit, x86-64)
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit of the first thread only (x86-64)
     )
     if os.uname().machine != "x86_64":
-        pytest.skip("the number of the system call is that of x86-64")
+        pytest.skip("the system call number is that of x86-64")
     child = subprocess.Popen(
         [sys.executable, "-c", program, "thread-marker"],
         stdin=subprocess.PIPE,
@@ -327,7 +327,7 @@ def test_a_process_has_ended_when_its_last_thread_has() -> None:
         assert child.stdout.readline() == b"ready\n"
         while process.command_line(child.pid):
             pass
-        assert process._is_ending(child.pid), "a thread of it holds its files"
+        assert process._is_ending(child.pid), "one of its threads has its files open"
         assert not process._wait_ended(child.pid, "thread-marker", 0.2)
         child.kill()
         assert process._wait_ended(child.pid, "thread-marker", 30)

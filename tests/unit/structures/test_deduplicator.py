@@ -1,4 +1,4 @@
-"""The deduplicator: its promise, its errors, and a model of two plain sets."""
+"""The deduplicator: its guarantee, its errors, and a comparison with two plain sets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures import id_set as _dedup_ids
+from delaylevel.structures import id_set
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
 from delaylevel.structures.id_set import Ids
 
 
 class Model:
-    """What the class promises, one id at a time."""
+    """Reference implementation, one ID at a time."""
 
     def __init__(self, capacity: int) -> None:
         self.half = capacity // 2
@@ -54,13 +54,13 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS, capacity=st.sampled_from([2, 6, 40, 300, 10_000]))
-def test_like_two_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity: int) -> None:
+def test_behaves_like_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity: int) -> None:
     with (
-        patch.object(_dedup_ids, "_DENSE", 4),
-        patch.object(_dedup_ids, "_MAX_PENDING", 8),
-        patch.object(_dedup_ids, "_MAX_RECENT", 20),
-        patch.object(_dedup_ids, "_BLOCK", 16),
-        patch.object(_dedup_ids, "_MAX_RECENT_RUNS", 2),
+        patch.object(id_set, "_DENSE", 4),
+        patch.object(id_set, "_MAX_PENDING", 8),
+        patch.object(id_set, "_MAX_RECENT", 20),
+        patch.object(id_set, "_BLOCK", 16),
+        patch.object(id_set, "_MAX_RECENT_RUNS", 2),
     ):
         dedup, model = Deduplicator(capacity), Model(capacity)
         seen = {0, 1 << 10}
@@ -97,7 +97,7 @@ def test_like_two_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity:
         assert [dedup.is_duplicate(value, "k") for value in probe] == expected_mask
 
 
-def test_the_last_half_capacity_distinct_ids_are_always_known() -> None:
+def test_the_last_half_capacity_of_distinct_ids_is_always_remembered() -> None:
     dedup = Deduplicator(1000)
     rng = np.random.default_rng(2)
     saved: list[int] = []
@@ -138,7 +138,7 @@ def test_a_check_alone_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 1 << 10])
-def test_message_ids_are_small_whatever_their_order(step: int) -> None:
+def test_message_ids_are_compact_in_any_order(step: int) -> None:
     ids = (np.arange(400_000) // 50_000 + 10_000 << 35) + np.arange(400_000) % 50_000 * step
     for order in (ids, np.random.default_rng(1).permutation(ids)):
         dedup = Deduplicator(1_000_000)
@@ -151,15 +151,15 @@ def test_message_ids_are_small_whatever_their_order(step: int) -> None:
 
 
 def batched(messages: int, batch: int) -> Ids:
-    """Return ids of messages that were sent in batches."""
+    """Return IDs of messages that were sent in batches."""
     index = np.arange(messages)
     entry = index // batch
     return (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | index % batch
 
 
 @pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
-def test_ids_of_batched_messages_do_not_wait_in_arrays(batch: int, size: int) -> None:
-    """The first of each batch lies by itself; a page of them is a bitmap as soon as it is full."""
+def test_ids_of_batched_messages_do_not_stay_in_arrays(batch: int, size: int) -> None:
+    """The first IDs of batches are sparse, but a full page of them becomes a bitmap."""
     ids = batched(1_000_000, batch)
     dedup = Deduplicator(2_000_000)
     most = 0
@@ -167,13 +167,13 @@ def test_ids_of_batched_messages_do_not_wait_in_arrays(batch: int, size: int) ->
         part = ids[start : start + size]
         assert dedup.deduplicate_and_save(part, "k").size == part.size
         most = max(most, dedup._keys["k"].current._sparse.size)
-    assert most <= max(640, 9 * _dedup_ids._DENSE)
+    assert most <= max(640, 9 * id_set._DENSE)
     assert dedup.are_duplicates(ids, "k").all()
     assert len(dedup) == ids.size
     assert not dedup.are_duplicates(ids + (1 << 50), "k").any()
 
 
-def test_bitmaps_are_made_small_while_they_grow() -> None:
+def test_growing_bitmaps_are_compacted() -> None:
     ids = batched(1_000_000, 1000)
     dedup = Deduplicator(10_000_000)
     for start in range(0, ids.size, 10_000):
@@ -192,7 +192,7 @@ def test_random_ids_take_eight_bytes() -> None:
     assert len(dedup.snapshot("k")) < 8.01 * ids.size
 
 
-def test_reconstruct_keeps_the_newest() -> None:
+def test_reconstruct_keeps_the_newest_ids() -> None:
     dedup = Deduplicator(100)
     dedup.save(7, "k")
     dedup.reconstruct(np.arange(1000, 1100), "k")
@@ -203,7 +203,7 @@ def test_reconstruct_keeps_the_newest() -> None:
     assert not dedup.is_duplicate(1000, "k")
 
 
-def test_clear_errors() -> None:
+def test_invalid_input_is_refused() -> None:
     dedup = Deduplicator(10)
     for capacity in (0, 1, 7):
         with pytest.raises(InvalidInputError, match="capacity must be even"):

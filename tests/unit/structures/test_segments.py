@@ -1,4 +1,4 @@
-"""Pending segments: due order, budget, full disk, damaged files, and the two questions."""
+"""Pending segments: due order, budget, full disk, damaged files, and queries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.segments import cursors as _segments_read
-from delaylevel.structures.segments import directory as _segments_spill
-from delaylevel.structures.segments import pending as segments_module
-from delaylevel.structures.segments import queries as _segments_query
+from delaylevel.structures.segments import cursors, directory, pending, queries
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     IntakeStoppedError,
@@ -61,7 +58,7 @@ def in_order(rows: list[Row], precision: int) -> list[Row]:
 
 
 @pytest.mark.parametrize("precision", [1, 1024])
-def test_what_was_spilled_comes_back_in_due_order_once(tmp_path: Path, precision: int) -> None:
+def test_spilled_rows_are_read_once_in_due_order(tmp_path: Path, precision: int) -> None:
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, precision_ms=precision, clock=lambda: T0
     )
@@ -74,7 +71,7 @@ def test_what_was_spilled_comes_back_in_due_order_once(tmp_path: Path, precision
     assert len(store) == len(rows)
     half = T0 + 300_000
     out = drain(store, half, 777)
-    rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some of them late
+    rows += add(store, T0 + rng.integers(1, 600_000, 2000), 30_000)  # some are late
     late = [row for row in rows[30_000:] if row[0] & -precision <= half]
     assert drain(store, half) == in_order(late, precision)
     assert all(row[0] & -precision <= half for row in out)
@@ -87,7 +84,7 @@ def test_what_was_spilled_comes_back_in_due_order_once(tmp_path: Path, precision
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_order_is_the_trackers(tmp_path: Path) -> None:
+def test_the_order_is_that_of_the_tracker(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
     tracker = TimeBucketTracker(1024, clock=lambda: T0)
     dues = T0 + np.random.default_rng(1).integers(5000, 200_000, 12_000)
@@ -176,7 +173,7 @@ def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     assert caught.value.path == path
 
 
-def test_what_an_earlier_process_left_is_deleted(tmp_path: Path) -> None:
+def test_files_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
     (tmp_path / "due-5-1.arrows").write_bytes(b"old")
     (tmp_path / "other").write_bytes(b"not ours")
     store = PendingSegments(tmp_path)
@@ -184,7 +181,7 @@ def test_what_an_earlier_process_left_is_deleted(tmp_path: Path) -> None:
     assert len(store) == 0
 
 
-def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
+def test_a_payload_larger_than_the_budget_passes_through(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
     big = bytes(3 << 20)
     for entry in range(3):
@@ -193,10 +190,10 @@ def test_a_payload_above_the_budget_passes_through(tmp_path: Path) -> None:
     assert [len(x) for x in store.read_due(T0 + 5000, 10).payloads] == [len(big)] * 3
 
 
-def test_wrong_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PendingSegments(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(segments_module, "_MAX_PAYLOAD_BYTES", 3)
+        patched.setattr(pending, "_MAX_PAYLOAD_BYTES", 3)
         with pytest.raises(InvalidInputError, match="2 GiB"):
             store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
     with pytest.raises(InvalidInputError, match="same length"):
@@ -222,17 +219,17 @@ RANGE = st.integers(-10_000, 200_000)
     precision=st.sampled_from([1, 1024, 1 << 14]),
     min_loaded=st.sampled_from([1, 64]),
 )
-def test_like_a_plain_list(
+def test_behaves_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
     precision: int,
     min_loaded: int,
 ) -> None:
-    """Reads, late rows, discards and both questions, while much of it lies in files."""
+    """Reads, late rows, discards and both queries, while many rows are in files."""
     with (
-        patch.object(segments_module, "_SLICE_ROWS", 100),
-        patch.object(_segments_read, "_MIN_LOADED", min_loaded),
+        patch.object(pending, "_SLICE_ROWS", 100),
+        patch.object(cursors, "_MIN_LOADED", min_loaded),
     ):
         _play(tmp_path_factory.mktemp("spill"), seed, ranges, precision)
 
@@ -285,11 +282,11 @@ def _play(
 
 
 @pytest.mark.parametrize("precision", [1, 1024])
-def test_a_wide_range_is_answered_in_pieces(
+def test_a_query_of_a_wide_range_is_split_into_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
 ) -> None:
-    """Over many files and memory, without what was released or discarded, still in due order."""
-    monkeypatch.setattr(_segments_spill, "_PIECE_ROWS", 500)
+    """Rows from many files and memory, in due order, without released and discarded ones."""
+    monkeypatch.setattr(directory, "_PIECE_ROWS", 500)
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
     )
@@ -315,8 +312,8 @@ def test_a_wide_range_is_answered_in_pieces(
     store.close()
 
 
-def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
-    """One large file is read while as much again arrives: all of it stays inside the budget."""
+def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
+    """Memory stays within the budget while a large file is read and as many rows arrive."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rng = np.random.default_rng(1)
     entry = 0
@@ -334,8 +331,8 @@ def test_what_is_open_for_reading_counts_in_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [1, 1024])
-def test_an_answer_stays_as_it_is(tmp_path: Path, precision: int) -> None:
-    """Questions use the same memory again, within their share of the budget."""
+def test_a_later_query_does_not_change_an_earlier_result(tmp_path: Path, precision: int) -> None:
+    """Queries reuse the same memory, within their share of the budget."""
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=2000, precision_ms=precision, clock=lambda: T0
     )
@@ -348,7 +345,7 @@ def test_an_answer_stays_as_it_is(tmp_path: Path, precision: int) -> None:
     for at in range(0, 100_000, 3000):
         store.rows_between(T0 + at, T0 + at + 3000, 5, 600)
         assert store.average_between(T0 + at, T0 + at + 3000, 5, 600)
-    assert store.rows_between(T0, T0 + 100_000).num_rows == 10_000  # more than that memory holds
+    assert store.rows_between(T0, T0 + 100_000).num_rows == 10_000  # more than fits there
     assert [answer.to_pylist() for answer in answers] == before
     assert 0 < store._spilled.memory_bytes <= store.budget_bytes // 32
     assert store.memory_bytes <= store.budget_bytes
@@ -356,11 +353,11 @@ def test_an_answer_stays_as_it_is(tmp_path: Path, precision: int) -> None:
 
 @pytest.mark.parametrize("few", [0, 64, 1 << 40])
 @pytest.mark.parametrize("limits", [(-np.inf, np.inf), (100, 800)])
-def test_much_that_is_discarded_is_left_out(
+def test_many_discarded_rows_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, limits: tuple[float, float]
 ) -> None:
-    monkeypatch.setattr(_segments_query, "_FEW", few)
-    monkeypatch.setattr(_segments_query, "_TABLE", 1 << 8)  # most rows share low bits with another
+    monkeypatch.setattr(queries, "_FEW", few)
+    monkeypatch.setattr(queries, "_TABLE", 1 << 8)  # most rows share low bits with others
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
     rng = np.random.default_rng(1)
     rows: list[Row] = []
@@ -369,7 +366,7 @@ def test_much_that_is_discarded_is_left_out(
     gone = {row[1:3] for row in rows[::3]}
     for ledger, entry in gone:
         store.discard(ledger, entry)
-        store.discard(ledger + 1, entry)  # not there
+        store.discard(ledger + 1, entry)  # no such row
     least, most = limits
     left = sorted(row[:4] for row in rows if row[1:3] not in gone and least <= row[3] <= most)
     table = store.rows_between(T0, T0 + 60_000, least, most)
@@ -382,8 +379,8 @@ def test_much_that_is_discarded_is_left_out(
     assert store.average_between(T0, T0 + 60_000) is None
 
 
-def test_an_attribute_that_is_not_a_number_is_in_no_range_but_all(tmp_path: Path) -> None:
-    """Also where a file holds nothing else: such a file was passed over."""
+def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
+    """This includes files with only NaN attributes, which were once skipped."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
@@ -399,7 +396,7 @@ def test_an_attribute_that_is_not_a_number_is_in_no_range_but_all(tmp_path: Path
 
 @pytest.mark.parametrize("precision", [1, 1024])
 @pytest.mark.parametrize(("start", "stop"), [(0, 100_000), (30_000, 30_100), (69_000, 100_000)])
-def test_a_question_of_a_file_that_was_cut_is_an_error(
+def test_a_query_of_a_truncated_file_is_an_error(
     tmp_path: Path, precision: int, start: int, stop: int
 ) -> None:
     store = PendingSegments(
@@ -419,7 +416,7 @@ def test_a_question_of_a_file_that_was_cut_is_an_error(
         store.average_between(T0 + start, T0 + stop)
 
 
-#: Writes and reads at the same time, several times the budget; prints what the process grew by.
+#: Program that writes and reads several times the budget and prints the growth of the process.
 GROWTH = """
 import sys
 from pathlib import Path
@@ -445,14 +442,14 @@ for step in range(200):
 assert store.disk_bytes > 32 << 20
 assert store.rows_between(now[0], now[0] + 100_000).num_rows == len(store)
 assert store.average_between(now[0], now[0] + 100_000) == 1024
-assert "pandas" not in sys.modules, "26 MB, where it is installed"
+assert "pandas" not in sys.modules, "it takes 26 MB"
 print(most)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
-    """As the kernel counts it: with what Arrow and malloc keep, not only what is held."""
+    """By the kernel's count, which includes memory that Arrow and malloc keep."""
     done = subprocess.run(
         [sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -460,11 +457,11 @@ def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
     assert 16 << 20 < int(done.stdout) < 32 << 20
 
 
-def test_what_is_being_read_leaves_less_room_for_what_comes(tmp_path: Path) -> None:
+def test_rows_that_are_read_ahead_leave_less_room_for_new_rows(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path, budget_bytes=16 << 20, clock=lambda: T0)
     index = np.arange(30_000)
     store.append(T0 + 10_000 + index // 10, index * 0, index, [bytes(1024)] * 1000 * 30)
-    assert store.read_due(T0 + 10_000, 1).payloads  # the slice holds what comes next
+    assert store.read_due(T0 + 10_000, 1).payloads  # the slice has the next rows
     most = 0
     for start in range(0, 40_000, 500):
         rows = index[:500] + 100_000 + start
@@ -478,9 +475,9 @@ def test_what_is_being_read_leaves_less_room_for_what_comes(tmp_path: Path) -> N
 def test_a_large_file_is_read_with_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file with twenty times what memory holds, only the next rows of each run are there."""
-    monkeypatch.setattr(segments_module, "_SLICE_ROWS", 500)
-    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 2048)
+    """Only the next rows of each run are in memory, for a file of twenty times the budget."""
+    monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
+    monkeypatch.setattr(directory, "_RUN_ROWS", 2048)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rng = np.random.default_rng(1)
     rows: list[Row] = []
@@ -492,7 +489,7 @@ def test_a_large_file_is_read_with_little_memory(
     for now in range(T0, T0 + 610_000, 10_000):
         out += drain(store, now, 700)
         most = max(most, store.memory_bytes)
-        if now == T0 + 300_000:  # what is left of the open runs is read for a question
+        if now == T0 + 300_000:  # the query reads the rest of the open runs
             left = sorted(row[:4] for row in rows[len(out) :] if row[3] <= 300)
             table = store.rows_between(T0, T0 + 700_000, 0, 300)
             assert list(zip(*[c.to_pylist() for c in table.columns], strict=True)) == left
@@ -502,7 +499,7 @@ def test_a_large_file_is_read_with_little_memory(
 
 
 def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_segments_spill, "_RUN_ROWS", 64)
+    monkeypatch.setattr(directory, "_RUN_ROWS", 64)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rows: list[Row] = []
     for start in range(0, 9000, 3000):

@@ -1,4 +1,4 @@
-"""The tracker's contract, each point by itself; the clock is a list of one number."""
+"""Contract of the tracker, one test per point; the clock is a list of one number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.timebucket import store as _timebucket_store
+from delaylevel.structures.timebucket import store
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
@@ -28,7 +28,7 @@ def drain(tracker: TimeBucketTracker, size: int = 1000) -> list[tuple[int, int]]
         out += zip(ledgers.tolist(), entries.tolist(), strict=True)
 
 
-def test_what_is_due_already_is_refused() -> None:
+def test_messages_that_are_due_already_are_refused() -> None:
     tracker = tracker_at([T0])
     assert not tracker.add_message(1, 1, T0)
     assert not tracker.add_message(1, 2, T0 - 5)
@@ -55,7 +55,7 @@ def test_never_early_by_the_precision_or_more_and_never_late(precision: int) -> 
     assert tracker.next_deliver_at_ms() is None
 
 
-def test_equal_due_times_come_in_the_order_of_positions() -> None:
+def test_equal_due_times_are_returned_in_the_order_of_positions() -> None:
     now = [T0]
     tracker = tracker_at(now)
     for ledger, entry in [(3, 1), (2, 9), (2, 1 << 40), (2, 4)]:
@@ -71,7 +71,7 @@ def test_rows_for_the_open_bucket_and_late_rows() -> None:
     tracker.add_messages(np.full(n, 1), np.arange(n), T0 + 1000 + np.arange(n))
     now[0] = T0 + 20_000
     assert tracker.get_scheduled_messages(100)[1].tolist() == list(range(100))
-    tracker.add_message(9, 1, T0 + 20_001)  # soon, while rows due before it wait to be taken
+    tracker.add_message(9, 1, T0 + 20_001)  # due soon, while earlier rows are still in the tracker
     tracker.add_messages([9], [2], [T0 + 45_000])
     now[0] = T0 + 10_000_000
     out = drain(tracker)
@@ -106,8 +106,8 @@ def test_millions_of_rows_in_one_tick() -> None:
     tracker._check()
 
 
-def test_one_tick_inside_spread_rows_is_split_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_timebucket_store, "SPLIT_ROWS", 2000)
+def test_many_rows_of_one_due_time_are_split_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SPLIT_ROWS", 2000)
     now = [T0]
     tracker = tracker_at(now)
     rng = np.random.default_rng(3)
@@ -120,7 +120,7 @@ def test_one_tick_inside_spread_rows_is_split_off(monkeypatch: pytest.MonkeyPatc
     assert drain(tracker, 777) == expected
 
 
-def test_more_pages_than_sixteen_bits_count_and_keys_wider_than_64_bits() -> None:
+def test_more_than_65536_ledgers_and_keys_wider_than_64_bits() -> None:
     now = [T0]
     tracker = tracker_at(now)
     n = 100_000
@@ -163,8 +163,8 @@ def test_counts_are_of_half_open_ranges() -> None:
     assert tracker.counts([T0, T0 + 90_001]).tolist() == [4]
 
 
-def test_small_when_sequential_and_when_spread() -> None:
-    """Packed size, at a part of the benchmark's rows: a layout that costs memory shows here."""
+def test_sequential_and_random_due_times_are_compact() -> None:
+    """Packed size with fewer rows than in the benchmark, to notice a wasteful layout."""
     n = 400_000
     index = np.arange(n)
     sequential, spread = tracker_at([T0], 1024), tracker_at([T0], 1024)
@@ -182,7 +182,7 @@ def test_small_when_sequential_and_when_spread() -> None:
     assert packed(spread) < 2.7
 
 
-def test_clear_forgets_everything() -> None:
+def test_clear_removes_everything() -> None:
     now = [T0]
     tracker = tracker_at(now)
     tracker.add_messages(np.full(9000, 1), np.arange(9000), T0 + 100_000 + np.arange(9000))
@@ -200,7 +200,7 @@ def test_precision_must_be_a_power_of_two(precision: int) -> None:
         TimeBucketTracker(precision)
 
 
-def test_bad_input_is_refused_and_changes_nothing() -> None:
+def test_invalid_input_is_refused_and_changes_nothing() -> None:
     tracker = tracker_at([T0])
     for row in [(-1, 0, T0 + 9), (0, -1, T0 + 9), (0, 1 << 62, T0 + 9), (0, 0, 1 << 62)]:
         with pytest.raises(InvalidInputError, match="2\\*\\*62"):
@@ -221,7 +221,7 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
     assert tracker.add_messages([], [], []) == 0
 
 
-def test_nothing_here_imports_pulsar() -> None:
+def test_the_structures_do_not_import_pulsar() -> None:
     code = (
         "import sys, delaylevel.structures.timebucket.tracker;"
         "import delaylevel.structures.deduplicator, delaylevel.structures.segments.pending;"

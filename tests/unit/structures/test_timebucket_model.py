@@ -1,4 +1,4 @@
-"""The tracker against a plain sorted list, whatever is done to both."""
+"""The tracker, compared with a plain sorted list under random operations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delaylevel.structures.timebucket import front as _timebucket_front
-from delaylevel.structures.timebucket import store as _timebucket_store
+from delaylevel.structures.timebucket import front, store
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
@@ -20,17 +19,17 @@ SPAN = st.sampled_from([1, 50, 4000, 30_000, 90_000_000])
 
 
 class TrackerMachine(RuleBasedStateMachine):
-    """Small limits: buckets split, tails are sealed and runs merged after a few rows."""
+    """Random operations with small limits, so that splits and merges happen after a few rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            patch.object(_timebucket_store, "SPLIT_ROWS", 96),
-            patch.object(_timebucket_store, "CHUNK_ROWS", 16),
-            patch.object(_timebucket_store, "_LOOSE_ROWS", 40),
-            patch.object(_timebucket_front, "_SLICE_ROWS", 8),
-            patch.object(_timebucket_front, "_STRIDE", 2),
-            patch.object(_timebucket_front, "_MAX_RUNS", 6),
+            patch.object(store, "SPLIT_ROWS", 96),
+            patch.object(store, "CHUNK_ROWS", 16),
+            patch.object(store, "_LOOSE_ROWS", 40),
+            patch.object(front, "_SLICE_ROWS", 8),
+            patch.object(front, "_STRIDE", 2),
+            patch.object(front, "_MAX_RUNS", 6),
         ]
         for each in self.patches:
             each.start()

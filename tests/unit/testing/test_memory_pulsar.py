@@ -1,4 +1,4 @@
-"""delaylevel.testing: what an application's own tests see."""
+"""delaylevel.testing, as the tests of an application use it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_example_in_the_documentation_runs() -> None:
     names["test_the_reminder_is_sent_three_days_later"]()
 
 
-def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+def test_a_manual_clock_only_moves_when_advanced() -> None:
     clock = ManualClock(start_ms=NOON_MS)
     assert (clock.now_ms(), clock.now_ms()) == (NOON_MS, NOON_MS)
     clock.advance(timedelta(days=1, microseconds=1))
@@ -55,11 +55,11 @@ def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
             move(timedelta(seconds=-1))
 
 
-def test_by_default_it_stands_at_the_machine_s_time() -> None:
+def test_a_manual_clock_starts_at_the_system_time() -> None:
     assert abs(ManualClock().now() - datetime.now(timezone.utc)) < timedelta(minutes=1)
 
 
-def test_the_client_and_its_parts_are_pulsar_s_own_types() -> None:
+def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
     with MemoryPulsar() as memory:
         client = memory.client()
         assert isinstance(client, DelayLevelClient)
@@ -67,7 +67,7 @@ def test_the_client_and_its_parts_are_pulsar_s_own_types() -> None:
         consumer = client.subscribe("t", "s")
         assert isinstance(consumer, pulsar.Consumer)
         assert isinstance(client.create_reader("t", pulsar.MessageId.earliest), pulsar.Reader)
-        admin: TopicAdmin = memory.admin  # what mypy checks
+        admin: TopicAdmin = memory.admin  # checked by mypy
         assert admin.topic_exists(TopicName.parse("t"))
     with pytest.raises(pulsar.AlreadyClosed):
         consumer.receive()
@@ -91,7 +91,7 @@ def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWind
     ]
 
 
-def test_what_is_pending_says_when_and_where() -> None:
+def test_pending_messages_have_due_time_and_topic() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window="broker")
     producer.send(b"far", deliver_after=timedelta(days=3), partition_key="k")
@@ -106,7 +106,7 @@ def test_what_is_pending_says_when_and_where() -> None:
     assert memory.pending("others") == memory.delivered("others") == []
 
 
-def test_with_a_tracker_it_is_pending_in_the_window_until_it_is_due() -> None:
+def test_with_a_tracker_messages_are_pending_in_the_window_until_due() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window="tracker")
     consumer = memory.client().subscribe("orders", "app", ConsumerType.Exclusive)
@@ -132,7 +132,7 @@ def test_with_a_tracker_it_is_pending_in_the_window_until_it_is_due() -> None:
         consumer.receive()
 
 
-def test_the_window_in_memory_drops_copies_and_holds_for_targets_that_are_away() -> None:
+def test_the_memory_dispatcher_drops_copies_and_holds_messages_for_missing_targets() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window="tracker")
     description = producer.description
@@ -179,7 +179,7 @@ def test_a_listener_is_called_at_the_due_time_and_may_send_again(final_window: F
     assert called == [2 * day, 4 * day + minute, 6 * day + 2 * minute]
 
 
-def test_no_call_waits() -> None:
+def test_no_call_blocks() -> None:
     client = MemoryPulsar().client()
     consumer = client.subscribe("t", "s")
     with pytest.raises(pulsar.Timeout, match="advance its clock"):
@@ -189,7 +189,7 @@ def test_no_call_waits() -> None:
     assert consumer.batch_receive() == []
 
 
-def test_a_batch_is_stored_when_its_time_has_passed() -> None:
+def test_a_batch_is_stored_after_its_publish_delay() -> None:
     memory = MemoryPulsar()
     producer = memory.client().create_producer("t", batching_enabled=True)
     producer.send_async(b"x", None)
@@ -198,7 +198,7 @@ def test_a_batch_is_stored_when_its_time_has_passed() -> None:
     assert bodies(memory.delivered("t")) == [b"x"]
 
 
-def test_hand_offs_cross_the_ends_of_ledgers() -> None:
+def test_hand_offs_continue_across_ledgers() -> None:
     memory = MemoryPulsar(entries_per_ledger=2)
     producer = delayed(memory)
     for number in range(9):
@@ -213,7 +213,7 @@ def test_hand_offs_cross_the_ends_of_ledgers() -> None:
 
 
 @pytest.mark.parametrize("skew", [timedelta(seconds=-30), timedelta(seconds=30), timedelta(days=1)])
-def test_a_client_whose_clock_is_wrong_stalls_nobody(skew: timedelta) -> None:
+def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     wrong = memory.client(clock=Skewed(memory.clock, skew))
     skewed = wrong.create_producer("orders", enable_delay_level_topic=True)
@@ -242,7 +242,7 @@ class Skewed:
         return self._clock.now_ms() + self._by_ms
 
 
-def test_a_mover_of_the_test_s_own_is_not_disturbed() -> None:
+def test_advance_does_not_interfere_with_a_mover_of_the_test() -> None:
     memory = MemoryPulsar()
     producer = delayed(memory, final_window="broker")
     producer.send(b"x", deliver_after=timedelta(days=2))
@@ -254,17 +254,17 @@ def test_a_mover_of_the_test_s_own_is_not_disturbed() -> None:
     assert bodies(memory.delivered("orders")) == [b"x"]
 
 
-def test_a_namespace_that_would_eat_what_is_parked_is_refused() -> None:
+def test_a_namespace_that_would_remove_parked_messages_is_refused() -> None:
     memory = MemoryPulsar(namespaces=["acme/shop"])
     delayed(memory, "acme/shop/orders").close()
-    memory.create_namespace("acme/eats", NamespacePolicies(subscription_expiration_min=5))
+    memory.create_namespace("acme/expiring", NamespacePolicies(subscription_expiration_min=5))
     with pytest.raises(UnsafeNamespaceError):
-        delayed(memory, "acme/eats/orders")
+        delayed(memory, "acme/expiring/orders")
     with pytest.raises(pulsar.TopicNotFound):
         memory.client().create_producer("acme/none/orders")
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_unsupported_features_are_refused() -> None:
     client = MemoryPulsar().client()
     policy = pulsar.ConsumerDeadLetterPolicy(3)
     for call in (
@@ -294,7 +294,7 @@ def test_negative_acknowledgement_on_an_ordered_subscription_starts_over() -> No
     assert [consumer.receive().data() for _ in range(3)] == [b"0", b"1", b"2"]
 
 
-def test_several_topics_one_consumer() -> None:
+def test_one_consumer_of_several_topics() -> None:
     client = MemoryPulsar().client()
     consumer = client.subscribe(["a", "b"], "s", initial_position=InitialPosition.Earliest)
     for topic in "ab":
