@@ -41,9 +41,8 @@ class _WindowPartition:
     def __init__(self, source: SourcePartition, start: Position) -> None:
         self.source = source
         self.next = start
-        self.waiting: list[
-            tuple[int, int, ParkedMessage]
-        ] = []  # heap of (due time, order of arrival, message)
+        # Heap of (due time, order of arrival, message).
+        self.waiting: list[tuple[int, int, ParkedMessage]] = []
         self.unreleased: deque[Position] = deque()
         self.arrived = 0
 
