@@ -27,10 +27,10 @@ def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -
         ConfigError: one of ``roots`` is not installed.
     """
     queue = list(roots)
-    wanted = {plain_name(name) for name in queue}
+    wanted = {_normalized_name(name) for name in queue}
     found: set[str] = set()
     while queue:
-        name = plain_name(queue.pop())
+        name = _normalized_name(queue.pop())
         if name in found or name in without or name == "delaylevel":
             continue
         try:
@@ -50,7 +50,7 @@ def distributions(roots: Iterable[str], without: frozenset[str] = frozenset()) -
     return tuple(sorted(found))
 
 
-def plain_name(name: str) -> str:
+def _normalized_name(name: str) -> str:
     """Return the normalized name of a distribution (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
