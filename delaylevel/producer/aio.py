@@ -132,7 +132,7 @@ class DelayLevelProducer:
             "replication_clusters": replication_clusters,
             "disable_replication": disable_replication,
         }
-        place = partial(
+        decide = partial(
             self._follower.place_known,
             deliver_at,
             deliver_after,
@@ -143,11 +143,11 @@ class DelayLevelProducer:
         )
         self._follower.look_sometimes()
         try:
-            placement = place()
+            placement = decide()
         except DelayTooLongError:
             if not await asyncio.to_thread(self._follower.look_after_refusal):
                 raise
-            placement = place()
+            placement = decide()
         producer, body = self._business, content
         if placement.parked:
             producer, body = await self._own_producer(placement), self._schema.encode(content)
