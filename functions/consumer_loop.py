@@ -21,7 +21,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mo
 from delaylevel.topics import registry as topics
 
 from .connections import TargetClients
-from .relay import Stream, StreamReport
+from .relay import Relay, RelayReport
 from .settings import FunctionSettings
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _REPORT_S = 1.0
 _REDELIVERY_MS = 10_000
 _QUEUES_TOTAL = 20_000
 
-Report = Callable[[StreamReport, Stream], None]
+Report = Callable[[RelayReport, Relay], None]
 
 
 def source_topics(description: LevelTopicDescription) -> list[str]:
@@ -59,7 +59,7 @@ def check_movable(description: LevelTopicDescription) -> None:
         )
 
 
-class Engine:
+class ConsumerLoop:
     """Moves the messages of one level topic until it is stopped.
 
     Args:
@@ -144,7 +144,7 @@ class Engine:
             negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
             consumer_name=self._name,
         )
-        stream = Stream(
+        stream = Relay(
             self._client,
             self._admin,
             description,
@@ -164,7 +164,7 @@ class Engine:
             if self._targets is not None:
                 self._targets.close()
 
-    def _pump(self, consumer: Any, stream: Stream) -> None:
+    def _pump(self, consumer: Any, stream: Relay) -> None:
         received = 0
         receive = getattr(consumer, "_consumer", consumer).receive  # past the client's wrapper
         report_at_s = stream.now_s() + _REPORT_S

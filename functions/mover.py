@@ -16,9 +16,9 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.token import TokenSource
 from delaylevel.errors import ConfigError
 
-from .consumer_loop import Engine
+from .consumer_loop import ConsumerLoop
 from .instance import argument, client_settings, instance_token, worker_token_file
-from .relay import Stream, StreamReport
+from .relay import Relay, RelayReport
 from .settings import TOKEN_SECRET, FunctionSettings
 
 log = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ class LevelMover(Function):
     """Moves the messages of one level topic.
 
     Needs the guarantee MANUAL. The first message that the worker hands over says where the
-    instance's client and configuration are; from then on :class:`Engine` does the work.
+    instance's client and configuration are; from then on :class:`ConsumerLoop` does the work.
 
     ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
     interface. They are as they are here in 4.0.8, and the integration tests hold on to them.
     """
 
     def __init__(self) -> None:
-        self._engine: Engine | None = None
+        self._engine: ConsumerLoop | None = None
         self._lock = threading.Lock()
 
     def process(self, input: Any, context: Any) -> None:  # noqa: A002  (Pulsar's own name)
@@ -53,7 +53,7 @@ class LevelMover(Function):
                 self._engine.start(replaces=context.consumers.values())
 
 
-def _engine(context: Any) -> Engine:
+def _engine(context: Any) -> ConsumerLoop:
     settings = FunctionSettings.from_config(context.get_user_config_map() or {})
     token = TokenSource(_token_reader(settings, context))
     like_it = client_settings(sys.argv)
@@ -77,12 +77,12 @@ def _engine(context: Any) -> Engine:
         tls_allow_insecure=settings.tls_allow_insecure,
     )
 
-    def report(found: StreamReport, stream: Stream) -> None:
+    def report(found: RelayReport, stream: Relay) -> None:
         for metric, value in metrics_of(found, stream.in_flight).items():
             context.record_metric(metric, value)
 
     target_client = partial(pulsar.Client, **like_it) if like_it is not None else None
-    return Engine(client, admin, settings, name, report, target_client)
+    return ConsumerLoop(client, admin, settings, name, report, target_client)
 
 
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
@@ -93,7 +93,7 @@ def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str 
     return partial(instance_token, sys.argv) if not secret else lambda: str(secret)
 
 
-def metrics_of(report: StreamReport, in_flight: int) -> dict[str, float]:
+def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
     """Return the user metrics of about one second.
 
     The worker keeps the sum and the number of the values of a metric: the sums of those that end in

@@ -63,7 +63,7 @@ class Item:
     given_back: bool = False
 
 
-class Lane:
+class TrackedProducer:
     """A producer that is opened in the background, and what it has to confirm.
 
     Args:

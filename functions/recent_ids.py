@@ -8,7 +8,7 @@ from collections.abc import Hashable
 GENERATION = 50_000
 
 
-class Remembered:
+class RecentIds:
     """The latest places that were added: between one and two generations of them.
 
     Args:

@@ -31,11 +31,11 @@ from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover import hop as onward
+from delaylevel.mover import hop
 
 from .ack_order import AckOrder
-from .publisher import Item, Lane, Starter, in_thread
-from .recent_ids import Remembered
+from .publisher import Item, Starter, TrackedProducer, in_thread
+from .recent_ids import RecentIds
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ _TargetKey = tuple[str, SchemaRef | None]
 
 
 @dataclass
-class StreamReport(ForwardReport):
+class RelayReport(ForwardReport):
     """What became of messages, each counted when it was confirmed.
 
     Attributes:
@@ -104,7 +104,7 @@ class Refusal(NamedTuple):
     until_ms: int
 
 
-class Stream:
+class Relay:
     """Sends messages on, and acknowledges each when the broker has confirmed what it became.
 
     Not thread-safe.
@@ -147,17 +147,17 @@ class Stream:
         self._start = start
         self.now_s = now_s
         self._use(description)
-        self._targets: dict[_TargetKey, Lane] = {}
-        self._own: dict[str, Lane] = {}
+        self._targets: dict[_TargetKey, TrackedProducer] = {}
+        self._own: dict[str, TrackedProducer] = {}
         self._refused: dict[_TargetKey, Refusal] = {}
         self._orders: dict[str, AckOrder] = {}
-        self._failing: list[tuple[_TargetKey, Lane]] = []
+        self._failing: list[tuple[_TargetKey, TrackedProducer]] = []
         self._known: set[tuple[str, int, int, int]] = set()
-        self._done = Remembered()
+        self._done = RecentIds()
         self._sent = self._bytes = self._unacknowledged = 0
         self._stalled = 0
         self._confirmed_s = 0.0
-        self._report = StreamReport()
+        self._report = RelayReport()
 
     @property
     def in_flight(self) -> int:
@@ -213,7 +213,7 @@ class Stream:
             self._route(item, message)
         except EnvelopeError as error:
             item.counted = ("dead", error.reason)
-            item.properties = onward.dead_letter_properties(message, topic, error.reason)
+            item.properties = hop.dead_letter_properties(message, topic, error.reason)
             item.deliver_at_ms = None
             self._own_lane(self._description.dead_letter_topic.partition(0).full).send(item)
         except Exception as error:  # whatever it is, this message must not stop the others
@@ -252,9 +252,9 @@ class Stream:
         self._unacknowledged = self.unacknowledged
         return count
 
-    def take_report(self) -> StreamReport:
+    def take_report(self) -> RelayReport:
         """Return what became of messages since the last time."""
-        report, self._report = self._report, StreamReport()
+        report, self._report = self._report, RelayReport()
         return report
 
     def close(self) -> None:
@@ -276,28 +276,28 @@ class Stream:
     def _route(self, item: Item, message: ParkedMessage) -> None:
         now_ms = self._clock.now_ms()
         source = self._source(item.topic)
-        sealed = self._open_envelope(source, message)
-        item.envelope = sealed
+        envelope = self._open_envelope(source, message)
+        item.envelope = envelope
         item.behind_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
-        decision = self._router.decide(sealed.due_ms, now_ms, came_from=source.level)
+        decision = self._router.decide(envelope.due_ms, now_ms, came_from=source.level)
         parked_until_ms = None
         if decision.hop is Hop.PARK:
-            parked_until_ms = onward.parked_until_ms(
+            parked_until_ms = hop.parked_until_ms(
                 self._description, self._router, decision.level, decision.partition, now_ms
             )
         if parked_until_ms is None or parked_until_ms - now_ms <= BROKER_TICK_MS:
             if self._description.final_window is FinalWindow.TRACKER:
-                self._into_window(item, message, sealed, now_ms)
+                self._into_window(item, message, envelope, now_ms)
                 return
             due = decision.hop is Hop.DUE
-            item.counted = ("due" if due else "window", now_ms - sealed.due_ms)
-            item.properties = onward.delivered_properties(message, sealed)
-            item.deliver_at_ms = None if due else sealed.due_ms
-            self._hand_off(item, sealed, now_ms)
+            item.counted = ("due" if due else "window", now_ms - envelope.due_ms)
+            item.properties = hop.delivered_properties(message, envelope)
+            item.deliver_at_ms = None if due else envelope.due_ms
+            self._hand_off(item, envelope, now_ms)
             return
         level, partition = decision.level, decision.partition
         item.counted = ("parked", (self._description.topic, level, partition))
-        item.properties = sealed.parked_again_properties(message.properties)
+        item.properties = envelope.parked_again_properties(message.properties)
         item.deliver_at_ms = parked_until_ms
         self._own_lane(self._description.level_topic(level).partition(partition).full).send(item)
 
@@ -313,27 +313,27 @@ class Stream:
 
     def _open_envelope(self, source: SourcePartition, message: ParkedMessage) -> Envelope:
         try:
-            return onward.open_envelope(self._description, source.topic, message)
+            return hop.open_envelope(self._description, source.topic, message)
         except EnvelopeError:
             Envelope.read(message.properties)  # where the target alone is unknown, it may be new
             if self._describe is None or self._described_ms > message.publish_ms + _CLOCKS_MS:
                 raise
             self._use(self._describe())
-        return onward.open_envelope(self._description, source.topic, message)
+        return hop.open_envelope(self._description, source.topic, message)
 
     def _into_window(
-        self, item: Item, message: ParkedMessage, sealed: Envelope, now_ms: int
+        self, item: Item, message: ParkedMessage, envelope: Envelope, now_ms: int
     ) -> None:
         """Give it to the dispatcher, what is overdue too; the broker never holds it there."""
-        assert sealed.id is not None
-        partition = self._description.window_partition(message.key, sealed.id)
-        item.counted = ("window", now_ms - sealed.due_ms)
-        item.properties = sealed.parked_again_properties(message.properties)
+        assert envelope.id is not None
+        partition = self._description.window_partition(message.key, envelope.id)
+        item.counted = ("window", now_ms - envelope.due_ms)
+        item.properties = envelope.parked_again_properties(message.properties)
         item.deliver_at_ms = None
         self._own_lane(self._description.window_topic.partition(partition).full).send(item)
 
-    def _hand_off(self, item: Item, sealed: Envelope, now_ms: int) -> None:
-        key = (sealed.target, sealed.schema)
+    def _hand_off(self, item: Item, envelope: Envelope, now_ms: int) -> None:
+        key = (envelope.target, envelope.schema)
         refusal = self._refused.get(key)
         if refusal is not None:
             if now_ms < refusal.until_ms:
@@ -342,7 +342,9 @@ class Stream:
             del self._refused[key]
         lane = self._targets.get(key)
         if lane is None:
-            lane = self._targets[key] = Lane(partial(self._open, *key), self._start, self.now_s)
+            lane = self._targets[key] = TrackedProducer(
+                partial(self._open, *key), self._start, self.now_s
+            )
         elif self._stalled and self._is_stalled(lane, self.now_s()):
             self._hold(item, "it does not confirm in time")
             return
@@ -350,28 +352,28 @@ class Stream:
 
     def _hold(self, item: Item, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
-        message, sealed = item.message, item.envelope
+        message, envelope = item.message, item.envelope
         assert message is not None
-        assert sealed is not None
-        policy = onward.missing_target_policy(self._description, reason)
+        assert envelope is not None
+        policy = hop.missing_target_policy(self._description, reason)
         if policy is MissingTarget.DROP:
-            item.counted = ("dropped", sealed.target)
+            item.counted = ("dropped", envelope.target)
             self._arrived([item])
             return
         if policy is MissingTarget.DEAD_LETTER:
-            item.properties = onward.abandoned_properties(message, sealed)
+            item.properties = hop.abandoned_properties(message, envelope)
             item.counted = ("dead", item.properties[env.REASON])
             item.deliver_at_ms = None
             self._own_lane(self._description.dead_letter_topic.partition(0).full).send(item)
             return
-        item.counted = ("held", sealed.target)
-        item.properties = onward.held_properties(message, sealed, reason)
-        item.deliver_at_ms = onward.held_until_ms(self._description, self._clock.now_ms())
+        item.counted = ("held", envelope.target)
+        item.properties = hop.held_properties(message, envelope, reason)
+        item.deliver_at_ms = hop.held_until_ms(self._description, self._clock.now_ms())
         self._own_lane(self._description.held_topic.partition(0).full).send(item)
 
     # -- producers
 
-    def _own_lane(self, topic: str) -> Lane:
+    def _own_lane(self, topic: str) -> TrackedProducer:
         """Return the lane to a topic of our own; these have no schema."""
         lane = self._own.get(topic)
         if lane is None:
@@ -381,12 +383,12 @@ class Stream:
                     topic, schema=BytesSchema(), **PRODUCER_SETTINGS
                 )
 
-            lane = self._own[topic] = Lane(open_own, self._start, self.now_s)
+            lane = self._own[topic] = TrackedProducer(open_own, self._start, self.now_s)
         return lane
 
     def _open(self, target: str, reference: SchemaRef | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""
-        schema = onward.target_schema(self._admin, target, reference)
+        schema = hop.target_schema(self._admin, target, reference)
         if isinstance(schema, str):
             return schema
         settings = {**PRODUCER_SETTINGS, "send_timeout_millis": TARGET_TIMEOUT_MS}
@@ -396,7 +398,7 @@ class Stream:
 
     # -- confirmations
 
-    def _settle_target(self, key: _TargetKey, lane: Lane) -> None:
+    def _settle_target(self, key: _TargetKey, lane: TrackedProducer) -> None:
         arrived, failed = lane.settle()
         self._arrived(arrived)
         for item, reason in failed:
@@ -408,7 +410,7 @@ class Stream:
             del self._targets[key]
             self._failing.append((key, lane))
 
-    def _settle_own(self, topic: str, lane: Lane) -> None:
+    def _settle_own(self, topic: str, lane: TrackedProducer) -> None:
         arrived, failed = lane.settle()
         self._arrived(arrived)
         if lane.failure is None:
@@ -448,7 +450,7 @@ class Stream:
         except pulsar.PulsarException as error:
             log.debug("an acknowledgement failed (%s): it will come again", error_name(error))
 
-    def _is_stalled(self, lane: Lane, now_s: float) -> bool:
+    def _is_stalled(self, lane: TrackedProducer, now_s: float) -> bool:
         """Whether a target keeps messages waiting while the broker answers for others."""
         oldest_s = lane.oldest_s
         return (

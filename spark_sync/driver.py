@@ -11,15 +11,15 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from delaylevel.cluster.data_loss import find_gap
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.data_loss import find_lost_range
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import Bound, ripe_bound
+from delaylevel.mover.ready import ReadyBound, ready_bound
 
 from .offsets import Offset, make_offset, positions_of, skipped_of
 from .options import SyncOptions
@@ -35,7 +35,7 @@ _WARM_SLICES = 4
 
 
 @dataclass
-class Slice(InputPartition):
+class InputRange(InputPartition):
     """What one task reads: a range of one source partition.
 
     Attributes:
@@ -57,7 +57,7 @@ class Driver:
         self._options = options
         self._runtime: Runtime = runtime(options)
         self._clock = SystemClock()
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, PartitionLock] = {}
         self._described: dict[str, LevelTopicDescription] = {}
         self._sources: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
@@ -143,11 +143,11 @@ class Driver:
                     "out of the job, or made again with fewer partitions? Name it again, or start "
                     "with a new checkpoint"
                 )
-            found.append(Slice(source, str(since), str(until), int(end["now_ms"])))
+            found.append(InputRange(source, str(since), str(until), int(end["now_ms"])))
         if not found:
             nowhere = str(EARLIEST)
             some = list(self._sources.values())[:_WARM_SLICES]
-            return [Slice(source, nowhere, nowhere, int(end["now_ms"])) for source in some]
+            return [InputRange(source, nowhere, nowhere, int(end["now_ms"])) for source in some]
         return found
 
     def acknowledge(self, end: Offset) -> None:
@@ -171,12 +171,12 @@ class Driver:
 
     def _look(
         self, source: SourcePartition, positions: Mapping[str, Position], now_ms: int
-    ) -> tuple[Position, Bound]:
+    ) -> tuple[Position, ReadyBound]:
         """Return where a partition goes on, and how far it is ripe from there."""
         admin, start = self._runtime.admin, positions[source.topic]
         lead_ms = self._described[source.family].levels.smallest_lead_ms
-        bound = ripe_bound(admin, source, start, now_ms, lead_ms)
-        gap = find_gap(admin, source, start) if bound.end > start else None
+        bound = ready_bound(admin, source, start, now_ms, lead_ms)
+        gap = find_lost_range(admin, source, start) if bound.end > start else None
         if gap is None:
             return start, bound
         if self._options.fail_on_data_loss:
@@ -185,7 +185,7 @@ class Driver:
                 "checkpoint that it belongs to"
             )
         log.warning("%s; going on behind them (failOnDataLoss=false)", gap)
-        return gap.until, ripe_bound(admin, source, gap.until, now_ms, lead_ms)
+        return gap.until, ready_bound(admin, source, gap.until, now_ms, lead_ms)
 
     def _earliest_due_first(
         self,
@@ -239,11 +239,11 @@ class Driver:
                 self._sources.update((source.topic, source) for source in new)
             self._described[topic] = description
 
-    def _claim(self, sources: Sequence[SourcePartition]) -> Claim:
+    def _claim(self, sources: Sequence[SourcePartition]) -> PartitionLock:
         deadline = time.monotonic() + CLAIM_PATIENCE_S
         while True:
             try:
-                return Claim(self._runtime.client, self._runtime.admin, sources, "spark")
+                return PartitionLock(self._runtime.client, self._runtime.admin, sources, "spark")
             except AlreadyRunningError:
                 if time.monotonic() > deadline:
                     raise

@@ -31,13 +31,13 @@ from .options import SyncOptions
 from .runtime import Runtime, runtime
 
 if TYPE_CHECKING:
-    from .driver import Slice
+    from .driver import InputRange
 
 FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
 _ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
 
 
-def forward_slice(options: SyncOptions, piece: Slice) -> Iterator[pa.RecordBatch]:
+def forward_slice(options: SyncOptions, piece: InputRange) -> Iterator[pa.RecordBatch]:
     """Send a slice on, wait for the confirmations, and yield a row for each of its messages.
 
     Raises:
@@ -66,7 +66,9 @@ def read_reports(batches: Iterator[Any]) -> dict[str, ForwardReport]:
     return found
 
 
-def _at_least_once(here: Runtime, options: SyncOptions, piece: Slice) -> tuple[int, ForwardReport]:
+def _at_least_once(
+    here: Runtime, options: SyncOptions, piece: InputRange
+) -> tuple[int, ForwardReport]:
     forwarder = here.forwarder(piece.source.family)
     clock = SystemClock()
     try:
@@ -82,7 +84,7 @@ def _at_least_once(here: Runtime, options: SyncOptions, piece: Slice) -> tuple[i
 
 
 def _effectively_once(
-    here: Runtime, options: SyncOptions, piece: Slice
+    here: Runtime, options: SyncOptions, piece: InputRange
 ) -> tuple[int, ForwardReport]:
     """Send on by a forwarder of the slice's own; its producers' names are given back at the end.
 
@@ -107,7 +109,7 @@ def _effectively_once(
 
 
 def _forward(
-    here: Runtime, options: SyncOptions, piece: Slice, forwarder: Forwarder, now_ms: Any
+    here: Runtime, options: SyncOptions, piece: InputRange, forwarder: Forwarder, now_ms: Any
 ) -> int:
     messages = messages_in_range(
         here.client,

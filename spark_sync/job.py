@@ -46,7 +46,7 @@ from .options import connection_options
 from .session import spark_session
 from .settings import SyncSettings
 from .source import FORMAT, DelayLevelDataSource
-from .stats import JobFigures, Standing
+from .stats import JobStats, Standing
 from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class SparkSyncJob:
         self._ready = threading.Event()
         self._asked_s: float | None = None
         self._control_dir = ""
-        self.figures = JobFigures()
+        self.figures = JobStats()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
             for description in self.descriptions:

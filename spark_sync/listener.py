@@ -12,7 +12,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from delaylevel.model.formatting import format_duration
 
 from . import control
-from .stats import BatchFigures, JobFigures, Standing, Waiting
+from .stats import BatchStats, JobStats, Standing, Waiting
 from .steps import dropped
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class SyncListener(StreamingQueryListener):
         self,
         query_name: str,
         control_dir: str,
-        figures: JobFigures,
+        figures: JobStats,
         standing: Standing,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class SyncListener(StreamingQueryListener):
         self.warm.set()
         report = control.take_report(self._control_dir, progress.batchId)
         if progress.numInputRows:
-            batch = BatchFigures.collect(
+            batch = BatchStats.collect(
                 progress.batchId,
                 progress.numInputRows,
                 int(progress.durationMs.get("triggerExecution", 0)),
@@ -91,7 +91,7 @@ class SyncListener(StreamingQueryListener):
             log.warning("Spark did not say that the query has ended; its last batch may miss")
 
 
-def batch_line(batch: BatchFigures, waiting: dict[str, Waiting] | None) -> str:
+def batch_line(batch: BatchStats, waiting: dict[str, Waiting] | None) -> str:
     """Return a batch in one line.
 
     Args:

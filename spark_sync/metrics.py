@@ -9,11 +9,11 @@ from typing import Any
 
 from delaylevel.prometheus import serve
 
-from .stats import LATENESS_BOUNDS_MS, OUTCOMES, JobFigures, Standing
+from .stats import LATENESS_BOUNDS_MS, OUTCOMES, JobStats, Standing
 
 
 def serve_metrics(
-    figures: JobFigures,
+    figures: JobStats,
     standing: Standing,
     topics: Iterable[str],
     port: int,
@@ -38,7 +38,7 @@ class JobCollector:
         topics: the level topics.
     """
 
-    def __init__(self, figures: JobFigures, standing: Standing, topics: tuple[str, ...]) -> None:
+    def __init__(self, figures: JobStats, standing: Standing, topics: tuple[str, ...]) -> None:
         self._figures = figures
         self._standing = standing
         self._topics = topics

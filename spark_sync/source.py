@@ -27,7 +27,7 @@ from delaylevel.model.position import Position
 from . import control
 from .arrow_rows import PENDING_SCHEMA, to_batches
 from .batch_source import BatchOptions, check_schema, pending_reader
-from .driver import Driver, Slice
+from .driver import Driver, InputRange
 from .forwarding import FORWARDED_SCHEMA, forward_slice
 from .offsets import Offset
 from .options import SyncOptions
@@ -151,7 +151,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one slice as Arrow record batches."""
-        assert isinstance(partition, Slice)
+        assert isinstance(partition, InputRange)
         here = runtime(self._options)
         messages = read_range(
             here.client,
@@ -189,5 +189,5 @@ class ForwardingStreamReader(DelayLevelStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Send on the messages of one slice, and yield a row for each."""
-        assert isinstance(partition, Slice)
+        assert isinstance(partition, InputRange)
         return forward_slice(self._options, partition)

@@ -24,7 +24,7 @@ LAG_LIFETIME_S = 5.0
 
 
 @dataclass(frozen=True)
-class BatchFigures:
+class BatchStats:
     """One batch that moved something.
 
     Attributes:
@@ -45,7 +45,7 @@ class BatchFigures:
     @classmethod
     def collect(
         cls, batch_id: int, rows: int, duration_ms: int, report: Mapping[str, Mapping[str, Any]]
-    ) -> BatchFigures:
+    ) -> BatchStats:
         """Put together what Spark and the sink say of a batch.
 
         Args:
@@ -148,7 +148,7 @@ class Standing:
 
 
 @dataclass
-class JobFigures:
+class JobStats:
     """The sums of a job since its start; every attribute is replaced or added to under ``lock``.
 
     Attributes:
@@ -172,10 +172,10 @@ class JobFigures:
     lateness: dict[str, list[int]] = field(default_factory=dict)
     lateness_ms: Counter[str] = field(default_factory=Counter)
     failures: int = 0
-    last: BatchFigures | None = None
+    last: BatchStats | None = None
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, batch: BatchFigures) -> None:
+    def add(self, batch: BatchStats) -> None:
         """Add a batch."""
         with self.lock:
             self.batches += 1

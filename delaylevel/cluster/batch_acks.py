@@ -38,7 +38,7 @@ _MOST_KEPT = 4096
 _foreseen = True
 
 
-class BatchProof:
+class BatchAckTracker:
     """Follows how a producer's messages are cut into batches, and counts what is confirmed.
 
     One thread uses it, in the order in which it sends.

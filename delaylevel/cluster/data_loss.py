@@ -12,7 +12,7 @@ from .port import TopicAdmin
 
 
 @dataclass(frozen=True)
-class Gap:
+class LostRange:
     """A stretch of a source partition that was acknowledged by somebody else.
 
     Attributes:
@@ -35,7 +35,9 @@ class Gap:
         )
 
 
-def find_gap(admin: TopicAdmin, source: SourcePartition, position: Position) -> Gap | None:
+def find_lost_range(
+    admin: TopicAdmin, source: SourcePartition, position: Position
+) -> LostRange | None:
     """Return what lies between a mover's position and the place its subscription has reached.
 
     Args:
@@ -58,4 +60,4 @@ def find_gap(admin: TopicAdmin, source: SourcePartition, position: Position) -> 
             first = position.entry if item.ledger == position.ledger else 0
             end = reached.entry if item.ledger == reached.ledger else item.entries
             entries += max(0, end - max(first, 0))
-    return Gap(source.topic, position, reached, entries) if entries else None
+    return LostRange(source.topic, position, reached, entries) if entries else None

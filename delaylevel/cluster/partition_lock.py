@@ -23,7 +23,7 @@ from .failures import close_quietly, error_name
 from .port import TopicAdmin
 
 
-class Claim:
+class PartitionLock:
     """Exclusive consumers on the durable subscription of source partitions.
 
     Args:
@@ -81,7 +81,7 @@ class Claim:
         """Whether every consumer has its connection; a client that lost it asks for it again."""
         return all(consumer.is_connected() for consumer in self._consumers.values())
 
-    def merge(self, other: Claim) -> None:
+    def merge(self, other: PartitionLock) -> None:
         """Take over the partitions of another claim of this process, e.g. after an expansion."""
         taken, other._consumers = other._consumers, {}
         self._consumers.update(taken)

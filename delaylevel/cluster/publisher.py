@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import _pulsar
 import pulsar
 
-from .batch_acks import BatchProof, await_outcomes
+from .batch_acks import BatchAckTracker, await_outcomes
 from .failures import OK, close_quietly, error_name, result_name, translate_errors
 from .schemas import bytes_schema
 
@@ -101,7 +101,7 @@ class PayloadWithProperties(Payload, Protocol):
         ...
 
 
-class Outlet(Generic[Waiting]):
+class Publisher(Generic[Waiting]):
     """A producer and the messages that it was given since it was last settled.
 
     Args:
@@ -116,9 +116,9 @@ class Outlet(Generic[Waiting]):
         self.producer = producer
         # Below the client's Python: its checks of every argument would cost as much as the rest.
         self._core = producer._producer if type(producer) is pulsar.Producer else None
-        self._proof: BatchProof | None = None
+        self._proof: BatchAckTracker | None = None
         if self._core is not None:
-            self._proof = BatchProof(
+            self._proof = BatchAckTracker(
                 BULK_SETTINGS["batching_max_messages"] if bulk else 1,
                 BULK_SETTINGS["batching_max_allowed_size_in_bytes"],
             )
@@ -238,7 +238,7 @@ class Outlet(Generic[Waiting]):
         self._waiting = []
 
 
-def close_all(outlets: Iterable[Outlet[Any]]) -> None:
+def close_all(outlets: Iterable[Publisher[Any]]) -> None:
     """Close producers; one that cannot be closed properly is gone anyway."""
     for outlet in outlets:
         close_quietly(outlet.producer, "producer")

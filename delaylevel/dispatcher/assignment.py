@@ -25,7 +25,7 @@ _PREFIX = "delaylevel-dispatcher~"
 
 
 @dataclass(frozen=True)
-class Standing:
+class GroupState:
     """What the broker says of a window topic.
 
     Attributes:
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Moves:
+class Reassignment:
     """What a dispatcher is to do now.
 
     Attributes:
@@ -53,7 +53,7 @@ class Moves:
     knock: tuple[int, ...] = ()
 
 
-def share(standing: Standing, me: str, mine: Collection[int], partitions: int) -> Moves:
+def assign(standing: GroupState, me: str, mine: Collection[int], partitions: int) -> Reassignment:
     """Return what makes the shares equal, with as few moves as can be.
 
     Args:
@@ -67,12 +67,12 @@ def share(standing: Standing, me: str, mine: Collection[int], partitions: int) -
     quota = partitions // len(members) + (rank < partitions % len(members))
     owned = sorted(mine)
     if len(owned) > quota:
-        return Moves(give=tuple(owned[quota:]))
+        return Reassignment(give=tuple(owned[quota:]))
     free = [index for index in range(partitions) if index not in standing.owners]
     free = [index for index in free if index not in mine]
     take = tuple(free[: quota - len(owned)])
     others = [index for index in range(partitions) if index not in mine and index not in free]
-    return Moves(take=take, knock=tuple(others))
+    return Reassignment(take=take, knock=tuple(others))
 
 
 class Membership:
@@ -104,10 +104,10 @@ class Membership:
         except ClientError as error:
             raise BrokerError(f"cannot read {self._first} ({error.name})") from error
 
-    def standing(self) -> Standing:
+    def standing(self) -> GroupState:
         """Ask the broker who is there, and who owns what."""
         members = members_of(self._admin.partition_stats(self._first).subscriptions)
-        return Standing(members, window_stats(self._admin, self._description).owners)
+        return GroupState(members, window_stats(self._admin, self._description).owners)
 
     def close(self) -> None:
         """Leave."""

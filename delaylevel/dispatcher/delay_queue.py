@@ -11,11 +11,11 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from delaylevel.dispatcher.journal.state import (
-    Done,
+    Commit,
     Intent,
-    Mark,
-    ReleaseState,
-    Settled,
+    JournalState,
+    LowWatermark,
+    Resolved,
     pack,
     unpack,
 )
@@ -28,12 +28,12 @@ from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .columns import Arrivals, Batch, MessageRecord, Offered, id_columns
 from .ids import contained, save_ids, to_array, unseen_ids
-from .pending import Waiting
+from .pending import PendingIndex
 
-__all__ = ["Arrivals", "Batch", "MessageRecord", "Offered", "Window"]
+__all__ = ["Arrivals", "Batch", "DelayQueue", "MessageRecord", "Offered"]
 
 
-class Window:
+class DelayQueue:
     """What one window partition holds: offered in any order, released when due, each once.
 
     Methods that return a record have applied it to the state; the caller appends the records to
@@ -50,7 +50,7 @@ class Window:
 
     def __init__(
         self,
-        state: ReleaseState,
+        state: JournalState,
         segments: PendingSegments,
         *,
         tracker: TimeBucketTracker | None = None,
@@ -71,7 +71,7 @@ class Window:
             InvalidInputError: tracker or segments are not exact, or not empty.
         """
         self.state = state
-        self._waiting = Waiting(segments, tracker, clock)
+        self._waiting = PendingIndex(segments, tracker, clock)
         self._met = Deduplicator(memory_capacity or state.memory.capacity)
         self._open = BitMap64()  # pending or in flight
         self._floor = state.mark
@@ -219,7 +219,7 @@ class Window:
         self.state.apply(intent)
         return intent
 
-    def confirm(self, number: int, held: npt.ArrayLike = ()) -> Done:
+    def confirm(self, number: int, held: npt.ArrayLike = ()) -> Commit:
         """Return what is to be logged once all of an intent is confirmed, in any order of numbers.
 
         Args:
@@ -235,13 +235,13 @@ class Window:
         aside = np.asarray(held, dtype=np.int64)
         if aside.size and not np.isin(aside, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
-        done = Done(number, aside)
+        done = Commit(number, aside)
         self.state.apply(done)
         del self._batches[number]
         self._close(batch.positions)
         return done
 
-    def give_back(self, number: int) -> Settled | None:
+    def give_back(self, number: int) -> Resolved | None:
         """Make a batch pending again of which nothing was sent.
 
         Returns:
@@ -259,11 +259,11 @@ class Window:
             heapq.heappush(self._returned, row)
         if number not in self.state.unfinished:
             return None
-        settled = Settled(number, np.empty(0, dtype=np.int64))
+        settled = Resolved(number, np.empty(0, dtype=np.int64))
         self.state.apply(settled)
         return settled
 
-    def settle(self, number: int, released_mask: npt.ArrayLike) -> Settled:
+    def settle(self, number: int, released_mask: npt.ArrayLike) -> Resolved:
         """Close an intent of the log that has no done; what was not stored is pending again.
 
         Args:
@@ -281,7 +281,7 @@ class Window:
             raise InvalidInputError(
                 f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
             )
-        settled = Settled(number, intent.positions[mask])
+        settled = Resolved(number, intent.positions[mask])
         self.state.apply(settled)
         del self._unsettled[number]
         self._pinned = self._pinned_positions()
@@ -304,12 +304,12 @@ class Window:
         self._floor = max(self._floor, mark)
         return self._floor
 
-    def checkpoint(self) -> Mark | None:
+    def checkpoint(self) -> LowWatermark | None:
         """Return the mark to be logged, None where it has not moved."""
         position = self.mark()
         if position <= self.state.mark:
             return None
-        mark = Mark(position)
+        mark = LowWatermark(position)
         self.state.apply(mark)
         return mark
 

@@ -40,7 +40,7 @@ class EntryEnd(NamedTuple):
     entry_id: int
 
 
-class Intake(threading.Thread):
+class Fetcher(threading.Thread):
     """Reads messages, and gives them on as `Arrivals`.
 
     Args:

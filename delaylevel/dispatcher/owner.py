@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from delaylevel.cluster.failures import error_name, translate_errors
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.dispatcher.journal.state import Mark, ReleaseState, encode, pack, unpack
-from delaylevel.dispatcher.journal.topic import LostOwnershipError, ReleaseLog
+from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, encode, pack, unpack
+from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
@@ -30,12 +30,12 @@ from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
 
-from .delay_queue import Arrivals, Window
-from .fetcher import TURN, CaughtUp, EntryEnd, Intake
-from .publishing import Outgoing
+from .delay_queue import Arrivals, DelayQueue
+from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
+from .publishing import BatchPublisher
 from .record import recorder
-from .stats import SharedFigures
-from .targets import Lanes, OwnTopic, Slice
+from .stats import SharedOwnerStats
+from .targets import OwnTopic, TargetBatch, Targets
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _SNAPSHOT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class PumpSettings:
+class OwnerSettings:
     """How a window partition is served.
 
     Attributes:
@@ -67,7 +67,7 @@ class PumpSettings:
     remember: int = 2_000_000
 
 
-class Pump(threading.Thread):
+class PartitionOwner(threading.Thread):
     """Owns one window partition until it is stopped, or loses it.
 
     Args:
@@ -87,15 +87,15 @@ class Pump(threading.Thread):
         admin: TopicAdmin,
         description: Callable[[], LevelTopicDescription],
         partition: int,
-        claim: Claim,
+        claim: PartitionLock,
         directory: Path,
-        settings: PumpSettings,
+        settings: OwnerSettings,
         clock: Clock,
     ) -> None:
         now = description()
         super().__init__(name=f"window {now.topic} {partition}", daemon=True)
         self.partition = partition
-        self.figures = SharedFigures()
+        self.figures = SharedOwnerStats()
         #: Why it ended by itself; None while it runs or after it was stopped.
         self.failure: Exception | None = None
         self._client = client
@@ -137,11 +137,11 @@ class Pump(threading.Thread):
     def _own(self) -> None:
         settings, description = self._settings, self._description()
         started = time.monotonic()
-        self._log = ReleaseLog(self._client, self._admin, self._log_source, self._claim)
+        self._log = Journal(self._client, self._admin, self._log_source, self._claim)
         self._held = OwnTopic(self._client, description.held_topic.partition(0).full)
         self._dead = OwnTopic(self._client, description.dead_letter_topic.partition(0).full)
-        state = ReleaseState.read(self._log.read(), settings.remember)
-        self._lanes = Lanes(
+        state = JournalState.read(self._log.read(), settings.remember)
+        self._lanes = Targets(
             self._client,
             self._admin,
             f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
@@ -157,9 +157,9 @@ class Pump(threading.Thread):
             clock=self._clock.now_ms,
         )
         self._segments = segments
-        self._window = Window(state, segments, clock=self._clock)
-        self._outgoing = Outgoing(
-            self._window,
+        self._queue = DelayQueue(state, segments, clock=self._clock)
+        self._publisher = BatchPublisher(
+            self._queue,
             self._lanes,
             self._log,
             self._held,
@@ -170,7 +170,7 @@ class Pump(threading.Thread):
             figures=self.figures,
             answered=self._events.put,
         )
-        intake: Intake | None = None
+        intake: Fetcher | None = None
         try:
             self._recover(state)
             intake = self._start_intake(state)
@@ -183,9 +183,9 @@ class Pump(threading.Thread):
             self._held.close()
             self._dead.close()
             self._log.close()
-            self._window.close()
+            self._queue.close()
 
-    def _recover(self, state: ReleaseState) -> None:
+    def _recover(self, state: JournalState) -> None:
         """Find out what became of what the last owner was publishing, and write it all down."""
         numbered = self._settings.delivery is Delivery.EFFECTIVELY_ONCE
         stored: dict[str, int] = {}
@@ -201,10 +201,10 @@ class Pump(threading.Thread):
                     sequences[chosen] = first + np.arange(chosen.size)
                     last[chosen] = stored[name]
                 released = (sequences > 0) & (sequences <= last)
-            self._log.append_soon(encode(self._window.settle(number, released)))
+            self._log.append_soon(encode(self._queue.settle(number, released)))
         self._log.snapshot(state.snapshot())
 
-    def _start_intake(self, state: ReleaseState) -> Intake:
+    def _start_intake(self, state: JournalState) -> Fetcher:
         """Read from the low-water mark on."""
         start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
         if state.mark:
@@ -212,11 +212,11 @@ class Pump(threading.Thread):
             start = max(start, Position(ledger, entry_id >> 10))
         end = self._admin.last_message_id(self._source.name)
         record = recorder(self._description, self._source.topic)
-        intake = Intake(self._client, self._source.topic, start, end, record, self._events.put)
+        intake = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
         intake.start()
         return intake
 
-    def _serve(self, intake: Intake, started: float) -> None:
+    def _serve(self, intake: Fetcher, started: float) -> None:
         """Take what arrives, release what is due, until stopped."""
         checkpoint_s = self._settings.checkpoint_ms / 1000
         next_cycle = 0.0
@@ -248,12 +248,12 @@ class Pump(threading.Thread):
             return
         now = time.monotonic()
         until = checkpoint_s
-        if self._caught_up and self._outgoing.ready:
-            due_ms = self._window.next_due_ms()
+        if self._caught_up and self._publisher.ready:
+            due_ms = self._queue.next_due_ms()
             if due_ms is not None:
                 due_s = now + (due_ms - self._clock.now_ms()) / 1000
                 until = min(until, max(due_s, at_s))
-        if self._outgoing.unanswered:
+        if self._publisher.unanswered:
             until = min(until, now + _LOOK_EVERY_S)
         if until > now:
             try:
@@ -262,16 +262,16 @@ class Pump(threading.Thread):
                 return
             self._events.put(event)  # at the end: what is there is taken in one go
 
-    def _take_events(self, intake: Intake) -> None:
+    def _take_events(self, intake: Fetcher) -> None:
         arrivals = 0
-        self._outgoing.look_again()
+        self._publisher.look_again()
         while arrivals < 2:
             try:
                 event = self._events.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(event, Slice):
-                self._outgoing.finish(event)
+            if isinstance(event, TargetBatch):
+                self._publisher.finish(event)
             elif isinstance(event, Arrivals):
                 arrivals += 1
                 self._offer(intake, event)
@@ -284,13 +284,13 @@ class Pump(threading.Thread):
 
     # -- in
 
-    def _offer(self, intake: Intake, arrivals: Arrivals) -> None:
+    def _offer(self, intake: Fetcher, arrivals: Arrivals) -> None:
         try:
             if self._caught_up:
-                offered = self._window.offer(arrivals)
+                offered = self._queue.offer(arrivals)
             else:
                 with TURN:
-                    offered = self._window.offer(arrivals)
+                    offered = self._queue.offer(arrivals)
         except IntakeStoppedError as error:
             if self._refused_offer is None:
                 log.error("%s", error)
@@ -306,28 +306,28 @@ class Pump(threading.Thread):
     # -- out
 
     def _release(self) -> None:
-        while self._outgoing.ready:
-            batch = self._window.advance(self._clock.now_ms(), _BATCH)
+        while self._publisher.ready:
+            batch = self._queue.advance(self._clock.now_ms(), _BATCH)
             if batch is None:
                 return
-            self._outgoing.publish(batch)
+            self._publisher.publish(batch)
             if len(batch.records) < _BATCH or not self._events.empty():
                 return
 
     # -- now and then
 
-    def _check(self, intake: Intake) -> None:
+    def _check(self, intake: Fetcher) -> None:
         """Write down the low-water mark and acknowledge it; look after what stands still."""
         if not (self._log.connected and self._claim.connected):
             # A write fails for good if somebody else has the log; otherwise it waits and passes.
-            self._log.append(encode(Mark(self._window.state.mark)))
+            self._log.append(encode(LowWatermark(self._queue.state.mark)))
         self._acknowledge()
         if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        self._outgoing.look_after()
+        self._publisher.look_after()
         if self._refused_offer is not None:
             self._offer(intake, self._refused_offer)
-        window = self._window
+        window = self._queue
         self.figures.set(
             pending=len(window),
             in_flight=window.in_flight,
@@ -339,32 +339,32 @@ class Pump(threading.Thread):
     _snapshot_size = 0
 
     def _write_snapshot(self) -> None:
-        chunks = self._window.state.snapshot()
+        chunks = self._queue.state.snapshot()
         self._log.snapshot(chunks)
         self._snapshot_size = sum(map(len, chunks))
 
     def _say_goodbye(self) -> None:
         """Wait a while for what is under way, and leave as little as can be to the next owner."""
         deadline = time.monotonic() + _GOODBYE_S
-        while self._outgoing and time.monotonic() < deadline:
-            self._outgoing.look_again()
+        while self._publisher and time.monotonic() < deadline:
+            self._publisher.look_again()
             try:
                 event = self._events.get(
-                    timeout=_LOOK_EVERY_S if self._outgoing.unanswered else 0.2
+                    timeout=_LOOK_EVERY_S if self._publisher.unanswered else 0.2
                 )
             except queue.Empty:
                 continue
-            if isinstance(event, Slice):
-                self._outgoing.finish(event)
+            if isinstance(event, TargetBatch):
+                self._publisher.finish(event)
         self._write_snapshot()
         self._acknowledge()
 
     def _acknowledge(self) -> None:
         """Write the low-water mark down, then acknowledge everything before it."""
-        mark = self._window.checkpoint()
+        mark = self._queue.checkpoint()
         if mark is not None:
             self._log.append(encode(mark))
-        position = self._window.state.mark
+        position = self._queue.state.mark
         if not position:
             return
         ledger, entry_id = (int(part[0]) for part in unpack(np.array([position])))
@@ -398,4 +398,4 @@ def _words(error: Exception) -> str:
     return str(error) or error_name(error)
 
 
-__all__ = ["LostOwnershipError", "Pump", "PumpSettings", "window_sources"]
+__all__ = ["LostOwnershipError", "OwnerSettings", "PartitionOwner", "window_sources"]

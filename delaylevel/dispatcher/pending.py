@@ -23,7 +23,7 @@ _MARSHAL = 2
 _ROW_BYTES = 20
 
 
-class Waiting:
+class PendingIndex:
     """Records that wait for their due time; they come out in the order (due, position).
 
     Args:

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from delaylevel.dispatcher.journal.state import encode
-from delaylevel.dispatcher.journal.topic import ReleaseLog
+from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
-from delaylevel.mover import hop as onward
+from delaylevel.mover import hop
 
-from .delay_queue import Batch, Window
+from .delay_queue import Batch, DelayQueue
 from .record import WindowMessage
-from .stats import SharedFigures
-from .targets import Lane, Lanes, OwnTopic, Slice, certain, lane_name
+from .stats import SharedOwnerStats
+from .targets import OwnTopic, Target, TargetBatch, Targets, certain, target_name
 
 # So many batches may be unconfirmed before the next one is taken, unless they wait for a target
 # that stands still.
@@ -39,7 +39,7 @@ class _Open:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-class Outgoing:
+class BatchPublisher:
     """Publishes batches, sets aside what is refused, and writes down what is done.
 
     Args:
@@ -56,19 +56,19 @@ class Outgoing:
 
     def __init__(
         self,
-        window: Window,
-        lanes: Lanes,
-        release_log: ReleaseLog,
+        window: DelayQueue,
+        lanes: Targets,
+        release_log: Journal,
         held: OwnTopic,
         dead: OwnTopic,
         *,
         description: Callable[[], LevelTopicDescription],
         clock: Clock,
         numbered: bool,
-        figures: SharedFigures,
-        answered: Callable[[Slice], None],
+        figures: SharedOwnerStats,
+        answered: Callable[[TargetBatch], None],
     ) -> None:
-        self._window = window
+        self._queue = window
         self._lanes = lanes
         self._log = release_log
         self._held = held
@@ -79,7 +79,7 @@ class Outgoing:
         self._figures = figures
         self._answered = answered
         self._open: dict[int, _Open] = {}
-        self._unanswered: list[Slice] = []
+        self._unanswered: list[TargetBatch] = []
 
     def __len__(self) -> int:
         """Return how many batches are not confirmed in whole."""
@@ -101,7 +101,7 @@ class Outgoing:
         """Log what is to be published, and give it to the lanes."""
         messages = [WindowMessage._make(record) for record in batch.records]
         opened = _Open(batch, messages)
-        parts: dict[int, Slice] = {}
+        parts: dict[int, TargetBatch] = {}
         find = self._lanes.find
         for index, message in enumerate(messages):
             if not message.target:
@@ -113,7 +113,7 @@ class Outgoing:
                 continue
             part = parts.get(id(lane))
             if part is None:
-                part = parts[id(lane)] = Slice(lane, batch.number)
+                part = parts[id(lane)] = TargetBatch(lane, batch.number)
             part.indices.append(index)
         self._log_intent(batch, list(parts.values()))
         self._open[batch.number] = opened
@@ -125,7 +125,7 @@ class Outgoing:
         if not parts:
             self._confirm(opened)
 
-    def finish(self, part: Slice) -> None:
+    def finish(self, part: TargetBatch) -> None:
         """The broker has answered for a slice, or the client has given up waiting."""
         if part not in part.lane.waiting:
             return  # settled meanwhile
@@ -158,7 +158,7 @@ class Outgoing:
             for part in lane.waiting
         )
 
-    def _log_intent(self, batch: Batch, parts: list[Slice]) -> None:
+    def _log_intent(self, batch: Batch, parts: list[TargetBatch]) -> None:
         """Write down what is to be published; where that took long, this process stood still."""
         outlets: list[tuple[str, int]] = []
         outlet_index = np.empty(0, dtype=np.uint16)
@@ -168,21 +168,21 @@ class Outgoing:
             for place, part in enumerate(parts):
                 lane, count = part.lane, len(part.indices)
                 first = lane.next_sequence_id
-                outlets.append((lane_name(*lane.key), first))
+                outlets.append((target_name(*lane.key), first))
                 outlet_index[part.indices] = place
                 part.sequence_ids = list(range(first, first + count))
                 lane.next_sequence_id = first + count
-        intent = self._window.intent(batch, tuple(outlets), outlet_index)
+        intent = self._queue.intent(batch, tuple(outlets), outlet_index)
         began = time.monotonic()
         self._log.append(encode(intent))
         if time.monotonic() - began > 1:
             self._lanes.forgive()
 
-    def _flush(self, part: Slice) -> None:
+    def _flush(self, part: TargetBatch) -> None:
         answered = self._answered
         part.lane.producer._producer.flush_async(lambda _result: answered(part))
 
-    def _judge(self, part: Slice) -> None:
+    def _judge(self, part: TargetBatch) -> None:
         """Settle a slice by its outcomes; one that is missing counts as a failure."""
         lane = part.lane
         failures = part.failures()
@@ -196,7 +196,7 @@ class Outgoing:
         if failures and lane.producer is not None and not lane.waiting:
             self._lanes.drop(lane)
 
-    def _settle(self, part: Slice, failures: dict[int, str]) -> None:
+    def _settle(self, part: TargetBatch, failures: dict[int, str]) -> None:
         lane = part.lane
         lane.settled(part)
         opened = self._open[part.number]
@@ -215,7 +215,7 @@ class Outgoing:
         batch = opened.batch
         del self._open[batch.number]
         held = self._set_aside(opened) if opened.refused else ()
-        done = self._window.confirm(batch.number, held)
+        done = self._queue.confirm(batch.number, held)
         self._log.append_soon(encode(done))
         due_ms = batch.due_ms
         if opened.refused:
@@ -224,7 +224,7 @@ class Outgoing:
 
     def _set_aside(self, opened: _Open) -> Sequence[int]:
         """Store what cannot be published in the held or the dead-letter topic."""
-        until_ms = onward.held_until_ms(self._description(), self._clock.now_ms())
+        until_ms = hop.held_until_ms(self._description(), self._clock.now_ms())
         held: list[tuple[WindowMessage, dict[str, str], int | None]] = []
         dead: list[tuple[WindowMessage, dict[str, str], int | None]] = []
         positions: list[int] = []
@@ -233,7 +233,7 @@ class Outgoing:
             if not message.target:
                 dead.append((message, message.properties, None))
                 continue
-            policy = onward.missing_target_policy(self._description(), reason)
+            policy = hop.missing_target_policy(self._description(), reason)
             if policy is MissingTarget.DROP:
                 self._figures.dropped()
                 continue
@@ -250,7 +250,7 @@ class Outgoing:
             self._figures.dead(len(dead))
         return positions
 
-    def _resolve(self, lane: Lane) -> None:
+    def _resolve(self, lane: Target) -> None:
         """Ask the broker what it has of a lane whose producer was given up."""
         last = self._lanes.resolve(lane)
         if last is None:

@@ -15,7 +15,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.mover import hop as onward
+from delaylevel.mover import hop
 
 _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 
@@ -61,9 +61,9 @@ class WindowMessage(NamedTuple):
         return self._set_aside(self.attempt, f"target {self.target} does not exist")
 
     def _set_aside(self, attempt: int, reason: str) -> dict[str, str]:
-        sealed = Envelope(self.due_ms, self.target, self.message_id, self.schema_ref, attempt)
+        envelope = Envelope(self.due_ms, self.target, self.message_id, self.schema_ref, attempt)
         application = env.application_properties(self.properties)
-        return {**sealed.parked_properties(application), env.REASON: reason}
+        return {**envelope.parked_properties(application), env.REASON: reason}
 
 
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
@@ -109,27 +109,27 @@ def recorder(
 
     def record(message: ParkedMessage) -> WindowMessage:
         try:
-            sealed = onward.open_envelope(description(), topic, message)
+            envelope = hop.open_envelope(description(), topic, message)
         except EnvelopeError as error:
-            properties = onward.dead_letter_properties(message, topic, error.reason)
+            properties = hop.dead_letter_properties(message, topic, error.reason)
             return WindowMessage(
                 "", 0, 0, "", "", 0, "", message.key, message.ordering_key, message.event_ms,
                 properties, message.value,
             )  # fmt: skip
-        assert sealed.id is not None
-        id_key, number = identity(sealed.id, sealed.target, sealed.attempt)
+        assert envelope.id is not None
+        id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
         return WindowMessage(
             id_key,
             number,
-            sealed.due_ms,
-            sealed.target,
-            "" if sealed.schema is None else str(sealed.schema),
-            sealed.attempt,
-            sealed.id,
+            envelope.due_ms,
+            envelope.target,
+            "" if envelope.schema is None else str(envelope.schema),
+            envelope.attempt,
+            envelope.id,
             message.key,
             message.ordering_key,
             message.event_ms,
-            onward.delivered_properties(message, sealed),
+            hop.delivered_properties(message, envelope),
             message.value,
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.failures import translate_errors
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
@@ -24,9 +24,9 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import without_deduplication
 from delaylevel.topics.stats import window_stats
 
-from .assignment import Membership, Moves, share
-from .owner import Pump, PumpSettings, window_sources
-from .stats import PartitionFigures
+from .assignment import Membership, Reassignment, assign
+from .owner import OwnerSettings, PartitionOwner, window_sources
+from .stats import OwnerStats
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _Family:
     description: LevelTopicDescription
     membership: Membership
     described_s: float
-    pumps: dict[int, Pump] = field(default_factory=dict)
+    pumps: dict[int, PartitionOwner] = field(default_factory=dict)
     rest_until_s: dict[int, float] = field(default_factory=dict)
     knock_s: float = 0.0
     knocked: int = 0
@@ -121,7 +121,7 @@ class Dispatcher:
         """The level topics that are served."""
         return tuple(family.description for family in self._families)
 
-    def figures(self) -> Mapping[tuple[str, int], PartitionFigures]:
+    def figures(self) -> Mapping[tuple[str, int], OwnerStats]:
         """Return the figures of every window partition that this process owns.
 
         Returns:
@@ -175,14 +175,14 @@ class Dispatcher:
             family.description = served(self._admin, family.description.topic)
         standing = family.membership.standing()
         partitions = family.description.window_partitions
-        moves = share(standing, family.membership.name, family.pumps.keys(), partitions)
+        moves = assign(standing, family.membership.name, family.pumps.keys(), partitions)
         self._give_back([(family, family.pumps[index]) for index in moves.give])
         for index in moves.take:
             if now >= family.rest_until_s.get(index, 0.0):
                 self._take(family, index)
         self._knock(family, moves, now)
 
-    def _knock(self, family: _Family, moves: Moves, now: float) -> None:
+    def _knock(self, family: _Family, moves: Reassignment, now: float) -> None:
         if not moves.knock or now < family.knock_s:
             return
         family.knock_s = now + _KNOCK_S
@@ -194,20 +194,20 @@ class Dispatcher:
     def _take(self, family: _Family, index: int) -> None:
         sources = window_sources(family.description, index)
         try:
-            claim = Claim(self._client, self._admin, sources, "dispatch")
+            claim = PartitionLock(self._client, self._admin, sources, "dispatch")
         except AlreadyRunningError:
             return
         topic = TopicName.parse(family.description.topic)
         directory = self._directory / f"{topic.namespace_path}/{topic.local}".replace("/", "+")
         settings = self._settings
-        pump = Pump(
+        pump = PartitionOwner(
             self._client,
             self._admin,
             lambda: family.description,
             index,
             claim,
             directory / str(index),
-            PumpSettings(
+            OwnerSettings(
                 delivery=settings.delivery,
                 checkpoint_ms=settings.checkpoint_ms,
                 memory_bytes=max(
@@ -221,7 +221,7 @@ class Dispatcher:
             family.pumps[index] = pump
         pump.start()
 
-    def _give_back(self, pumps: Sequence[tuple[_Family, Pump]]) -> None:
+    def _give_back(self, pumps: Sequence[tuple[_Family, PartitionOwner]]) -> None:
         for _, pump in pumps:
             pump.stop()
         for family, pump in pumps:

@@ -20,7 +20,7 @@ def _no_lateness() -> npt.NDArray[np.int64]:
 
 
 @dataclass
-class PartitionFigures:
+class OwnerStats:
     """The figures of one window partition since this process owns it.
 
     Attributes:
@@ -59,14 +59,14 @@ class PartitionFigures:
     recovery_s: float = 0.0
 
 
-class SharedFigures:
+class SharedOwnerStats:
     """Figures that one thread changes and others read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures = PartitionFigures()
+        self._figures = OwnerStats()
 
-    def now(self) -> PartitionFigures:
+    def now(self) -> OwnerStats:
         """Return a copy."""
         with self._lock:
             found = self._figures
@@ -113,7 +113,7 @@ class SharedFigures:
             self._figures.dead += count
 
 
-def total_lateness(figures: Iterable[PartitionFigures]) -> npt.NDArray[np.int64]:
+def total_lateness(figures: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
     """Return the sum of lateness histograms."""
     return sum((each.lateness for each in figures), _no_lateness())
 
@@ -122,7 +122,7 @@ def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
     """Return the bound that the given share of a lateness histogram keeps; None where empty.
 
     Args:
-        lateness: as in `PartitionFigures`, shape (bounds + 1,).
+        lateness: as in `OwnerStats`, shape (bounds + 1,).
         share: e.g. 0.99.
 
     Returns:

@@ -19,7 +19,7 @@ from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
     PRODUCER_SETTINGS,
     UNBATCHED_SETTINGS,
-    Outlet,
+    Publisher,
     close_all,
     open_producer,
     send_in_order,
@@ -28,7 +28,7 @@ from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover import hop as onward
+from delaylevel.mover import hop
 
 from .record import WindowMessage
 
@@ -42,10 +42,10 @@ FORGOTTEN_S = 40.0
 UNCONFIRMED_MESSAGES = 50_000
 UNCONFIRMED_BYTES = 64 << 20
 
-_LaneKey = tuple[str, str, int]  # target, schema, target partition (-1: the client chooses)
+_TargetKey = tuple[str, str, int]  # target, schema, target partition (-1: the client chooses)
 
 
-class Slice:
+class TargetBatch:
     """What one lane was given of one batch.
 
     Attributes:
@@ -58,7 +58,7 @@ class Slice:
 
     __slots__ = ("indices", "lane", "number", "outcomes", "sequence_ids", "size", "started_s")
 
-    def __init__(self, lane: Lane, number: int) -> None:
+    def __init__(self, lane: Target, number: int) -> None:
         self.lane = lane
         self.number = number
         self.indices: list[int] = []
@@ -86,7 +86,7 @@ class Slice:
 
 
 @dataclass(eq=False)
-class Lane:
+class Target:
     """A producer of one business topic (or one of its partitions) and what it has not confirmed.
 
     Attributes:
@@ -97,11 +97,11 @@ class Lane:
         waiting: its slices, oldest first.
     """
 
-    key: _LaneKey
+    key: _TargetKey
     producer: Any
     name: str = ""
     next_sequence_id: int = 1
-    waiting: list[Slice] = field(default_factory=list)
+    waiting: list[TargetBatch] = field(default_factory=list)
     messages: int = 0
     size: int = 0
 
@@ -110,7 +110,7 @@ class Lane:
         """Whether its messages have sequence ids."""
         return bool(self.name)
 
-    def send(self, part: Slice, messages: Iterable[WindowMessage]) -> None:
+    def send(self, part: TargetBatch, messages: Iterable[WindowMessage]) -> None:
         """Give the slice's messages to the producer, in order."""
         sequence_ids = part.sequence_ids if self.name else None
         part.size += send_in_order(self.producer, messages, sequence_ids, part.outcomes)
@@ -118,14 +118,14 @@ class Lane:
         self.messages += len(part.indices)
         self.size += part.size
 
-    def settled(self, part: Slice) -> None:
+    def settled(self, part: TargetBatch) -> None:
         """Count a slice no longer as unconfirmed."""
         self.waiting.remove(part)
         self.messages -= len(part.indices)
         self.size -= part.size
 
 
-class Lanes:
+class Targets:
     """All lanes of one window partition.
 
     Args:
@@ -153,12 +153,12 @@ class Lanes:
         self._numbered = delivery is Delivery.EFFECTIVELY_ONCE
         self._sequences = sequences
         self._pause_s = pause_ms / 1000
-        self._lanes: dict[_LaneKey, Lane] = {}
-        self._routes: dict[tuple[str, str], Lane] = {}
+        self._lanes: dict[_TargetKey, Target] = {}
+        self._routes: dict[tuple[str, str], Target] = {}
         self._partitions: dict[str, int] = {}
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
 
-    def find(self, message: WindowMessage) -> Lane | str:
+    def find(self, message: WindowMessage) -> Target | str:
         """Return the lane for a message, or why its target cannot be written now.
 
         Raises:
@@ -200,7 +200,7 @@ class Lanes:
         self._routes.pop((target, schema), None)
         return reason
 
-    def drop(self, lane: Lane) -> None:
+    def drop(self, lane: Target) -> None:
         """Close a lane; its next message opens it anew."""
         if self._lanes.get(lane.key) is lane:
             del self._lanes[lane.key]
@@ -208,26 +208,26 @@ class Lanes:
         _close(lane.producer)
         lane.producer = None
 
-    def all(self) -> list[Lane]:
+    def all(self) -> list[Target]:
         """Return every lane."""
         return list(self._lanes.values())
 
-    def refuses(self, lane: Lane) -> bool:
+    def refuses(self, lane: Target) -> bool:
         """Say whether its target is left alone now."""
         return lane.producer is None or lane.key[:2] in self._refused
 
-    def accept(self, lane: Lane) -> None:
+    def accept(self, lane: Target) -> None:
         """Write to its target again: it has confirmed all that it was given."""
         self._refused.pop(lane.key[:2], None)
 
-    def watch(self) -> list[Slice]:
+    def watch(self) -> list[TargetBatch]:
         """Refuse what goes to targets that confirm nothing, or too little.
 
         Returns:
             What the client should have given up long ago, and has not said so.
         """
         now = time.monotonic()
-        forgotten: list[Slice] = []
+        forgotten: list[TargetBatch] = []
         for lane in self._lanes.values():
             if not lane.waiting or lane.producer is None:
                 continue
@@ -248,19 +248,19 @@ class Lanes:
             for part in lane.waiting:
                 part.started_s = now
 
-    def doubt(self, lane: Lane) -> None:
+    def doubt(self, lane: Target) -> None:
         """Give up a numbered lane's producer: only a new one can say what the broker has stored."""
         _close(lane.producer)
         lane.producer = None
 
-    def resolve(self, lane: Lane) -> int | None:
+    def resolve(self, lane: Target) -> int | None:
         """Return the last sequence id that the broker has stored of a lane in doubt.
 
         None where it cannot be asked now. A topic that is gone has stored nothing: 0.
         """
         opened = self._open(lane.key)
         if isinstance(opened, str):
-            if opened == onward.NO_TOPIC:
+            if opened == hop.NO_TOPIC:
                 self.drop(lane)
                 return 0
             return None
@@ -269,7 +269,7 @@ class Lanes:
         lane.next_sequence_id = max(lane.next_sequence_id, last + 1)
         return last
 
-    def in_doubt(self) -> list[Lane]:
+    def in_doubt(self) -> list[Target]:
         """Return the numbered lanes whose producers were given up."""
         return [lane for lane in self._lanes.values() if lane.producer is None and lane.waiting]
 
@@ -281,7 +281,7 @@ class Lanes:
         Raises:
             BrokerError: no broker serves it at present.
         """
-        target, schema, partition = parse_lane(name)
+        target, schema, partition = parse_target(name)
         key = (target, schema, partition)
         lane = self._lanes.get(key)
         if lane is None:
@@ -305,17 +305,17 @@ class Lanes:
         if count is None:
             name = TopicName.parse(message.target)
             if not self._admin.topic_exists(name):
-                raise LookupError(onward.NO_TOPIC)
+                raise LookupError(hop.NO_TOPIC)
             count = self._admin.partitioned_metadata(name).partitions
             self._partitions[message.target] = count
         if not count:
             return -1
         return java_string_hash(message.key or message.ordering_key or message.message_id) % count
 
-    def _open(self, key: _LaneKey) -> Lane | str:
+    def _open(self, key: _TargetKey) -> Target | str:
         target, schema_text, partition = key
         reference = SchemaRef.parse(schema_text) if schema_text else None
-        schema = onward.target_schema(self._admin, target, reference)
+        schema = hop.target_schema(self._admin, target, reference)
         if isinstance(schema, str):
             self._partitions.pop(target, None)
             return schema
@@ -327,10 +327,10 @@ class Lanes:
                 raise BrokerError(f"no broker serves {target} now ({error.name})") from error
             return error.name
         if not self._numbered:
-            return Lane(key, producer)
-        name = lane_name(*key)
+            return Target(key, producer)
+        name = target_name(*key)
         last = producer.last_sequence_id()
-        return Lane(key, producer, name, max(self._sequences(name), last + 1, 1))
+        return Target(key, producer, name, max(self._sequences(name), last + 1, 1))
 
     def producer_name(self, schema: str) -> str:
         """Return the producers' name for one schema: a name serves one producer of a topic."""
@@ -350,7 +350,7 @@ class OwnTopic:
     def __init__(self, client: Any, topic: str) -> None:
         self._client = client
         self._topic = topic
-        self._outlet: Outlet[None] | None = None
+        self._outlet: Publisher[None] | None = None
 
     def send(self, messages: Iterable[tuple[WindowMessage, dict[str, str], int | None]]) -> None:
         """Store messages with these properties, each held by the broker until a time or None.
@@ -360,7 +360,9 @@ class OwnTopic:
         """
         try:
             if self._outlet is None:
-                self._outlet = Outlet(open_producer(self._client, self._topic, PRODUCER_SETTINGS))
+                self._outlet = Publisher(
+                    open_producer(self._client, self._topic, PRODUCER_SETTINGS)
+                )
             with translate_errors():
                 for message, properties, until_ms in messages:
                     self._outlet.send(message, properties, until_ms)
@@ -377,12 +379,12 @@ class OwnTopic:
         self._outlet = None
 
 
-def lane_name(target: str, schema: str, partition: int) -> str:
+def target_name(target: str, schema: str, partition: int) -> str:
     """Return the name under which the release log knows a lane."""
     return f"{partition} {schema or '-'} {target}"
 
 
-def parse_lane(name: str) -> _LaneKey:
+def parse_target(name: str) -> _TargetKey:
     """Read what `lane_name` wrote."""
     partition, schema, target = name.split(" ", 2)
     return target, "" if schema == "-" else schema, int(partition)

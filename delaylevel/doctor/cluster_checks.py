@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
 
-from .context import Cluster
+from .context import ClusterContext
 from .finding import Outcome, Problem
 
 # Brokers before this were not tried, and say less of missing topics.
@@ -17,7 +17,7 @@ _KNOCK_S = 5.0
 _SKEW_MS = 5000
 
 
-def broker(cluster: Cluster) -> Outcome:
+def broker(cluster: ClusterContext) -> Outcome:
     """Both addresses answer, and the version is one that this release was made for."""
     problems = []
     connection, version = cluster.connection, ""
@@ -45,7 +45,7 @@ def broker(cluster: Cluster) -> Outcome:
     return Outcome.of(*problems, note=f"Pulsar {version} at {connection.service_url}")
 
 
-def rights(cluster: Cluster, namespace: str) -> Outcome:
+def rights(cluster: ClusterContext, namespace: str) -> Outcome:
     """The token may do what producers, movers and operators ask for."""
     problems = []
     for what, ask in (
@@ -75,7 +75,7 @@ def rights(cluster: Cluster, namespace: str) -> Outcome:
     return Outcome.of(*problems, note=note)
 
 
-def clock(cluster: Cluster) -> Outcome:
+def clock(cluster: ClusterContext) -> Outcome:
     """The clocks of this machine and of the broker agree within some seconds."""
     before_ms = cluster.clock.now_ms()
     said_ms = cluster.admin.clock_ms()

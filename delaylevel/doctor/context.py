@@ -49,7 +49,7 @@ class ExamOptions:
     bookie_conf: Path | None = None
 
 
-class Cluster:
+class ClusterContext:
     """A cluster, as far as checks ask for it.
 
     Args:
@@ -86,7 +86,7 @@ class Cluster:
             return list(pool.map(function, items))
 
 
-class Patient:
+class LevelTopicContext:
     """One level topic.
 
     Args:
@@ -94,7 +94,7 @@ class Patient:
         description: what it says of itself.
     """
 
-    def __init__(self, cluster: Cluster, description: LevelTopicDescription) -> None:
+    def __init__(self, cluster: ClusterContext, description: LevelTopicDescription) -> None:
         self.cluster = cluster
         self.admin = cluster.admin
         self.options = cluster.options

@@ -19,10 +19,10 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
 from . import cluster_checks, running_checks, topic_checks
-from .context import Cluster, ExamOptions, Patient
+from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import Finding, Outcome, Problem
 
-TOPIC_CHECKS: tuple[tuple[str, Callable[[Patient], Outcome]], ...] = (
+TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Outcome]], ...] = (
     ("partitions", topic_checks.partitions),
     ("subscriptions", topic_checks.subscriptions),
     ("message ttl", topic_checks.expiry),
@@ -70,7 +70,9 @@ def examine(
     if topic is not None:
         namespace = TopicName.parse(topic).namespace_path
     with Admin.from_connection(connection) as admin:
-        cluster = Cluster(connection, admin, clock or SystemClock(), options or ExamOptions())
+        cluster = ClusterContext(
+            connection, admin, clock or SystemClock(), options or ExamOptions()
+        )
         found = Finding("broker", connection.admin_url, _guarded(cluster_checks.broker, cluster))
         yield found
         if found.outcome.problems:
@@ -87,7 +89,7 @@ def examine(
         descriptions, finding = _level_topics(admin, topic, namespace)
         yield finding
         for description in descriptions:
-            patient = Patient(cluster, description)
+            patient = LevelTopicContext(cluster, description)
             for name, check in TOPIC_CHECKS:
                 yield Finding(name, description.topic, _guarded(check, patient))
 
@@ -115,7 +117,7 @@ def _level_topics(
 
 
 def _guarded(
-    check: Callable[[Patient], Outcome] | Callable[[Cluster], Outcome], of: object
+    check: Callable[[LevelTopicContext], Outcome] | Callable[[ClusterContext], Outcome], of: object
 ) -> Outcome:
     """Run a check; that it cannot ask is an outcome, too."""
     try:

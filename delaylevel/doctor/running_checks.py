@@ -11,7 +11,7 @@ from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 
-from .context import Patient
+from .context import LevelTopicContext
 from .finding import Outcome, Problem
 
 # Of the broker's limit of acknowledgement ranges that it keeps.
@@ -25,7 +25,7 @@ _READ_AHEAD_DEFAULT = 100
 _FREE_BYTES = 256 * 1024 * 1024
 
 
-def mover(patient: Patient) -> Outcome:
+def mover(patient: LevelTopicContext) -> Outcome:
     """Somebody hands off what becomes near-due."""
     description = patient.description
     start = f"`delaylevel sync spark {description.topic}`"
@@ -42,7 +42,7 @@ def mover(patient: Patient) -> Outcome:
     return Outcome.of(*problems, note=names)
 
 
-def _function_problems(patient: Patient) -> list[Problem]:
+def _function_problems(patient: LevelTopicContext) -> list[Problem]:
     from delaylevel.functions import health
     from delaylevel.functions.deployment import function_name
 
@@ -66,7 +66,7 @@ def _function_problems(patient: Patient) -> list[Problem]:
     ]
 
 
-def dispatcher(patient: Patient) -> Outcome:
+def dispatcher(patient: LevelTopicContext) -> Outcome:
     """With a tracker, every window partition has a dispatcher."""
     description = patient.description
     if description.final_window is not FinalWindow.TRACKER:
@@ -84,7 +84,7 @@ def dispatcher(patient: Patient) -> Outcome:
     )
 
 
-def lateness(patient: Patient) -> Outcome:
+def lateness(patient: LevelTopicContext) -> Outcome:
     """Hand-offs are behind by less than the lead."""
     behind_ms = patient.status.behind_ms
     lead_ms = patient.description.levels.smallest_lead_ms
@@ -101,7 +101,7 @@ def lateness(patient: Patient) -> Outcome:
     )
 
 
-def lead(patient: Patient) -> Outcome:
+def lead(patient: LevelTopicContext) -> Outcome:
     """The lead covers a trigger of the mover."""
     trigger_ms, levels = patient.options.trigger_ms, patient.description.levels
     lead_ms = levels.smallest_lead_ms
@@ -117,7 +117,7 @@ def lead(patient: Patient) -> Outcome:
     )
 
 
-def producer_clocks(patient: Patient) -> Outcome:
+def producer_clocks(patient: LevelTopicContext) -> Outcome:
     """No parked message was published in the future."""
     slack_ms = max(1000, patient.description.levels.smallest_lead_ms // 2)
     rows = [row for row in patient.status.partitions if row.backlog_entries]
@@ -144,7 +144,7 @@ def producer_clocks(patient: Patient) -> Outcome:
     )
 
 
-def held(patient: Patient) -> Outcome:
+def held(patient: LevelTopicContext) -> Outcome:
     """Nothing is held because its target cannot be written."""
     count = patient.status.held_entries
     if not count:
@@ -158,7 +158,7 @@ def held(patient: Patient) -> Outcome:
     )
 
 
-def dead_letters(patient: Patient) -> Outcome:
+def dead_letters(patient: LevelTopicContext) -> Outcome:
     """No dead letters."""
     count = patient.status.dead_letter_entries
     if not count:
@@ -172,7 +172,7 @@ def dead_letters(patient: Patient) -> Outcome:
     )
 
 
-def holes(patient: Patient) -> Outcome:
+def holes(patient: LevelTopicContext) -> Outcome:
     """Subscriptions have few holes: the broker forgets ranges beyond its limit."""
     name = "managedLedgerMaxUnackedRangesToPersist"
     limit = int((patient.cluster.configuration or {}).get(name, _DEFAULT_RANGES))
@@ -213,7 +213,7 @@ def holes(patient: Patient) -> Outcome:
     )
 
 
-def read_ahead(patient: Patient) -> Outcome:
+def read_ahead(patient: LevelTopicContext) -> Outcome:
     """Bookies do not read far ahead where due times are spread."""
     if patient.description.final_window is not FinalWindow.BROKER:
         return Outcome.of(note="no random reads: the dispatcher holds what is near-due")
@@ -247,7 +247,7 @@ def read_ahead(patient: Patient) -> Outcome:
     )
 
 
-def disk(patient: Patient) -> Outcome:
+def disk(patient: LevelTopicContext) -> Outcome:
     """The disk that the dispatcher spills to has room for the window."""
     folder = patient.options.spill_dir
     if folder is None:

@@ -8,7 +8,7 @@ from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions
 
-from .context import Patient
+from .context import LevelTopicContext
 from .finding import Outcome, Problem
 
 _NEAR_LIMIT = 0.8
@@ -17,7 +17,7 @@ _DEFAULT_DEDUPLICATION_MIN = 360
 _IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 
 
-def partitions(patient: Patient) -> Outcome:
+def partitions(patient: LevelTopicContext) -> Outcome:
     """Every topic of the family exists, with as many partitions as the description says."""
     problems = []
     topic = patient.description.topic
@@ -59,7 +59,7 @@ def partitions(patient: Patient) -> Outcome:
     return Outcome.of(*problems, note=note)
 
 
-def subscriptions(patient: Patient) -> Outcome:
+def subscriptions(patient: LevelTopicContext) -> Outcome:
     """Every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in patient.metadata.items() if found is None}
     topic = patient.description.topic
@@ -72,7 +72,7 @@ def subscriptions(patient: Patient) -> Outcome:
     )
 
 
-def expiry(patient: Patient) -> Outcome:
+def expiry(patient: LevelTopicContext) -> Outcome:
     """No message TTL holds for a topic that keeps parked messages."""
     problems = []
     for member, policies in patient.topic_policies.items():
@@ -90,12 +90,12 @@ def expiry(patient: Patient) -> Outcome:
     return Outcome.of(*problems)
 
 
-def _namespace_ttl(patient: Patient) -> int:
+def _namespace_ttl(patient: LevelTopicContext) -> int:
     own = patient.policies.message_ttl_s
     return own if own is not None else patient.cluster.settings.message_ttl_s or 0
 
 
-def inactivity(patient: Patient) -> Outcome:
+def inactivity(patient: LevelTopicContext) -> Outcome:
     """The broker may not delete a topic of the family because nobody is connected."""
     if patient.cluster.settings.topic_policies is False:
         return Outcome.of(note="by the broker's own settings: see namespace policies")
@@ -112,7 +112,7 @@ def inactivity(patient: Patient) -> Outcome:
     )
 
 
-def replication(patient: Patient) -> Outcome:
+def replication(patient: LevelTopicContext) -> Outcome:
     """No topic of the family is replicated: a mover in each cluster would deliver everything."""
     clusters = patient.policies.replication_clusters
     return Outcome.of(
@@ -128,7 +128,7 @@ def replication(patient: Patient) -> Outcome:
     )
 
 
-def namespace(patient: Patient) -> Outcome:
+def namespace(patient: LevelTopicContext) -> Outcome:
     """Quotas and expirations of the namespace neither eat nor block what is parked."""
     settings = patient.cluster.settings
     found = safety.problems(patient.description, patient.policies, settings)
@@ -143,7 +143,7 @@ def _remedy_of(line: str) -> tuple[str, str]:
     return (says, remedy) if says else (line, line)
 
 
-def targets(patient: Patient) -> Outcome:
+def targets(patient: LevelTopicContext) -> Outcome:
     """Every business topic exists."""
     return Outcome.of(
         *(
@@ -158,7 +158,7 @@ def targets(patient: Patient) -> Outcome:
     )
 
 
-def target_subscriptions(patient: Patient) -> Outcome:
+def target_subscriptions(patient: LevelTopicContext) -> Outcome:
     """No subscription of a business topic ignores due times."""
     if patient.description.final_window is not FinalWindow.BROKER:
         return Outcome.of(note="any type: the dispatcher delivers plain messages")
@@ -173,7 +173,7 @@ def target_subscriptions(patient: Patient) -> Outcome:
     )
 
 
-def delayed_delivery(patient: Patient) -> Outcome:
+def delayed_delivery(patient: LevelTopicContext) -> Outcome:
     """The broker holds messages back in the final window, exactly enough."""
     if patient.description.final_window is not FinalWindow.BROKER:
         return Outcome.of(note="the dispatcher's own")
@@ -216,7 +216,7 @@ def delayed_delivery(patient: Patient) -> Outcome:
     return Outcome.of(*problems, note=note)
 
 
-def dispatch_thread(patient: Patient) -> Outcome:
+def dispatch_thread(patient: LevelTopicContext) -> Outcome:
     """Where a Function reads, the broker delivers no delayed message twice of its own accord.
 
     Its levels are full of delayed messages on a Shared subscription. An instance leaves out what
@@ -239,7 +239,7 @@ def dispatch_thread(patient: Patient) -> Outcome:
     )
 
 
-def deduplication(patient: Patient) -> Outcome:
+def deduplication(patient: LevelTopicContext) -> Outcome:
     """Where the mover promises effectively once, every topic that it writes deduplicates."""
     if patient.options.delivery is not Delivery.EFFECTIVELY_ONCE:
         return Outcome.of(note="at least once needs none")

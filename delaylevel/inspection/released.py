@@ -11,7 +11,7 @@ import numpy as np
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.dispatcher.journal.state import ReleaseState, pack
+from delaylevel.dispatcher.journal.state import JournalState, pack
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
@@ -52,7 +52,7 @@ class _Forgetful(Deduplicator):
         pass
 
 
-class _Positions(ReleaseState):
+class _Positions(JournalState):
     """The same state, positions only."""
 
     def __init__(self, capacity: int = 2) -> None:
@@ -79,7 +79,7 @@ def released_by_log(
         LongLogError: there is more.
         DamagedLogError: a record is not as it was written.
     """
-    state: ReleaseState = _Positions()
+    state: JournalState = _Positions()
     for _ in range(_TRIES):
         # The front before the end: a dispatcher that lets go of old records writes a snapshot
         # first, and what is between a newer front and an older end would be no whole state.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Outlet, close_all, open_producer
+from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Publisher, close_all, open_producer
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     BrokerError,
@@ -165,7 +165,7 @@ def replay(
     """
     clock = clock or SystemClock()
     source, report = source_of(description), ReplayReport()
-    hold = Claim(client, admin, [source], "dlq")
+    hold = PartitionLock(client, admin, [source], "dlq")
     forwarder = Forwarder(client, admin, description, clock)
     try:
         letters = list(dead_letters(client, admin, description))
@@ -212,7 +212,7 @@ def discard(
         AlreadyRunningError: somebody else replays or discards.
     """
     source = source_of(description)
-    hold = Claim(client, admin, [source], "dlq")
+    hold = PartitionLock(client, admin, [source], "dlq")
     try:
         letters = list(dead_letters(client, admin, description))
         taken = {letter.position for letter in letters if chosen(letter)}
@@ -247,17 +247,17 @@ def find(
 
 def _still_dead(description: LevelTopicDescription, message: ParkedMessage) -> str | None:
     try:
-        sealed = Envelope.read(message.properties)
+        envelope = Envelope.read(message.properties)
     except EnvelopeError as error:
         return error.reason
-    if sealed.target not in description.targets:
-        return f"target {sealed.target} is not one of level topic {description.topic}"
+    if envelope.target not in description.targets:
+        return f"target {envelope.target} is not one of level topic {description.topic}"
     return None
 
 
 def _take_out(
     client: Any,
-    hold: Claim,
+    hold: PartitionLock,
     source: SourcePartition,
     letters: Collection[DeadLetter],
     taken: Collection[Position],
@@ -282,7 +282,7 @@ def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter
         raise BrokerError(
             f"cannot write to {source.topic} ({error.name}); nothing was acknowledged"
         ) from error
-    outlet: Outlet[None] = Outlet(producer)
+    outlet: Publisher[None] = Publisher(producer)
     try:
         for letter in letters:
             outlet.send(letter.message, letter.message.properties, None)

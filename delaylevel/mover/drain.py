@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import LevelTopicError
@@ -99,7 +99,7 @@ def drain(
     clock = clock or SystemClock()
     report = DrainReport()
     sources = source_partitions(description)
-    claim = Claim(client, admin, sources, "drain")
+    claim = PartitionLock(client, admin, sources, "drain")
     drainer = _Drainer(client, admin, description, clock)
     try:
         at = dict(claim.start_positions(sources))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from delaylevel.cluster.publisher import MessageBuilder, Outlet
+from delaylevel.cluster.publisher import MessageBuilder, Publisher
 from delaylevel.errors import DelayLevelError, EnvelopeError
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET, SchemaRef
 from delaylevel.model.level_topic import Mover
@@ -133,7 +133,7 @@ class _Way:
 
     __slots__ = ("direct", "parked")
 
-    def __init__(self, outlet: Outlet[Any]) -> None:
+    def __init__(self, outlet: Publisher[Any]) -> None:
         self.direct = outlet.direct()
         self.parked = 0
 

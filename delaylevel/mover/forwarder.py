@@ -17,7 +17,7 @@ from delaylevel.cluster.publisher import (
     CERTAIN_REFUSALS,
     KEY_BATCHED_SETTINGS,
     UNBATCHED_SETTINGS,
-    Outlet,
+    Publisher,
     close_all,
     open_producer,
 )
@@ -39,8 +39,8 @@ from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 
-from . import hop as onward
-from .sequencing import Numbering
+from . import hop
+from .sequencing import Sequencer
 
 log = logging.getLogger(__name__)
 
@@ -92,27 +92,27 @@ class Forwarder:
         sequence: Sequence | None = None,
     ) -> None:
         if sequence is not None:
-            onward.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
+            hop.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
         self._client = client
         self._admin = admin
         self._description = description
         self._clock = clock or SystemClock()
         self._sequence = sequence
         self._router = Router(description.levels)
-        self._targets: dict[_TargetKey, Outlet[_Waiting]] = {}
-        self._internal: dict[str, Outlet[Any]] = {}
-        self._parks: dict[tuple[int, int], Outlet[Any]] = {}
+        self._targets: dict[_TargetKey, Publisher[_Waiting]] = {}
+        self._internal: dict[str, Publisher[Any]] = {}
+        self._parks: dict[tuple[int, int], Publisher[Any]] = {}
         self._tracked = description.final_window is FinalWindow.TRACKER
-        self._window: dict[int, Outlet[Any]] = {}
+        self._window: dict[int, Publisher[Any]] = {}
         self._partition_counts: dict[str, int] = {}
         self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
         self._to_hold: list[tuple[_Waiting, str]] = []
         self._report = ForwardReport()
         self._epoch_messages = 0
         self._epoch_bytes = 0
-        self.numbering: Numbering | None = None
+        self.numbering: Sequencer | None = None
         if sequence is not None:
-            self.numbering = Numbering(sequence, self._settle, self._read_held)
+            self.numbering = Sequencer(sequence, self._settle, self._read_held)
 
     def forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
         """Send one message on; it counts as arrived when :meth:`flush` has returned.
@@ -138,19 +138,19 @@ class Forwarder:
         if self.numbering is not None:
             number = self.numbering.next(source, *message[:3], len(message.value or b""))
         try:
-            sealed = onward.open_envelope(self._description, source.topic, message)
+            envelope = hop.open_envelope(self._description, source.topic, message)
         except EnvelopeError as error:
             self._dead_letter(source, message, error.reason, number)
             return
-        decision = self._router.decide(sealed.due_ms, now_ms, came_from=source.level)
+        decision = self._router.decide(envelope.due_ms, now_ms, came_from=source.level)
         if decision.hop is Hop.PARK:
-            self._park(message, sealed, decision, number)
+            self._park(message, envelope, decision, number)
         else:
             if self._tracked:
-                self._into_window(message, sealed)
+                self._into_window(message, envelope)
             else:
-                self._hand_off(message, sealed, decision.hop is Hop.DUE, number)
-            late_ms = now_ms - sealed.due_ms
+                self._hand_off(message, envelope, decision.hop is Hop.DUE, number)
+            late_ms = now_ms - envelope.due_ms
             if late_ms > self._report.latest_ms:
                 self._report.latest_ms = late_ms
         if self._tracked:
@@ -170,7 +170,7 @@ class Forwarder:
         """What decides where a message goes."""
         return self._router
 
-    def level_outlet(self, level: int, partition: int) -> Outlet[Any]:
+    def level_outlet(self, level: int, partition: int) -> Publisher[Any]:
         """Return the way into a partition of a level.
 
         Raises:
@@ -234,68 +234,72 @@ class Forwarder:
     # -- the ways out
 
     def _park(
-        self, message: ParkedMessage, sealed: Envelope, decision: Decision, number: int | None
+        self, message: ParkedMessage, envelope: Envelope, decision: Decision, number: int | None
     ) -> None:
         description = self._description
         level, partition = decision.level, decision.partition
         outlet = self.level_outlet(level, partition)
-        deliver_at = onward.parked_until_ms(
+        deliver_at = hop.parked_until_ms(
             description, self._router, level, partition, self._clock.now_ms()
         )
-        outlet.send(message, sealed.parked_again_properties(message.properties), deliver_at, number)
+        outlet.send(
+            message, envelope.parked_again_properties(message.properties), deliver_at, number
+        )
         self.count_parked(level, partition, 1)
 
-    def _into_window(self, message: ParkedMessage, sealed: Envelope) -> None:
+    def _into_window(self, message: ParkedMessage, envelope: Envelope) -> None:
         """Give it to the dispatcher; what its target is like is not the mover's business then."""
-        assert sealed.id is not None
-        partition = self._description.window_partition(message.key, sealed.id)
+        assert envelope.id is not None
+        partition = self._description.window_partition(message.key, envelope.id)
         outlet = self._window.get(partition)
         if outlet is None:
             topic = self._description.window_topic.partition(partition).full
             outlet = self._window[partition] = self._own(topic)
-        outlet.send(message, sealed.parked_again_properties(message.properties), None)
+        outlet.send(message, envelope.parked_again_properties(message.properties), None)
         self._report.window += 1
 
     def _hand_off(
-        self, message: ParkedMessage, sealed: Envelope, due: bool, number: int | None
+        self, message: ParkedMessage, envelope: Envelope, due: bool, number: int | None
     ) -> None:
-        waiting = _Waiting(message, sealed, due)
-        if self.numbering is not None and self.numbering.was_held(sealed.id, sealed.attempt + 1):
+        waiting = _Waiting(message, envelope, due)
+        if self.numbering is not None and self.numbering.was_held(
+            envelope.id, envelope.attempt + 1
+        ):
             # An earlier run of the same batch has set it aside, and the target has recovered.
-            self._report.held[sealed.target] += 1
+            self._report.held[envelope.target] += 1
             return
-        reason = self._refusal(sealed)
+        reason = self._refusal(envelope)
         if reason is None:
-            outlet = self._target(sealed, message, number)
+            outlet = self._target(envelope, message, number)
             if not isinstance(outlet, str):
                 outlet.send(
                     message,
-                    onward.delivered_properties(message, sealed),
-                    None if due else sealed.due_ms,
+                    hop.delivered_properties(message, envelope),
+                    None if due else envelope.due_ms,
                     number,
                     waiting,
                 )
                 return
             reason = outlet
-            self._refuse(sealed, reason)
+            self._refuse(envelope, reason)
         self._to_hold.append((waiting, reason))
 
     def _hold(self, waiting: _Waiting, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
         message = waiting.message
-        policy = onward.missing_target_policy(self._description, reason)
+        policy = hop.missing_target_policy(self._description, reason)
         if policy is MissingTarget.DROP:
             self._report.dropped[waiting.envelope.target] += 1
             return
         # With sequence ids dead letters follow their own order, which this message has left.
         if policy is MissingTarget.DEAD_LETTER and self._sequence is None:
-            properties = onward.abandoned_properties(message, waiting.envelope)
+            properties = hop.abandoned_properties(message, waiting.envelope)
             topic = self._description.dead_letter_topic.partition(0).full
             self._own(topic).send(message, properties, None)
             self._report.dead[properties[env.REASON]] += 1
             return
-        properties = onward.held_properties(message, waiting.envelope, reason)
-        held_until_ms = onward.held_until_ms(self._description, self._clock.now_ms())
+        properties = hop.held_properties(message, waiting.envelope, reason)
+        held_until_ms = hop.held_until_ms(self._description, self._clock.now_ms())
         number = None
         if self._sequence is not None:
             number = sequence_id(message.ledger, message.entry, message.batch)
@@ -306,7 +310,7 @@ class Forwarder:
         self, source: SourcePartition, message: ParkedMessage, reason: str, number: int | None
     ) -> None:
         """Put a message away that cannot be understood, as it is, with the reason."""
-        properties = onward.dead_letter_properties(message, source.topic, reason)
+        properties = hop.dead_letter_properties(message, source.topic, reason)
         topic = self._description.dead_letter_topic.partition(0).full
         self._own(topic).send(message, properties, None, number)
         self._report.dead[reason] += 1
@@ -317,7 +321,7 @@ class Forwarder:
     def _held_topic(self) -> str:
         return self._description.held_topic.partition(0).full
 
-    def _own(self, topic: str) -> Outlet[Any]:
+    def _own(self, topic: str) -> Publisher[Any]:
         """Return the outlet to a topic of our own; these have no schema."""
         outlet = self._internal.get(topic)
         if outlet is None:
@@ -327,7 +331,7 @@ class Forwarder:
                 raise BrokerError(
                     f"cannot write to {topic} ({error.name}); nothing was acknowledged"
                 ) from error
-            outlet = self._internal[topic] = Outlet(producer, bulk=self._sequence is None)
+            outlet = self._internal[topic] = Publisher(producer, bulk=self._sequence is None)
         return outlet
 
     def _create(
@@ -341,32 +345,32 @@ class Forwarder:
         )
 
     def _target(
-        self, sealed: Envelope, message: ParkedMessage, number: int | None
-    ) -> Outlet[_Waiting] | str:
+        self, envelope: Envelope, message: ParkedMessage, number: int | None
+    ) -> Publisher[_Waiting] | str:
         """Return the outlet to a business topic, or the reason why it cannot be written."""
         partition = None
         if number is not None and not (message.key or message.ordering_key):
             # The client would choose the partition in turn; a replay has to choose the same.
-            count = self._partition_counts.get(sealed.target)
+            count = self._partition_counts.get(envelope.target)
             if count is None:
-                name = TopicName.parse(sealed.target)
+                name = TopicName.parse(envelope.target)
                 if not self._admin.topic_exists(name):
                     return "the topic does not exist"
                 count = self._admin.partitioned_metadata(name).partitions
-                self._partition_counts[sealed.target] = count
+                self._partition_counts[envelope.target] = count
             partition = number % count if count else None
-        key = (sealed.target, sealed.schema, partition)
+        key = (envelope.target, envelope.schema, partition)
         outlet = self._targets.get(key)
         if outlet is None:
             opened = self._open_target(*key)
             if isinstance(opened, str):
                 return opened
-            outlet = self._targets[key] = Outlet(opened)
+            outlet = self._targets[key] = Publisher(opened)
         return outlet
 
     def _open_target(self, target: str, reference: SchemaRef | None, partition: int | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""
-        schema = onward.target_schema(self._admin, target, reference)
+        schema = hop.target_schema(self._admin, target, reference)
         if isinstance(schema, str):
             return schema
         topic = target
@@ -394,9 +398,9 @@ class Forwarder:
             )
         return reason
 
-    def _refusal(self, sealed: Envelope) -> str | None:
+    def _refusal(self, envelope: Envelope) -> str | None:
         """Return why a target is left alone now, or None."""
-        key = (sealed.target, sealed.schema)
+        key = (envelope.target, envelope.schema)
         refusal = self._refused.get(key)
         if refusal is None:
             return None
@@ -406,10 +410,10 @@ class Forwarder:
         del self._refused[key]
         return None
 
-    def _refuse(self, sealed: Envelope, reason: str) -> None:
-        log.warning("%s cannot be written (%s): holding its messages", sealed.target, reason)
+    def _refuse(self, envelope: Envelope, reason: str) -> None:
+        log.warning("%s cannot be written (%s): holding its messages", envelope.target, reason)
         until_ms = self._clock.now_ms() + self._description.hold_pause_ms
-        self._refused[sealed.target, sealed.schema] = (reason, until_ms)
+        self._refused[envelope.target, envelope.schema] = (reason, until_ms)
 
     # -- confirmations
 
@@ -464,6 +468,6 @@ class Forwarder:
         start = self._admin.mark_delete_position(topic, SUBSCRIPTION).next_entry
         found = set()
         for message in read_range(self._client, topic.full, start, last.next_entry):
-            sealed = Envelope.read(message.properties)
-            found.add((sealed.id, sealed.attempt))
+            envelope = Envelope.read(message.properties)
+            found.add((envelope.id, envelope.attempt))
         return frozenset(found)

@@ -51,12 +51,14 @@ def open_envelope(
     Raises:
         EnvelopeError: it cannot be understood, or its target is not one of the level topic.
     """
-    sealed = Envelope.read(message.properties)
-    if sealed.target not in description.targets:
-        raise EnvelopeError(f"target {sealed.target} is not one of level topic {description.topic}")
-    if sealed.id is None:
-        return sealed.identified(message.stable_id(topic))
-    return sealed
+    envelope = Envelope.read(message.properties)
+    if envelope.target not in description.targets:
+        raise EnvelopeError(
+            f"target {envelope.target} is not one of level topic {description.topic}"
+        )
+    if envelope.id is None:
+        return envelope.identified(message.stable_id(topic))
+    return envelope
 
 
 def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> dict[str, str]:
@@ -64,10 +66,10 @@ def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> d
     return {**message.properties, env.REASON: reason, env.SOURCE: message.stable_id(topic)}
 
 
-def held_properties(message: ParkedMessage, sealed: Envelope, reason: str) -> dict[str, str]:
+def held_properties(message: ParkedMessage, envelope: Envelope, reason: str) -> dict[str, str]:
     """Return the properties of a message whose target cannot be written now."""
     application = env.application_properties(message.properties)
-    properties = sealed.held_again().parked_properties(application)
+    properties = envelope.held_again().parked_properties(application)
     properties[env.REASON] = reason
     return properties
 
@@ -79,16 +81,16 @@ def missing_target_policy(description: LevelTopicDescription, reason: str) -> Mi
     return description.on_missing_target
 
 
-def abandoned_properties(message: ParkedMessage, sealed: Envelope) -> dict[str, str]:
+def abandoned_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
     """Return the properties of a dead letter whose target does not exist."""
-    properties = sealed.parked_properties(env.application_properties(message.properties))
-    properties[env.REASON] = f"target {sealed.target} does not exist"
+    properties = envelope.parked_properties(env.application_properties(message.properties))
+    properties[env.REASON] = f"target {envelope.target} does not exist"
     return properties
 
 
-def delivered_properties(message: ParkedMessage, sealed: Envelope) -> dict[str, str]:
+def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
     """Return the properties of the business message."""
-    return sealed.delivered_properties(env.application_properties(message.properties))
+    return envelope.delivered_properties(env.application_properties(message.properties))
 
 
 def parked_until_ms(

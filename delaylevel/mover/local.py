@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.model.clock import Clock, SystemClock
@@ -19,7 +19,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 
 from .forwarder import Forwarder
-from .ready import ripe_bound
+from .ready import ready_bound
 
 # A level topic that was expanded is seen after so long; what is new there is ripe much later.
 DESCRIPTION_LIFETIME_MS = 5000
@@ -52,7 +52,7 @@ class LocalMover:
         self._description = description
         self._clock = clock or SystemClock()
         self._sources = source_partitions(description)
-        self._claim = Claim(client, admin, self._sources, "local")
+        self._claim = PartitionLock(client, admin, self._sources, "local")
         self._next: dict[str, Position] = dict(self._claim.start_positions(self._sources))
         self._look_at_ms: dict[str, int] = {}
         self._described_ms = self._clock.now_ms()
@@ -78,7 +78,7 @@ class LocalMover:
                 if now_ms < self._look_at_ms.get(source.topic, 0):
                     continue
                 start = self._next[source.topic]
-                bound = ripe_bound(self._admin, source, start, now_ms, lead_ms)
+                bound = ready_bound(self._admin, source, start, now_ms, lead_ms)
                 if bound.end > start:
                     for message in read_range(self._client, source.topic, start, bound.end):
                         self._forwarder.forward(source, message, now_ms)
@@ -100,7 +100,7 @@ class LocalMover:
         sources = source_partitions(description)
         new = [source for source in sources if source.topic not in known]
         if new:
-            claim = Claim(self._client, self._admin, new, "local")
+            claim = PartitionLock(self._client, self._admin, new, "local")
             self._next.update(claim.start_positions(new))
             self._claim.merge(claim)
         self._sources = sources

@@ -26,7 +26,7 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class Bound:
+class ReadyBound:
     """What of a partition may be read now.
 
     Attributes:
@@ -38,9 +38,9 @@ class Bound:
     look_again_ms: int
 
 
-def ripe_bound(
+def ready_bound(
     admin: TopicAdmin, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
-) -> Bound:
+) -> ReadyBound:
     """Return how far a partition may be read from ``start``.
 
     Args:
@@ -58,12 +58,12 @@ def ripe_bound(
     last = admin.last_message_id(topic)
     if last is None or last.entry < 0 or last.next_entry <= start:
         # A message that arrives from now on is ripe no sooner (or late by its clock's skew).
-        return Bound(start, now_ms + source.hand_off_after_ms)
+        return ReadyBound(start, now_ms + source.hand_off_after_ms)
     ripe_until_ms = now_ms - source.hand_off_after_ms
     slack_ms = max(1, lead_ms // 2)
     found = admin.message_id_at(topic, ripe_until_ms + 1)
     if found is None or found > last:
-        return Bound(last.next_entry, now_ms)
+        return ReadyBound(last.next_entry, now_ms)
     if found.entry_start >= start:
         published_ms = admin.entry_publish_time(topic, found)
         # It is ripe so soon that what it may hide can wait for it, and it hides nothing close by.
@@ -71,11 +71,11 @@ def ripe_bound(
             next_ms = admin.entry_publish_time(topic, found.next_entry)
             if next_ms is None or next_ms > ripe_until_ms:
                 end = _clean(admin, topic, found, start)
-                return Bound(end, published_ms + source.hand_off_after_ms)
+                return ReadyBound(end, published_ms + source.hand_off_after_ms)
     return _search(_Entries(admin, topic, start, last), source, now_ms, slack_ms)
 
 
-def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: int) -> Bound:
+def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: int) -> ReadyBound:
     """Search behind the start by hand, passing entries that a wrong clock has stamped.
 
     The broker searches from the first entry it still has; one wrong stamp there, and it finds
@@ -99,7 +99,7 @@ def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: i
             break
         low = max(ripe) + 1
     else:
-        return Bound(entries.position(low), now_ms)
+        return ReadyBound(entries.position(low), now_ms)
     if low == len(entries):
         look_again_ms = now_ms
     elif wrong:
@@ -107,7 +107,7 @@ def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: i
         look_again_ms = now_ms + max(1, slack_ms // 2)
     else:
         look_again_ms = min(now_ms, entries.time(low)) + source.hand_off_after_ms
-    return Bound(entries.position(low), look_again_ms)
+    return ReadyBound(entries.position(low), look_again_ms)
 
 
 class _Entries:

@@ -17,7 +17,7 @@ SETTLE_WITHIN_S = 10.0
 _HeldAlready = frozenset[tuple[str | None, int]]
 
 
-class Numbering:
+class Sequencer:
     """Numbers messages, and sees to it that none is sent behind one that may have timed out.
 
     Nothing may be sent behind what the client has given up after its timeout: the broker would

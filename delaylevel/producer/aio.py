@@ -28,12 +28,12 @@ from .client import (
     resolve_description,
     settings_with_warning,
 )
-from .level_topic_cache import Describe, Follower
+from .level_topic_cache import Describe, LevelTopicCache
 from .routing import (
     NOT_PARKABLE,
     WINDOW,
-    Parking,
-    Placement,
+    Route,
+    Routing,
     check_producer_options,
     counts_by_way,
     window_producer_settings,
@@ -60,8 +60,8 @@ class DelayLevelProducer:
         self._create_producer = create_producer
         self._business = business
         self._schema = business._schema
-        parking = Parking(description, target, reference_to(self._schema), clock)
-        self._follower = Follower(parking, describe)
+        routing = Routing(description, target, reference_to(self._schema), clock)
+        self._cache = LevelTopicCache(routing, describe)
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -71,7 +71,7 @@ class DelayLevelProducer:
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
-        return self._follower.description
+        return self._cache.description
 
     def sent(self) -> dict[str, int]:
         """Return how many messages were given to the client so far, by where they went.
@@ -133,7 +133,7 @@ class DelayLevelProducer:
             "disable_replication": disable_replication,
         }
         decide = partial(
-            self._follower.place_known,
+            self._cache.route_cached,
             deliver_at,
             deliver_after,
             properties,
@@ -141,26 +141,26 @@ class DelayLevelProducer:
             partition_key,
             **options,
         )
-        self._follower.look_sometimes()
+        self._cache.look_sometimes()
         try:
-            placement = decide()
+            route = decide()
         except DelayTooLongError:
-            if not await asyncio.to_thread(self._follower.look_after_refusal):
+            if not await asyncio.to_thread(self._cache.look_after_refusal):
                 raise
-            placement = decide()
+            route = decide()
         producer, body = self._business, content
-        if placement.parked:
-            producer, body = await self._own_producer(placement), self._schema.encode(content)
+        if route.parked:
+            producer, body = await self._own_producer(route), self._schema.encode(content)
             for name in NOT_PARKABLE:
                 del options[name]
-        self._sent[placement.level] += 1
+        self._sent[route.level] += 1
         return await producer.send(
             body,
-            properties=placement.properties,
+            properties=route.properties,
             partition_key=partition_key,
             ordering_key=ordering_key,
             event_timestamp=event_timestamp,
-            deliver_at=placement.deliver_at_ms,
+            deliver_at=route.deliver_at_ms,
             **options,
         )
 
@@ -181,11 +181,11 @@ class DelayLevelProducer:
         ready = [f.result() for f in self._parked.values() if f.done() and not f.exception()]
         return [self._business, *ready]
 
-    async def _own_producer(self, placement: Placement) -> Any:
-        key = (placement.level, placement.partition)
+    async def _own_producer(self, route: Route) -> Any:
+        key = (route.level, route.partition)
         opening = self._parked.get(key)
         if opening is None:
-            opening = self._parked[key] = asyncio.ensure_future(self._open(placement))
+            opening = self._parked[key] = asyncio.ensure_future(self._open(route))
         try:
             # Shielded: one sender that gives up does not take the others' producer with it.
             return await asyncio.shield(opening)
@@ -193,9 +193,9 @@ class DelayLevelProducer:
             self._parked.pop(key, None)
             raise
 
-    async def _open(self, placement: Placement) -> Any:
-        topic = await asyncio.to_thread(self._follower.topic_of, placement)
-        settings = self._window_settings if placement.level == WINDOW else self._settings
+    async def _open(self, route: Route) -> Any:
+        topic = await asyncio.to_thread(self._cache.topic_of, route)
+        settings = self._window_settings if route.level == WINDOW else self._settings
         return await self._create_producer(topic, schema=BytesSchema(), **settings)
 
     async def _for_all(self, call: str) -> None:

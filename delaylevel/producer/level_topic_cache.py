@@ -12,7 +12,7 @@ from typing import Any
 from delaylevel.errors import BrokerError, DelayTooLongError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 
-from .routing import Parking, Placement
+from .routing import Route, Routing
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ LOOK_EVERY_S = 60.0
 _REFUSED_EVERY_S = 1.0
 
 
-class Follower:
+class LevelTopicCache:
     """Places messages by what the level topic says of itself now.
 
     The description is read again when a delay is refused as too long, and in the background every
@@ -39,11 +39,11 @@ class Follower:
 
     def __init__(
         self,
-        parking: Parking,
+        routing: Routing,
         describe: Describe | None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._parking = parking
+        self._routing = routing
         self._describe = describe
         self._now_s = now_s
         self._lock = threading.Lock()
@@ -53,19 +53,19 @@ class Follower:
     @property
     def description(self) -> LevelTopicDescription:
         """What the level topic says of itself, as far as it is known here."""
-        return self._parking.description
+        return self._routing.description
 
-    def place(self, *arguments: Any, **options: Any) -> Placement:
-        """Decide where a message goes; arguments and errors are those of :meth:`Parking.place`."""
+    def route(self, *arguments: Any, **options: Any) -> Route:
+        """Decide where a message goes; arguments and errors are those of :meth:`Routing.place`."""
         self.look_sometimes()
         try:
-            return self._parking.place(*arguments, **options)
+            return self._routing.route(*arguments, **options)
         except DelayTooLongError:
             if not self.look_after_refusal():
                 raise
-        return self._parking.place(*arguments, **options)
+        return self._routing.route(*arguments, **options)
 
-    def park(
+    def route_common(
         self,
         deliver_at: int | datetime | None,
         deliver_after: timedelta | None,
@@ -73,14 +73,16 @@ class Follower:
         message_id: str | None,
         partition_key: str | None,
     ) -> tuple[int, int, dict[str, str]] | None:
-        """Place a message that has nothing unusual; as :meth:`Parking.park`."""
+        """Place a message that has nothing unusual; as :meth:`Routing.park`."""
         if self._describe is not None and self._now_s() - self._looked_s >= LOOK_EVERY_S:
             self.look_sometimes()
-        return self._parking.park(deliver_at, deliver_after, properties, message_id, partition_key)
+        return self._routing.route_common(
+            deliver_at, deliver_after, properties, message_id, partition_key
+        )
 
-    def place_known(self, *arguments: Any, **options: Any) -> Placement:
+    def route_cached(self, *arguments: Any, **options: Any) -> Route:
         """The same, but never ask the broker: for callers that must not wait."""
-        return self._parking.place(*arguments, **options)
+        return self._routing.route(*arguments, **options)
 
     def look_sometimes(self) -> None:
         """Read the description in a thread of its own, if that is long ago."""
@@ -92,22 +94,22 @@ class Follower:
 
     def look_after_refusal(self) -> bool:
         """Read the description now, unless that was just done; say whether it has changed."""
-        known = self._parking
+        known = self._routing
         with self._lock:
-            if self._parking is not known:
+            if self._routing is not known:
                 return True  # another thread has seen it
             if self._describe is None or self._now_s() - self._looked_s < _REFUSED_EVERY_S:
                 return False
             return self._look()
 
-    def topic_of(self, placement: Placement) -> str:
+    def topic_of(self, route: Route) -> str:
         """Return the partition that a parked message goes into, for a producer that is made now.
 
         Raises:
             LevelTopicError: the level topic was deleted. A producer would make the partition anew,
                 without a subscription, and the broker would delete what is sent there.
         """
-        topic = self._parking.topic_of(placement)
+        topic = self._routing.topic_of(route)
         if self._describe is not None:
             try:
                 gone = self._describe() is None
@@ -132,7 +134,7 @@ class Follower:
     def _look(self) -> bool:
         assert self._describe is not None
         self._looked_s = self._now_s()
-        known = self._parking.description
+        known = self._routing.description
         try:
             found = self._describe()
         except BrokerError as error:
@@ -151,5 +153,5 @@ class Follower:
             )
             return False
         log.info("level topic %s was expanded: %s", known.topic, found.levels)
-        self._parking = self._parking.with_description(found)
+        self._routing = self._routing.with_description(found)
         return True

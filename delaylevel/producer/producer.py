@@ -15,13 +15,13 @@ from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 
-from .level_topic_cache import Describe, Follower
+from .level_topic_cache import Describe, LevelTopicCache
 from .routing import (
     BUSINESS,
     NOT_PARKABLE,
     WINDOW,
-    Parking,
-    Placement,
+    Route,
+    Routing,
     counts_by_way,
     window_producer_settings,
 )
@@ -59,8 +59,8 @@ class DelayLevelProducer:
         self._client = client
         self._business = business
         self._schema = business._schema
-        parking = Parking(description, target, reference_to(self._schema), clock)
-        self._follower = Follower(parking, describe)
+        routing = Routing(description, target, reference_to(self._schema), clock)
+        self._cache = LevelTopicCache(routing, describe)
         self._settings = dict(level_settings)
         self._window_settings = window_producer_settings(level_settings)
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class DelayLevelProducer:
     @property
     def description(self) -> LevelTopicDescription:
         """The level topic that delayed messages go through."""
-        return self._follower.description
+        return self._cache.description
 
     def sent(self) -> dict[str, int]:
         """Return how many messages were given to the client so far, by where they went.
@@ -186,7 +186,7 @@ class DelayLevelProducer:
         ):
             # Nearly every message, in as few steps as can be.
             try:
-                parked = self._follower.park(
+                parked = self._cache.route_common(
                     deliver_at, deliver_after, properties, message_id, partition_key
                 )
                 if parked is not None:
@@ -258,36 +258,36 @@ class DelayLevelProducer:
         """
         partition_key, ordering_key, event_timestamp = kept
         if not_parkable == _NONE_GIVEN:
-            placement = self._follower.place(
+            route = self._cache.route(
                 deliver_at, deliver_after, properties, message_id, partition_key
             )
         else:
             options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
-            placement = self._follower.place(
+            route = self._cache.route(
                 deliver_at, deliver_after, properties, message_id, partition_key, **options
             )
         arguments: dict[str, Any] = {
-            "properties": placement.properties,
+            "properties": route.properties,
             "partition_key": partition_key,
             "ordering_key": ordering_key,
             "event_timestamp": event_timestamp,
-            "deliver_at": placement.deliver_at_ms,
+            "deliver_at": route.deliver_at_ms,
         }
-        if not placement.parked:
+        if not route.parked:
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             self._sent[BUSINESS] += 1
             return self._business, content, arguments
         body = None if content is None else self._schema.encode(content)
-        producer = self._own_producer(placement)
-        self._sent[placement.level] += 1
+        producer = self._own_producer(route)
+        self._sent[route.level] += 1
         return producer, body, arguments
 
     def _producers(self) -> list[Any]:
         with self._lock:
             return [self._business, *self._parked.values()]
 
-    def _own_producer(self, placement: Placement) -> Any:
-        key = (placement.level, placement.partition)
+    def _own_producer(self, route: Route) -> Any:
+        key = (route.level, route.partition)
         producer = self._parked.get(key)
         if producer is None:
             with self._lock:
@@ -295,9 +295,9 @@ class DelayLevelProducer:
                     raise pulsar.AlreadyClosed("the producer is closed")
                 producer = self._parked.get(key)
                 if producer is None:
-                    window = placement.level == WINDOW
+                    window = route.level == WINDOW
                     producer = self._client.create_producer(
-                        self._follower.topic_of(placement),
+                        self._cache.topic_of(route),
                         schema=BytesSchema(),
                         **(self._window_settings if window else self._settings),
                     )

@@ -39,7 +39,7 @@ _REFUSED_OPTIONS = {
 }
 
 
-class Placement(NamedTuple):
+class Route(NamedTuple):
     """Where a message is sent, and what is written on it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Placement(NamedTuple):
         return self.level != BUSINESS
 
 
-class Parking:
+class Routing:
     """Places the messages of one producer.
 
     Args:
@@ -92,7 +92,7 @@ class Parking:
         self._window = description.final_window is FinalWindow.TRACKER
         self._anywhere = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
-    def place(
+    def route(
         self,
         deliver_at: int | datetime | None,
         deliver_after: timedelta | None,
@@ -100,7 +100,7 @@ class Parking:
         message_id: str | None,
         partition_key: str | None = None,
         **unsupported: Any,
-    ) -> Placement:
+    ) -> Route:
         """Decide where a message goes.
 
         Args:
@@ -116,10 +116,10 @@ class Parking:
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
         if due_ms is None:
-            return Placement(BUSINESS, -1, _undelayed(properties, message_id), None)
+            return Route(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
         application = env.application_properties(properties or {})
-        sealed = Envelope(
+        envelope = Envelope(
             due_ms,
             self._target,
             env.check_id(message_id) if message_id is not None else None,
@@ -127,21 +127,21 @@ class Parking:
         )
         if decision.hop is not Hop.PARK and not (self._window and decision.hop is Hop.WINDOW):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
-            properties = sealed.delivered_properties(application)
-            return Placement(BUSINESS, -1, properties, deliver_at_ms)
+            properties = envelope.delivered_properties(application)
+            return Route(BUSINESS, -1, properties, deliver_at_ms)
         if unsupported:
             _check_parkable(unsupported)
         if decision.hop is Hop.WINDOW:
             partition = self._window_partition(partition_key, message_id)
-            return Placement(WINDOW, partition, sealed.parked_properties(application), None)
+            return Route(WINDOW, partition, envelope.parked_properties(application), None)
         hand_off_ms = None
         if self.description.mover is Mover.FUNCTION:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
-        return Placement(
-            decision.level, decision.partition, sealed.parked_properties(application), hand_off_ms
+        return Route(
+            decision.level, decision.partition, envelope.parked_properties(application), hand_off_ms
         )
 
-    def park(
+    def route_common(
         self,
         deliver_at: int | datetime | None,
         deliver_after: timedelta | None,
@@ -154,7 +154,7 @@ class Parking:
         In as few steps as can be: nearly every message takes this way.
 
         Returns:
-            Level, partition and properties of the :class:`Placement`; None where :meth:`place` has
+            Level, partition and properties of the :class:`Route`; None where :meth:`place` has
             to look at it.
 
         Raises:
@@ -192,15 +192,15 @@ class Parking:
             return WINDOW, self._window_partition(partition_key, message_id), own
         return None
 
-    def with_description(self, description: LevelTopicDescription) -> Parking:
+    def with_description(self, description: LevelTopicDescription) -> Routing:
         """Return the same for what the level topic says of itself now."""
-        return Parking(description, self._target, self._schema, self._clock)
+        return Routing(description, self._target, self._schema, self._clock)
 
-    def topic_of(self, placement: Placement) -> str:
+    def topic_of(self, route: Route) -> str:
         """Return the full name of the partition that a parked message goes into."""
-        if placement.level == WINDOW:
-            return self.description.window_topic.partition(placement.partition).full
-        return self.description.level_topic(placement.level).partition(placement.partition).full
+        if route.level == WINDOW:
+            return self.description.window_topic.partition(route.partition).full
+        return self.description.level_topic(route.level).partition(route.partition).full
 
     def _window_partition(self, key: str | None, message_id: str | None) -> int:
         """Return where the mover would put it; without key and id it has no copies elsewhere."""
@@ -317,7 +317,7 @@ def counts_by_way(sent: Sequence[int], description: LevelTopicDescription) -> di
     """Name the counts of a producer.
 
     Args:
-        sent: messages by :attr:`Placement.level`, whose negative values count from the end; of
+        sent: messages by :attr:`Route.level`, whose negative values count from the end; of
             length levels + 2.
         description: the level topic.
 

@@ -11,7 +11,7 @@ from pulsar import ConsumerType, InitialPosition
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
 from delaylevel import PartitionStrategy, wrap
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
 from delaylevel.model import envelope as env
@@ -29,7 +29,7 @@ TWO_LEVELS = [
 ]
 
 
-class Standing:
+class GroupState:
     """A clock that stands."""
 
     def __init__(self, at_ms: int) -> None:
@@ -81,7 +81,7 @@ def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any
     consumer = consumer_for(world)
     start_ms = world.clock.now_ms()
     # However long sending takes, all of them are sent at that time.
-    producer = producer_for(world, strategy=TWO_LEVELS, clock=Standing(start_ms))
+    producer = producer_for(world, strategy=TWO_LEVELS, clock=GroupState(start_ms))
     # On bounds of partitions and levels, between them, below a unit, and undelayed.
     for delay in (0, 300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
         producer.send(
@@ -230,7 +230,7 @@ def test_longer_than_the_longest_level(world: Any) -> None:
     consumer = consumer_for(world)
     round_and_round = SECONDS.model_copy(update={"overflow": "recirculate"})
     going_round = producer_for(
-        world, strategy=round_and_round, clock=Standing(world.clock.now_ms() + world.slack_ms)
+        world, strategy=round_and_round, clock=GroupState(world.clock.now_ms() + world.slack_ms)
     )
     start_ms = world.clock.now_ms() + world.slack_ms
     going_round.send(b"round", deliver_after=timedelta(seconds=7))
@@ -239,7 +239,7 @@ def test_longer_than_the_longest_level(world: Any) -> None:
         refusing.send(b"", deliver_after=timedelta(seconds=7))
     rounds = []
     for after_ms in (3000, 8000):
-        clock = Standing(start_ms + after_ms)
+        clock = GroupState(start_ms + after_ms)
         with LocalMover(world.client(), world.admin, going_round.description, clock) as mover:
             rounds.append(mover.run_once())
     assert [(sum(item.parked.values()), item.due) for item in rounds] == [(1, 0), (0, 1)]
@@ -317,7 +317,7 @@ def test_a_mover_that_dies_before_it_acknowledges_duplicates_with_the_same_id(
         )
     producer.flush()
     with monkeypatch.context() as broken:
-        broken.setattr(Claim, "acknowledge", dies)
+        broken.setattr(PartitionLock, "acknowledge", dies)
         client = world.client()
         mover = LocalMover(client, world.admin, producer.description, world.ahead(2000))
         with pytest.raises(RuntimeError, match="killed"):

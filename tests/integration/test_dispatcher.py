@@ -217,9 +217,9 @@ def test_a_target_that_is_gone_holds_its_own_messages_only(
     held = stored(description.held_topic.full)
     assert {m.key for m in held} == {str(number) for number in range(50)}
     for message in held:
-        sealed = env.Envelope.read(message.properties)
-        assert (sealed.due_ms, sealed.target, sealed.attempt) == (soon_ms, orders, 1)
-        assert sealed.id
+        envelope = env.Envelope.read(message.properties)
+        assert (envelope.due_ms, envelope.target, envelope.attempt) == (soon_ms, orders, 1)
+        assert envelope.id
         assert message.properties[env.REASON] == "the topic does not exist"
     eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
 

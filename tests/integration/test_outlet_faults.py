@@ -11,7 +11,7 @@ import pytest
 from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.publisher import BULK_SETTINGS, Outlet
+from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
 from delaylevel.cluster.reader import read_range
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import EARLIEST
@@ -27,7 +27,7 @@ def messages(first: int, count: int) -> list[ParkedMessage]:
     ]
 
 
-def send(outlet: Outlet[Any], first: int, count: int) -> set[str]:
+def send(outlet: Publisher[Any], first: int, count: int) -> set[str]:
     for message in messages(first, count):
         outlet.send(message, message.properties, None)
     return {str(number) for number in range(first, first + count)}
@@ -48,14 +48,14 @@ def kept_topic(client: Any, name: str) -> TopicName:
 
 
 @pytest.fixture
-def outlet(client: pulsar.Client, namespace: str) -> Outlet[Any]:
+def outlet(client: pulsar.Client, namespace: str) -> Publisher[Any]:
     name = f"persistent://{namespace}/out"
     client.subscribe(name, "keep").close()
-    return Outlet(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
+    return Publisher(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
 
 
 def test_everything_is_confirmed_by_few_callbacks(
-    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
 ) -> None:
     for first in (0, MESSAGES):
         sent = send(outlet, first, MESSAGES)
@@ -64,7 +64,7 @@ def test_everything_is_confirmed_by_few_callbacks(
 
 
 def test_messages_too_large_for_a_whole_batch(
-    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
 ) -> None:
     sizes = [10, 600_000, 300_000, 300_000, 0, 524_288, 1, 524_287] * 3
     for number, size in enumerate(sizes):
@@ -75,7 +75,7 @@ def test_messages_too_large_for_a_whole_batch(
 
 
 def test_a_topic_that_is_terminated_in_between(
-    client: pulsar.Client, admin: Admin, outlet: Outlet[Any]
+    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
 ) -> None:
     topic = TopicName.parse(outlet.producer.topic())
     send(outlet, 0, MESSAGES)
@@ -98,7 +98,7 @@ def test_a_broker_that_is_killed_in_between(
         topic = kept_topic(client, "persistent://public/default/out")
         settings = {**BULK_SETTINGS, "send_timeout_millis": timeout_ms}
         producer = client.create_producer(topic.full, schema=BytesSchema(), **settings)
-        outlet: Outlet[Any] = Outlet(producer, bulk=True)
+        outlet: Publisher[Any] = Publisher(producer, bulk=True)
         sent = send(outlet, 0, MESSAGES)
         assert broker.kill()
         sent |= send(outlet, MESSAGES, MESSAGES)

@@ -16,7 +16,7 @@ from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
-from delaylevel.functions.consumer_loop import Engine
+from delaylevel.functions.consumer_loop import ConsumerLoop
 from delaylevel.functions.settings import FunctionSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
@@ -176,7 +176,9 @@ def test_the_function_writes_to_the_window(
     tried = {"delaylevel.id": "held", "delaylevel.attempt": "3", "delaylevel.reason": "away"}
     held.send(b"held", parked(now_ms, **tried), "key-0")
 
-    engine = Engine(client, admin, FunctionSettings(description.topic, admin.admin_url), "a test's")
+    engine = ConsumerLoop(
+        client, admin, FunctionSettings(description.topic, admin.admin_url), "a test's"
+    )
     engine.start()
     try:
         eventually(lambda: len(stored(description.window_topic.full)) >= 101, "the window", 60)

@@ -146,7 +146,7 @@ class Intent(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Done(_Record):
+class Commit(_Record):
     """All of an intent is confirmed.
 
     Attributes:
@@ -159,7 +159,7 @@ class Done(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Settled(_Record):
+class Resolved(_Record):
     """Of an intent that has no done, this was found stored; the rest is pending again.
 
     Attributes:
@@ -172,7 +172,7 @@ class Settled(_Record):
 
 
 @dataclass(frozen=True, eq=False)
-class Mark(_Record):
+class LowWatermark(_Record):
     """Everything below this packed position is released."""
 
     position: int
@@ -194,7 +194,7 @@ class SnapshotChunk(_Record):
     data: bytes
 
 
-Record: TypeAlias = "Intent | Done | Settled | Mark | SnapshotChunk"
+Record: TypeAlias = "Intent | Commit | Resolved | LowWatermark | SnapshotChunk"
 _INTENT, _DONE, _SETTLED, _MARK, _CHUNK = range(1, 6)
 
 
@@ -209,15 +209,15 @@ def encode(record: Record) -> bytes:
         writer.ints(*(first for _, first in record.outlets))
         for column in (record.positions, record.key_index, record.ids, record.outlet_index):
             writer.column(column)
-    elif isinstance(record, Done):
+    elif isinstance(record, Commit):
         kind = _DONE
         writer.ints(record.number)
         writer.column(record.held)
-    elif isinstance(record, Settled):
+    elif isinstance(record, Resolved):
         kind = _SETTLED
         writer.ints(record.number)
         writer.column(record.released)
-    elif isinstance(record, Mark):
+    elif isinstance(record, LowWatermark):
         kind = _MARK
         writer.ints(record.position)
     else:
@@ -243,11 +243,11 @@ def decode(data: bytes) -> Record:
                 number, positions, keys, _small(key_index), ids, outlets, _small(outlet_index)
             )
         if kind == _DONE:
-            return Done(reader.int(), reader.column())
+            return Commit(reader.int(), reader.column())
         if kind == _SETTLED:
-            return Settled(reader.int(), reader.column())
+            return Resolved(reader.int(), reader.column())
         if kind == _MARK:
-            return Mark(reader.int())
+            return LowWatermark(reader.int())
         if kind == _CHUNK:
             return SnapshotChunk(reader.int(), reader.int(), reader.int(), reader.blob())
     except (struct.error, ValueError, zlib.error) as error:

@@ -14,11 +14,11 @@ from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicato
 
 from .codec import DamagedLogError, Int64s, Reader, Writer
 from .records import (
-    Done,
+    Commit,
     Intent,
-    Mark,
+    LowWatermark,
     Record,
-    Settled,
+    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -27,13 +27,13 @@ from .records import (
 )
 
 __all__ = [
+    "Commit",
     "DamagedLogError",
-    "Done",
     "Intent",
-    "Mark",
+    "JournalState",
+    "LowWatermark",
     "Record",
-    "ReleaseState",
-    "Settled",
+    "Resolved",
     "SnapshotChunk",
     "decode",
     "encode",
@@ -44,7 +44,7 @@ __all__ = [
 _CHUNK_BYTES = 900_000
 
 
-class ReleaseState:
+class JournalState:
     """What is released, from the records of a log in their order.
 
     The dispatcher that runs applies each record as it writes it; the next one reads them again.
@@ -78,7 +78,7 @@ class ReleaseState:
         self._serial = 0
 
     @classmethod
-    def read(cls, records: Iterable[bytes], capacity: int = 100_000_000) -> ReleaseState:
+    def read(cls, records: Iterable[bytes], capacity: int = 100_000_000) -> JournalState:
         """Fold a log that begins at its first record, or anywhere before a whole snapshot.
 
         A snapshot that was not written to its end is passed over. A whole one stands for all that
@@ -125,11 +125,11 @@ class ReleaseState:
             self.next_number = max(self.next_number, record.number + 1)
             for name, following in record.next_sequences().items():
                 self.sequences[name] = max(self.sequences.get(name, 1), following)
-        elif isinstance(record, Done):
+        elif isinstance(record, Commit):
             self._finish(record.number, record.held, None)
-        elif isinstance(record, Settled):
+        elif isinstance(record, Resolved):
             self._finish(record.number, None, record.released)
-        elif isinstance(record, Mark):
+        elif isinstance(record, LowWatermark):
             self.mark = max(self.mark, record.position)
             self.released.remove_range(0, self.mark)
 

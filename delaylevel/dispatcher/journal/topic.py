@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
@@ -21,7 +21,7 @@ class LostOwnershipError(BrokerError):
     """Another dispatcher has taken the window partition over; nothing more may be published."""
 
 
-class ReleaseLog:
+class Journal:
     """The log partition's producer, which shuts every other one out.
 
     No record is written after another dispatcher has opened the log: the broker fences this one.
@@ -37,7 +37,7 @@ class ReleaseLog:
     """
 
     def __init__(
-        self, client: Any, admin: TopicAdmin, source: SourcePartition, claim: Claim
+        self, client: Any, admin: TopicAdmin, source: SourcePartition, claim: PartitionLock
     ) -> None:
         self._client = client
         self._admin = admin

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delaylevel.cluster.partition_lock import Claim
+from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import EnvelopeError
@@ -83,7 +83,7 @@ class MemoryDispatcher:
             if member.role is Role.WINDOW
             for index in range(member.partitions)
         ]
-        self._lock = Claim(client, admin, sources, "dispatch")
+        self._lock = PartitionLock(client, admin, sources, "dispatch")
         starts = self._lock.start_positions(sources)
         self._partitions = [_WindowPartition(source, starts[source.topic]) for source in sources]
         # With this description, the forwarder publishes due messages to the business topic.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster import batch_acks as _outlet_proof
-from delaylevel.cluster.batch_acks import UNPROVEN, BatchProof
+from delaylevel.cluster.batch_acks import UNPROVEN, BatchAckTracker
 
 OK, TIMEOUT = pulsar.Result.Ok, pulsar.Result.Timeout
 LEDGER = 7
@@ -72,7 +72,7 @@ class Client:
                 callback(result, message_id(self.batches, index, len(gathered)))
 
 
-def publish(proof: BatchProof, client: Client, lengths: list[int]) -> int:
+def publish(proof: BatchAckTracker, client: Client, lengths: list[int]) -> int:
     """Send messages and flush; return how many had a callback."""
     callbacks = 0
     for length in lengths:
@@ -90,7 +90,7 @@ lengths_given = st.lists(st.integers(0, 120), min_size=1, max_size=60)
 def test_one_callback_for_each_batch_is_enough(
     lengths: list[int], messages: int, size: int
 ) -> None:
-    proof, client = BatchProof(messages, size), Client(messages, size)
+    proof, client = BatchAckTracker(messages, size), Client(messages, size)
     callbacks = publish(proof, client, lengths)
     assert callbacks == client.batches
     assert proof.failure() is None
@@ -101,7 +101,7 @@ def test_a_batch_that_fails_is_seen(
     lengths: list[int], messages: int, size: int, data: st.DataObject
 ) -> None:
     failing = data.draw(st.sets(st.integers(0, 10), min_size=1))
-    proof = BatchProof(messages, size)
+    proof = BatchAckTracker(messages, size)
     client = Client(messages, size, lambda batch: TIMEOUT if batch in failing else OK)
     publish(proof, client, lengths)
     assert (proof.failure() is None) == (client.stored == len(lengths))
@@ -112,7 +112,7 @@ def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
     lengths: list[int], messages: int, cut: int, failing: set[int]
 ) -> None:
     _outlet_proof._foreseen = True
-    proof = BatchProof(messages, 10_000)
+    proof = BatchAckTracker(messages, 10_000)
     client = Client(cut, 10_000, lambda batch: TIMEOUT if batch in failing else OK)
     publish(proof, client, lengths)
     if client.stored < len(lengths):
@@ -122,7 +122,7 @@ def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
 
 
 def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
-    proof = BatchProof(5, 10_000)
+    proof = BatchAckTracker(5, 10_000)
     publish(proof, Client(3, 10_000), [1] * 10)
     assert proof.failure() == UNPROVEN
     proof.begin(True)
@@ -132,7 +132,7 @@ def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
 
 @pytest.mark.parametrize("left_over", [1, 4])
 def test_what_an_earlier_failure_left_gathered_is_not_taken_for_the_new(left_over: int) -> None:
-    proof = BatchProof(5, 10_000)
+    proof = BatchAckTracker(5, 10_000)
     client = Client(5, 10_000, lambda batch: TIMEOUT if batch == 1 else OK)
     for _ in range(left_over):
         client.send(1, proof.callback(1))
@@ -146,10 +146,10 @@ def test_what_an_earlier_failure_left_gathered_is_not_taken_for_the_new(left_ove
 
 
 def test_a_callback_that_never_comes_is_no_confirmation() -> None:
-    proof = BatchProof(5, 10_000)
+    proof = BatchAckTracker(5, 10_000)
     proof.callback(1)
     assert proof.failure() == "no confirmation"
-    single = BatchProof(1, 10_000)
+    single = BatchAckTracker(1, 10_000)
     for number in range(3):
         callback = single.callback(1)
         assert callback is not None
@@ -159,7 +159,7 @@ def test_a_callback_that_never_comes_is_no_confirmation() -> None:
 
 
 def test_what_goes_alone_counts_beside_the_batches() -> None:
-    proof, client = BatchProof(5, 10_000), Client(5, 10_000)
+    proof, client = BatchAckTracker(5, 10_000), Client(5, 10_000)
     proof.alone()
     publish(proof, client, [1] * 7)
     assert proof.failure() == "no confirmation"
@@ -171,7 +171,7 @@ def test_what_goes_alone_counts_beside_the_batches() -> None:
 
 
 def test_good_outcomes_of_single_messages_are_not_kept() -> None:
-    proof = BatchProof(1, 10_000)
+    proof = BatchAckTracker(1, 10_000)
     for number in range(20_000):
         callback = proof.callback(1)
         assert callback is not None

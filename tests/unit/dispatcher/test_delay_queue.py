@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.delay_queue import Arrivals, Batch, Offered, Window
-from delaylevel.dispatcher.journal.state import Mark, ReleaseState, Settled, encode, pack
+from delaylevel.dispatcher.delay_queue import Arrivals, Batch, DelayQueue, Offered
+from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, Resolved, encode, pack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
@@ -53,13 +53,13 @@ def entries(batch: Batch | None) -> list[int]:
 class Fixture:
     """A window, and what it was made of."""
 
-    def __init__(self, directory: Path, state: ReleaseState | None = None, **options: Any) -> None:
+    def __init__(self, directory: Path, state: JournalState | None = None, **options: Any) -> None:
         self.clock = Clock()
         self.segments = PendingSegments(
             directory, precision_ms=1, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
         )
-        self.state = state or ReleaseState(CAPACITY)
-        self.window = Window(self.state, self.segments, clock=self.clock)
+        self.state = state or JournalState(CAPACITY)
+        self.window = DelayQueue(self.state, self.segments, clock=self.clock)
 
     def offer(self, *rows: Spec) -> Offered:
         return self.window.offer(arrivals(*rows))
@@ -80,7 +80,7 @@ def fix(tmp_path: Path) -> Fixture:
 
 def restored(fix: Fixture, directory: Path) -> Fixture:
     """The next process, with all of the log."""
-    return Fixture(directory, ReleaseState.read(fix.state.snapshot(), CAPACITY))
+    return Fixture(directory, JournalState.read(fix.state.snapshot(), CAPACITY))
 
 
 # --- in and out
@@ -160,7 +160,7 @@ def test_a_tracker_with_a_clock_of_its_own_may_refuse(tmp_path: Path) -> None:
     clock = Clock()
     segments = PendingSegments(tmp_path, precision_ms=1, clock=clock.now_ms)
     tracker = TimeBucketTracker(precision_ms=1, clock=lambda: T0 + 50)
-    window = Window(ReleaseState(CAPACITY), segments, tracker=tracker, clock=clock)
+    window = DelayQueue(JournalState(CAPACITY), segments, tracker=tracker, clock=clock)
     window.offer(arrivals((1, 60), (2, 50), (3, 10), (4, 51), (5, 10), (6, 70)))
     assert len(tracker) == 3
     assert len(window) == 6
@@ -333,7 +333,7 @@ def test_what_is_given_back_comes_out_first(fix: Fixture) -> None:
     assert again.records[0] == ("a", 2, b"2", ("x", 1.5))
     fix.window.intent(again)
     settled = fix.window.give_back(again.number)
-    assert settled == Settled(again.number, np.empty(0, dtype=np.int64))
+    assert settled == Resolved(again.number, np.empty(0, dtype=np.int64))
     assert fix.state.unfinished == {}
     assert len(fix.state.memory) == 0
     assert fix.take(5, 2) == [2, 5]
@@ -423,7 +423,7 @@ def test_one_position_in_two_unfinished_intents(fix: Fixture, tmp_path: Path) ->
         assert batch is not None
         log.append(encode(fix.window.intent(batch)))
         fix.window.give_back(batch.number)
-    later = Fixture(tmp_path / "b", ReleaseState.read(log, CAPACITY))
+    later = Fixture(tmp_path / "b", JournalState.read(log, CAPACITY))
     later.offer((1, 1), (2, 1))
     later.window.settle(0, [False, False])
     assert later.take(1) == []
@@ -440,13 +440,13 @@ def test_the_mark_follows_positions_while_due_times_differ(fix: Fixture) -> None
     assert fix.window.checkpoint() is None
     fix.offer((1, 30), (2, 10), (3, 20), (4, 10, "a", 2))
     assert fix.window.mark() == position(1)
-    assert fix.window.checkpoint() == Mark(position(1))
+    assert fix.window.checkpoint() == LowWatermark(position(1))
     assert fix.window.checkpoint() is None
     assert fix.take(20) == [2, 3]
     assert fix.window.mark() == position(1)
     assert len(fix.state.released) == 2
     assert fix.take(30) == [1]
-    assert fix.window.checkpoint() == Mark(position(4) + 1)  # the copy counts as released
+    assert fix.window.checkpoint() == LowWatermark(position(4) + 1)  # the copy counts as released
     assert len(fix.state.released) == 0
     assert fix.state.mark == position(4) + 1
 
@@ -552,15 +552,15 @@ def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
 
 def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
     clock = Clock()
-    state = ReleaseState(CAPACITY)
+    state = JournalState(CAPACITY)
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
-        Window(state, PendingSegments(tmp_path), clock=clock)
+        DelayQueue(state, PendingSegments(tmp_path), clock=clock)
     exact = PendingSegments(tmp_path, precision_ms=1)
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
-        Window(state, exact, tracker=TimeBucketTracker(), clock=clock)
+        DelayQueue(state, exact, tracker=TimeBucketTracker(), clock=clock)
     exact.append([T0], [1], [1], [b"x"])
     with pytest.raises(InvalidInputError, match="empty"):
-        Window(state, exact, clock=clock)
+        DelayQueue(state, exact, clock=clock)
 
 
 def test_segments_that_have_lost_rows_are_noticed(fix: Fixture) -> None:

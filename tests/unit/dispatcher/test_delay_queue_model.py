@@ -13,15 +13,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.delay_queue import Arrivals, Batch, Window
+from delaylevel.dispatcher.delay_queue import Arrivals, Batch, DelayQueue
 from delaylevel.dispatcher.journal import state as releaselog
 from delaylevel.dispatcher.journal.state import (
-    Done,
+    Commit,
     Intent,
-    Mark,
+    JournalState,
+    LowWatermark,
     Record,
-    ReleaseState,
-    Settled,
+    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -72,7 +72,7 @@ class Model:
             self.apply(decode(data))
 
     def apply(self, record: Record) -> None:
-        if isinstance(record, Mark):
+        if isinstance(record, LowWatermark):
             self.mark = record.position
         elif isinstance(record, Intent):
             self.intents[record.number] = record
@@ -80,7 +80,7 @@ class Model:
             for (name, _), outlet in zip(record.outlets, range(2), strict=False):
                 used = record.sequence_ids()[record.outlet_index == outlet]
                 self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
-        elif isinstance(record, Done | Settled):
+        elif isinstance(record, Commit | Resolved):
             intent = self.intents.pop(record.number)
             whole = zip(
                 intent.positions.tolist(),
@@ -89,9 +89,9 @@ class Model:
                 strict=True,
             )
             for position, key, identity in whole:
-                if isinstance(record, Done) or position in record.released:
+                if isinstance(record, Commit) or position in record.released:
                     self.released.add(position)
-                    if isinstance(record, Done) and position in record.held:
+                    if isinstance(record, Commit) and position in record.held:
                         continue
                     self.ids.add((intent.id_keys[key], identity))
 
@@ -136,8 +136,8 @@ class Simulation:
         segments = PendingSegments(
             self.directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
         )
-        state = ReleaseState.read(log, CAPACITY)
-        self.window = Window(state, segments, clock=self.clock)
+        state = JournalState.read(log, CAPACITY)
+        self.window = DelayQueue(state, segments, clock=self.clock)
         self.check_state(Model(self.log))
         self.known = self.released_positions()
         self.reader = self.index_of(self.rng.randint(0, self.acknowledged))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from delaylevel.dispatcher.journal import state as releaselog
 from delaylevel.dispatcher.journal.state import (
+    Commit,
     DamagedLogError,
-    Done,
     Intent,
-    Mark,
+    JournalState,
+    LowWatermark,
     Record,
-    ReleaseState,
-    Settled,
+    Resolved,
     SnapshotChunk,
     decode,
     encode,
@@ -47,23 +47,23 @@ def intent(number: int, *entries: int, key: str = "a", outlet: str = "", first: 
     )
 
 
-def done(number: int, *held: int) -> Done:
-    return Done(number, positions(*held))
+def done(number: int, *held: int) -> Commit:
+    return Commit(number, positions(*held))
 
 
-def fold(*records: Record) -> ReleaseState:
-    return ReleaseState.read(map(encode, records), CAPACITY)
+def fold(*records: Record) -> JournalState:
+    return JournalState.read(map(encode, records), CAPACITY)
 
 
-def remembered(state: ReleaseState, key: str = "a") -> set[int]:
+def remembered(state: JournalState, key: str = "a") -> set[int]:
     return {value for value in range(100) if state.memory.is_duplicate(value, key)}
 
 
-def entries_of(state: ReleaseState) -> set[int]:
+def entries_of(state: JournalState) -> set[int]:
     return {entry >> 10 for entry in unpack(np.array(list(state.released), dtype=np.int64))[1]}
 
 
-def view(state: ReleaseState) -> object:
+def view(state: JournalState) -> object:
     return (
         state.mark,
         set(state.released),
@@ -142,9 +142,9 @@ def same(one: Record, other: Record) -> bool:
 
 RECORDS = st.one_of(
     intents(),
-    st.builds(Done, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
-    st.builds(Settled, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
-    st.builds(Mark, IDS),
+    st.builds(Commit, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(Resolved, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
+    st.builds(LowWatermark, IDS),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
 
@@ -166,16 +166,16 @@ def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> Non
         with pytest.raises(DamagedLogError):
             decode(bad)
         with pytest.raises(DelayLevelError):
-            ReleaseState.read([bad])
+            JournalState.read([bad])
 
 
 def test_records_of_another_type_differ() -> None:
-    assert Done(1, positions(2)) != Settled(1, positions(2))
-    assert len({Mark(1), Mark(1), Mark(2)}) == 2
+    assert Commit(1, positions(2)) != Resolved(1, positions(2))
+    assert len({LowWatermark(1), LowWatermark(1), LowWatermark(2)}) == 2
 
 
 def test_a_record_of_a_later_format_says_so() -> None:
-    data = bytearray(encode(Mark(1)))
+    data = bytearray(encode(LowWatermark(1)))
     data[3] = 2
     with pytest.raises(DamagedLogError, match="format 2, this is 1"):
         decode(bytes(data))
@@ -246,7 +246,7 @@ def test_only_what_is_done_is_released_and_remembered() -> None:
 
 
 def test_settled_releases_what_was_stored_and_no_more() -> None:
-    state = fold(intent(0, 1, 2, 3), Settled(0, positions(1, 3)))
+    state = fold(intent(0, 1, 2, 3), Resolved(0, positions(1, 3)))
     assert entries_of(state) == remembered(state) == {1, 3}
     assert state.unfinished == {}
 
@@ -267,10 +267,10 @@ def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
 
 def test_a_mark_releases_all_below_and_prunes() -> None:
     mark = int(positions(3)[0])
-    state = fold(intent(0, 1, 2, 3, 7), done(0), Mark(mark))
+    state = fold(intent(0, 1, 2, 3, 7), done(0), LowWatermark(mark))
     assert entries_of(state) == {3, 7}
     assert state.is_released(positions(0, 2, 3, 4)).tolist() == [True, True, True, False]
-    state.apply(Mark(mark - 5))
+    state.apply(LowWatermark(mark - 5))
     assert state.mark == mark
     state.apply(intent(1, 1, 5))  # a late done below the mark leaves nothing behind
     state.apply(done(1))
@@ -286,12 +286,12 @@ def test_numbers_and_sequence_ids_go_on_after_the_last() -> None:
 
 
 def test_what_closes_an_intent_that_was_trimmed_is_passed_over() -> None:
-    state = fold(done(3), Settled(4, positions(1)), intent(5, 2), done(5))
+    state = fold(done(3), Resolved(4, positions(1)), intent(5, 2), done(5))
     assert entries_of(state) == {2}
     assert state.unfinished == {}
 
 
-def log_of(state: ReleaseState, first: int, count: int) -> list[bytes]:
+def log_of(state: JournalState, first: int, count: int) -> list[bytes]:
     """Apply some records to a state, and return their bytes."""
     log = []
     for number in range(first, first + count):
@@ -308,7 +308,7 @@ def log_of(state: ReleaseState, first: int, count: int) -> list[bytes]:
         if number % 4:
             records.append(done(number, *([3 * number] if number % 3 == 0 else [])))
         if number % 5 == 0:
-            records.append(Mark(int(positions(number)[0])))
+            records.append(LowWatermark(int(positions(number)[0])))
         for record in records:
             state.apply(record)
             log.append(encode(record))
@@ -316,44 +316,44 @@ def log_of(state: ReleaseState, first: int, count: int) -> list[bytes]:
 
 
 def test_a_whole_snapshot_stands_for_all_before_it() -> None:
-    state = ReleaseState(CAPACITY)
+    state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
     with patch.object(releaselog, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     assert len(chunks) > 2
     after = log_of(state, 10, 6)
     for start in range(len(log) + 1):  # trimmed anywhere before the snapshot
-        again = ReleaseState.read([*log[start:], *chunks, *after], CAPACITY)
+        again = JournalState.read([*log[start:], *chunks, *after], CAPACITY)
         assert view(again) == view(state)
 
 
 def test_a_snapshot_that_was_cut_is_passed_over_wherever_it_was_cut() -> None:
-    state = ReleaseState(CAPACITY)
+    state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
     with patch.object(releaselog, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     for cut in range(len(chunks)):
-        now = ReleaseState.read([*log, *chunks[:cut]], CAPACITY)
+        now = JournalState.read([*log, *chunks[:cut]], CAPACITY)
         assert view(now) == view(state)
         after = log_of(now, 10, 3)
-        assert view(ReleaseState.read([*log, *chunks[:cut], *after], CAPACITY)) == view(now)
+        assert view(JournalState.read([*log, *chunks[:cut], *after], CAPACITY)) == view(now)
         with patch.object(releaselog, "_CHUNK_BYTES", 100):
             second = now.snapshot()
         # The end of one and the beginning of another are not taken for a whole.
-        again = ReleaseState.read([*chunks[cut:], *second], CAPACITY)
+        again = JournalState.read([*chunks[cut:], *second], CAPACITY)
         assert view(again) == view(now)
-        again = ReleaseState.read([*log, *chunks[:cut], *after, *second[:-1]], CAPACITY)
+        again = JournalState.read([*log, *chunks[:cut], *after, *second[:-1]], CAPACITY)
         assert view(again) == view(now)
 
 
 def test_records_between_the_parts_of_a_snapshot_count() -> None:
-    state = ReleaseState(CAPACITY)
+    state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
     with patch.object(releaselog, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     rng = random.Random(1)
     for _ in range(20):
-        live = ReleaseState.read(log, CAPACITY)
+        live = JournalState.read(log, CAPACITY)
         mixed, rest, number = [chunks[0]], chunks[1:], 10
         while rest:
             if rng.random() < 0.5:
@@ -361,21 +361,21 @@ def test_records_between_the_parts_of_a_snapshot_count() -> None:
             else:
                 mixed += log_of(live, number, 1)
                 number += 1
-        assert view(ReleaseState.read(log + mixed, CAPACITY)) == view(live)
-        assert view(ReleaseState.read(log[5:] + mixed, CAPACITY)) == view(live)
+        assert view(JournalState.read(log + mixed, CAPACITY)) == view(live)
+        assert view(JournalState.read(log[5:] + mixed, CAPACITY)) == view(live)
 
 
 def test_a_large_snapshot_is_cut_small_enough_for_a_broker() -> None:
-    state = ReleaseState(1_000_000)
+    state = JournalState(1_000_000)
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 1 << 62, 250_000)
     spots = np.sort(rng.choice(1 << 27, ids.size, replace=False).astype(np.int64))
     state.apply(Intent(0, spots, ("a",), np.zeros(ids.size, dtype=np.uint16), ids))
-    state.apply(Done(0, positions()))
+    state.apply(Commit(0, positions()))
     chunks = state.snapshot()
     assert len(chunks) > 2
     assert max(map(len, chunks)) < 1_000_000
-    again = ReleaseState.read(chunks, 1_000_000)
+    again = JournalState.read(chunks, 1_000_000)
     assert again.released == state.released
     assert again.is_released(spots).all()
     assert not again.is_released(spots[:-1] + 1)[np.diff(spots) > 1].any()
@@ -383,9 +383,9 @@ def test_a_large_snapshot_is_cut_small_enough_for_a_broker() -> None:
 
 
 def test_the_memory_keeps_to_its_capacity() -> None:
-    state = ReleaseState(4)
+    state = JournalState(4)
     for number in range(8):
         state.apply(intent(number, number))
         state.apply(done(number))
     assert remembered(state) == {4, 5, 6, 7}
-    assert remembered(ReleaseState.read(state.snapshot(), 4)) == {4, 5, 6, 7}
+    assert remembered(JournalState.read(state.snapshot(), 4)) == {4, 5, 6, 7}

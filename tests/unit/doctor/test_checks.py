@@ -21,7 +21,7 @@ from delaylevel.cluster.port import (
     TopicPolicies,
 )
 from delaylevel.doctor import cluster_checks, running_checks, topic_checks
-from delaylevel.doctor.context import Cluster, ExamOptions, Patient
+from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
 from delaylevel.doctor.examination import _guarded
 from delaylevel.doctor.finding import Finding, Outcome, Problem, State
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
@@ -61,17 +61,17 @@ class Admin:
         return answer if callable(answer) else lambda *_, **__: answer
 
 
-def cluster(options: ExamOptions | None = None, **answers: Any) -> Cluster:
+def cluster(options: ExamOptions | None = None, **answers: Any) -> ClusterContext:
     answers.setdefault("broker_settings", BrokerSettings(topic_policies=True))
     answers.setdefault("runtime_configuration", {})
     admin: Any = Admin(**answers)
-    return Cluster(Connection(), admin, Here(), options or ExamOptions())
+    return ClusterContext(Connection(), admin, Here(), options or ExamOptions())
 
 
 def patient(
     description: LevelTopicDescription, options: ExamOptions | None = None, **answers: Any
-) -> Patient:
-    return Patient(cluster(options, **answers), description)
+) -> LevelTopicContext:
+    return LevelTopicContext(cluster(options, **answers), description)
 
 
 def says(outcome: Outcome) -> list[str]:

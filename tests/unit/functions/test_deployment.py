@@ -21,7 +21,7 @@ from delaylevel.functions import archive, deployment, health
 from delaylevel.functions.deployment import FunctionOptions, function_config
 from delaylevel.functions.instance import client_settings, instance_token
 from delaylevel.functions.mover import metrics_of
-from delaylevel.functions.relay import StreamReport
+from delaylevel.functions.relay import RelayReport
 from delaylevel.functions.settings import FunctionSettings
 from delaylevel.functions.worker import FunctionsWorker
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
@@ -243,8 +243,8 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
 
 
 def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
-    assert metrics_of(StreamReport(), 5) == {}
-    report = StreamReport(window=3, due=2, latest_ms=-4000, behind_total_ms=50, behind_most_ms=30)
+    assert metrics_of(RelayReport(), 5) == {}
+    report = RelayReport(window=3, due=2, latest_ms=-4000, behind_total_ms=50, behind_most_ms=30)
     report.dead["x"] += 1
     found = metrics_of(report, 7)
     assert found["delaylevel_function_window_total"] == 3

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.connections import TargetClients
-from delaylevel.functions.recent_ids import Remembered
-from delaylevel.functions.relay import STALL_S, Stream
+from delaylevel.functions.recent_ids import RecentIds
+from delaylevel.functions.relay import STALL_S, Relay
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -133,8 +133,8 @@ class World:
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
 
-    def stream(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Stream:
-        return Stream(
+    def stream(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Relay:
+        return Relay(
             self,
             self,  # type: ignore[arg-type]
             self.description,
@@ -503,7 +503,7 @@ def test_what_was_given_back_is_sent_when_it_comes_again(world: World) -> None:
 
 
 def test_only_the_latest_are_remembered() -> None:
-    remembered = Remembered(3)
+    remembered = RecentIds(3)
     for number in range(7):
         remembered.add(number)
         assert number in remembered

@@ -462,7 +462,7 @@ def test_the_columns_are_pinned() -> None:
 
 def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.state import Done, Intent, Mark, encode, pack
+    from delaylevel.dispatcher.journal.state import Commit, Intent, LowWatermark, encode, pack
 
     with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
@@ -478,7 +478,7 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
         producer = memory.client().create_producer(log)
         producer.send(encode(intent))
         assert len(list(look.rows())) == len(sent), "an intent releases nothing"
-        producer.send(encode(Done(0, np.zeros(0, dtype=np.int64))))
+        producer.send(encode(Commit(0, np.zeros(0, dtype=np.int64))))
         left = [row.id for row in look.rows()]
         assert len(left) == len(sent) - size
         assert not {row.id for row in gone} & set(left)
@@ -488,7 +488,7 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
         # A log that is too long for an estimate: its last record's time decides, and that is said.
         monkeypatch.setattr("delaylevel.inspection.inspector._LOG_RECORDS", 1)
         memory.clock.advance(timedelta(minutes=20))
-        producer.send(encode(Mark(0)))
+        producer.send(encode(LowWatermark(0)))
         written = memory.clock.now_ms()
         memory.clock.advance(timedelta(minutes=20))
         supposed = look.horizon()
@@ -513,7 +513,7 @@ def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() 
 
 def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.state import Done, Intent, ReleaseState, encode, pack
+    from delaylevel.dispatcher.journal.state import Commit, Intent, JournalState, encode, pack
     from delaylevel.inspection.released import released_by_log
 
     with MemoryPulsar() as memory:
@@ -522,17 +522,17 @@ def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> No
         producer = client.create_producer("log")
         assert released_by_log(client, memory.admin, log)([(1, 0, -1)]) == [False]
 
-        def release(state: ReleaseState, number: int, entries: range) -> None:
+        def release(state: JournalState, number: int, entries: range) -> None:
             positions = np.array([pack(1, entry << 10) for entry in entries])
             kinds, ids = np.zeros(len(entries), dtype=np.uint16), np.array(entries)
             for record in (
                 Intent(number, positions, ("a",), kinds, ids),
-                Done(number, np.zeros(0, dtype=np.int64)),
+                Commit(number, np.zeros(0, dtype=np.int64)),
             ):
                 state.apply(record)
                 producer.send(encode(record))
 
-        state = ReleaseState()
+        state = JournalState()
         release(state, 0, range(0, 1000, 2))
         for chunk in state.snapshot():
             producer.send(chunk)

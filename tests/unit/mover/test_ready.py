@@ -16,7 +16,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import ready as frontier
-from delaylevel.mover.ready import ripe_bound
+from delaylevel.mover.ready import ready_bound
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -117,7 +117,7 @@ class Stored:
 
 def look(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -> tuple[int, int]:
     """Return how many entries lie before the bound, and when to look again; check its form."""
-    bound = ripe_bound(stored, partition(after_ms), start, now_ms, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(after_ms), start, now_ms, LEAD)  # type: ignore[arg-type]
     assert bound.end >= start
     assert bound.look_again_ms >= now_ms
     if bound.end != start:
@@ -165,18 +165,18 @@ def test_empty_partition_is_looked_at_when_a_newcomer_can_be_ripe() -> None:
 
 def test_front_of_a_ledger_is_never_an_end() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY], cuts=(2,))
-    bound = ripe_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
     # Near enough for the broker's own answer to be taken:
     stored = Stored.of([T0, T0 + 1, T0 + 2], cuts=(2,))
-    bound = ripe_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
 
 
 @pytest.mark.parametrize("far", [2, DAY])
 def test_start_at_the_end_of_a_ledger_and_nothing_ripe_behind(far: int) -> None:
     stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
-    bound = ripe_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
     assert bound.look_again_ms == T0 + far + AFTER
 
@@ -184,10 +184,10 @@ def test_start_at_the_end_of_a_ledger_and_nothing_ripe_behind(far: int) -> None:
 def test_start_in_the_middle_of_a_batch() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY])
     start = Position(10, 1, 7)
-    ripe = ripe_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    ripe = ready_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert ripe.end == Position(10, 2)
     # Read early once (parked anew, up to message 6), and not ripe now: the rest of it waits.
-    early = ripe_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
+    early = ready_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
     assert early.end == start
     assert early.look_again_ms == T0 + 1 + AFTER
 
@@ -244,7 +244,7 @@ def follow(
             stored.append(stamped[arrived][1])
             arrived += 1
         if now >= again:
-            bound = ripe_bound(stored, partition(after_ms), start, now, LEAD)  # type: ignore[arg-type]
+            bound = ready_bound(stored, partition(after_ms), start, now, LEAD)  # type: ignore[arg-type]
             assert bound.look_again_ms >= now
             for number in range(stored.number(start), stored.number(bound.end)):
                 read[number] = now
@@ -373,7 +373,7 @@ def test_a_bound_is_never_before_the_start() -> None:
     # The start's own ledger is gone, an older one still there.
     stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
     start = Position(11, 3)
-    assert ripe_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
+    assert ready_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
 
 
 def test_entries_that_are_gone_stop_nothing() -> None:
@@ -382,10 +382,10 @@ def test_entries_that_are_gone_stop_nothing() -> None:
             return [LedgerInfo(8, 40), *super().ledgers(topic)]
 
     stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
-    bound = ripe_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
     # They are no stamps that anybody could wait for, or that would be asked about again.
-    bound = ripe_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(8, 40)
     assert bound.look_again_ms == T0 + AFTER
 
@@ -398,7 +398,7 @@ def test_honest_gap_is_slept_through() -> None:
 
 def test_lead_of_a_millisecond_is_enough_to_ask() -> None:
     stored = Stored.of([T0, T0 + 1])
-    bound = ripe_bound(stored, partition(), EARLIEST, T0 + AFTER, 1)  # type: ignore[arg-type]
+    bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER, 1)  # type: ignore[arg-type]
     assert bound.end == Position(10, 1)
 
 

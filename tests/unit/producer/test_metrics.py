@@ -18,13 +18,13 @@ pytest.importorskip("pyspark")
 from prometheus_client import CollectorRegistry
 
 from delaylevel.dispatcher.metrics import DispatchCollector
-from delaylevel.dispatcher.stats import PartitionFigures
+from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.functions.mover import metrics_of
-from delaylevel.functions.relay import StreamReport
+from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector, serve
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync.metrics import JobCollector
-from delaylevel.spark_sync.stats import BatchFigures, JobFigures, Standing, Waiting
+from delaylevel.spark_sync.stats import BatchStats, JobStats, Standing, Waiting
 from delaylevel.testing import ManualClock, MemoryPulsar
 
 ROOT = Path(__file__).parents[3]
@@ -79,9 +79,9 @@ class FixedStanding(Standing):
 class Dispatching:
     """A dispatcher that owns one partition."""
 
-    def figures(self) -> dict[tuple[str, int], PartitionFigures]:
+    def figures(self) -> dict[tuple[str, int], OwnerStats]:
         return {
-            (TOPIC, index): PartitionFigures(held={TARGET: 1}, next_due_ms=due_ms)
+            (TOPIC, index): OwnerStats(held={TARGET: 1}, next_due_ms=due_ms)
             for index, due_ms in enumerate((1_000, 9_000, None))
         }
 
@@ -92,8 +92,8 @@ def families() -> Iterator[Any]:
         producer = producing(memory)
         producer.send(b"x", deliver_after=timedelta(days=3))
         yield from ProducerCollector(producer).collect()
-    job = JobFigures()
-    job.add(BatchFigures.collect(1, 7, 500, {TOPIC: OUTCOMES}))
+    job = JobStats()
+    job.add(BatchStats.collect(1, 7, 500, {TOPIC: OUTCOMES}))
     yield from JobCollector(job, FixedStanding(), (TOPIC,)).collect()
     dispatcher: Any = Dispatching()
     yield from DispatchCollector(dispatcher).collect()
@@ -115,7 +115,7 @@ def in_code() -> dict[str, Series]:
         labels = frozenset(label for sample in family.samples for label in sample.labels)
         assert name not in found, f"{name} is served twice"
         found[name] = Series(family.type, labels - {"le"})
-    report = StreamReport(window=3, due=2)
+    report = RelayReport(window=3, due=2)
     for name in metrics_of(report, 1):
         found[name] = Series("sum" if name.endswith("_total") else "each second", frozenset())
     return found

@@ -23,8 +23,8 @@ from delaylevel.producer.routing import (
     BUSINESS,
     NOT_PARKABLE,
     WINDOW,
-    Parking,
-    Placement,
+    Route,
+    Routing,
     check_producer_options,
     level_producer_settings,
     window_producer_settings,
@@ -59,7 +59,7 @@ def describe(**changes: Any) -> LevelTopicDescription:
     )
 
 
-def place(
+def route(
     deliver_at: Any = None,
     deliver_after: Any = None,
     properties: dict[str, str] | None = None,
@@ -68,9 +68,9 @@ def place(
     schema: SchemaRef | None = None,
     description: LevelTopicDescription | None = None,
     **unsupported: Any,
-) -> Placement:
-    parking = Parking(description or describe(), ORDERS, schema, StoppedClock())
-    return parking.place(deliver_at, deliver_after, properties, message_id, **unsupported)
+) -> Route:
+    routing = Routing(description or describe(), ORDERS, schema, StoppedClock())
+    return routing.route(deliver_at, deliver_after, properties, message_id, **unsupported)
 
 
 TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
@@ -80,9 +80,9 @@ TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
 def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> None:
     tracker = replace(TRACKER, mover=mover)
     soon = timedelta(minutes=5)
-    parking = Parking(tracker, ORDERS, SchemaRef("AVRO", "abc"), StoppedClock())
-    placed = parking.place(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
-    assert placed == Placement(
+    routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), StoppedClock())
+    placed = routing.route(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
+    assert placed == Route(
         WINDOW,
         tracker.window_partition("key", "mine"),
         {
@@ -96,9 +96,9 @@ def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> N
     )
     assert placed.parked
     family = "persistent://public/default/orders-delay-level"
-    assert parking.topic_of(placed) == f"{family}-window-partition-{placed.partition}"
-    later = parking.place(None, timedelta(hours=3), None, None, "key")
-    assert parking.topic_of(later) == f"{family}-hour-partition-2"
+    assert routing.topic_of(placed) == f"{family}-window-partition-{placed.partition}"
+    later = routing.route(None, timedelta(hours=3), None, None, "key")
+    assert routing.topic_of(later) == f"{family}-hour-partition-2"
 
 
 def test_copies_of_one_id_meet_in_one_window_partition() -> None:
@@ -106,14 +106,14 @@ def test_copies_of_one_id_meet_in_one_window_partition() -> None:
     for message_id in ("a", "b", "c"):
         wanted = TRACKER.window_partition("", message_id)
         for _ in range(3):
-            placed = place(deliver_after=soon, message_id=message_id, description=TRACKER)
+            placed = route(deliver_after=soon, message_id=message_id, description=TRACKER)
             assert placed.partition == wanted
 
 
 def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> None:
-    parking = Parking(TRACKER, ORDERS, None, StoppedClock())
+    routing = Routing(TRACKER, ORDERS, None, StoppedClock())
     soon = timedelta(minutes=5)
-    found = [parking.place(None, soon, None, None).partition for _ in range(16_000)]
+    found = [routing.route(None, soon, None, None).partition for _ in range(16_000)]
     runs = [(key, len(list(group))) for key, group in itertools.groupby(found)]
     assert [count for _, count in runs] == [1000] * 16
     first = runs[0][0]
@@ -122,7 +122,7 @@ def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> 
 
 def test_with_a_tracker_what_is_due_still_goes_straight() -> None:
     for arguments in ({}, {"deliver_after": timedelta(0)}, {"deliver_at": T0 - 5}):
-        placed = place(description=TRACKER, **arguments)
+        placed = route(description=TRACKER, **arguments)
         assert (placed.level, placed.deliver_at_ms) == (BUSINESS, None)
         assert not placed.parked
 
@@ -130,7 +130,7 @@ def test_with_a_tracker_what_is_due_still_goes_straight() -> None:
 @pytest.mark.parametrize("name", NOT_PARKABLE)
 def test_the_window_keeps_no_sequence_and_no_replication(name: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=name):
-        place(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
+        route(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
 
 
 def test_the_window_has_batches_also_where_levels_have_none() -> None:
@@ -149,23 +149,23 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
 @pytest.mark.parametrize(
     ("arguments", "placed"),
     [
-        ({}, Placement(-1, -1, None, None)),
-        ({"deliver_at": 0}, Placement(-1, -1, None, None)),
-        ({"properties": {"a": "b"}}, Placement(-1, -1, {"a": "b"}, None)),
-        ({"properties": {"a": "b", **OURS}}, Placement(-1, -1, {"a": "b"}, None)),
+        ({}, Route(-1, -1, None, None)),
+        ({"deliver_at": 0}, Route(-1, -1, None, None)),
+        ({"properties": {"a": "b"}}, Route(-1, -1, {"a": "b"}, None)),
+        ({"properties": {"a": "b", **OURS}}, Route(-1, -1, {"a": "b"}, None)),
         (
             {"properties": OURS, "message_id": "m1"},
-            Placement(-1, -1, {"delaylevel.id": "m1"}, None),
+            Route(-1, -1, {"delaylevel.id": "m1"}, None),
         ),
         # Due already: at once, but with its due time, so that lateness can be measured.
         (
             {"deliver_at": T0 - 5, "properties": {"a": "b", **OURS}},
-            Placement(-1, -1, {"a": "b", "delaylevel.due": str(T0 - 5)}, None),
+            Route(-1, -1, {"a": "b", "delaylevel.due": str(T0 - 5)}, None),
         ),
         # Under the finest unit: the broker's own timer.
         (
             {"deliver_after": timedelta(minutes=59), "message_id": "m1"},
-            Placement(
+            Route(
                 -1,
                 -1,
                 {"delaylevel.due": str(T0 + 59 * 60_000), "delaylevel.id": "m1"},
@@ -174,7 +174,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ),
         (
             {"deliver_after": timedelta(hours=5), "properties": {"a": "b", **OURS}},
-            Placement(
+            Route(
                 1,
                 4,
                 {
@@ -187,7 +187,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ),
         (
             {"deliver_at": T0 + 365 * DAY, "message_id": "m1", "schema": SchemaRef("AVRO", "0f")},
-            Placement(
+            Route(
                 0,
                 363,
                 {
@@ -201,10 +201,10 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ),
     ],
 )
-def test_placements(arguments: dict[str, Any], placed: Placement) -> None:
+def test_placements(arguments: dict[str, Any], placed: Route) -> None:
     given = arguments.get("properties")
     before = dict(given) if given else given
-    assert place(**arguments) == placed
+    assert route(**arguments) == placed
     assert placed.parked == (placed.level >= 0)
     assert given == before
 
@@ -219,7 +219,7 @@ def test_placements(arguments: dict[str, Any], placed: Placement) -> None:
 def test_with_a_function_the_broker_holds_it_back(
     delay: timedelta, level: int, held_back_ms: int
 ) -> None:
-    placed = place(deliver_after=delay, description=describe(mover=Mover.FUNCTION))
+    placed = route(deliver_after=delay, description=describe(mover=Mover.FUNCTION))
     assert placed.level == level
     assert placed.deliver_at_ms == T0 + held_back_ms
 
@@ -264,7 +264,7 @@ def test_with_a_function_the_broker_holds_it_back(
 )
 def test_refused(arguments: dict[str, Any], error: type[Exception], parts: list[str]) -> None:
     with pytest.raises(error) as caught:
-        place(**arguments)
+        route(**arguments)
     for part in parts:
         assert part in str(caught.value)
     assert isinstance(caught.value, InvalidInputError)
@@ -273,10 +273,10 @@ def test_refused(arguments: dict[str, Any], error: type[Exception], parts: list[
 def test_options_that_mean_nothing_are_no_matter_where_nothing_is_parked() -> None:
     some = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
     assert set(some) == set(NOT_PARKABLE)
-    assert not place(deliver_after=timedelta(minutes=1), **some).parked
-    assert not place(**some).parked
+    assert not route(deliver_after=timedelta(minutes=1), **some).parked
+    assert not route(**some).parked
     nothing = dict.fromkeys(NOT_PARKABLE)
-    assert place(deliver_after=timedelta(days=2), **nothing).parked
+    assert route(deliver_after=timedelta(days=2), **nothing).parked
 
 
 @pytest.mark.parametrize(

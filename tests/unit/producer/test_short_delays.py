@@ -14,7 +14,7 @@ from delaylevel.errors import DelayLevelError
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.producer.routing import BUSINESS, WINDOW, Parking, Placement
+from delaylevel.producer.routing import BUSINESS, WINDOW, Route, Routing
 
 T0 = 1_800_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000
@@ -30,7 +30,7 @@ class StoppedClock:
         return T0
 
 
-def parking(overflow: str, **changes: Any) -> Parking:
+def routing(overflow: str, **changes: Any) -> Routing:
     levels = Levels(
         [
             PartitionStrategy(maximum_delay=timedelta(days=30), overflow=overflow),
@@ -39,7 +39,7 @@ def parking(overflow: str, **changes: Any) -> Parking:
     )
     description = LevelTopicDescription("orders-delay-level", levels, ("orders",), **changes)
     target = "persistent://public/default/orders"
-    return Parking(description, target, changes.pop("schema", None), StoppedClock())
+    return Routing(description, target, changes.pop("schema", None), StoppedClock())
 
 
 delays = st.one_of(st.sampled_from(BOUNDS), st.integers(-DAY, 400 * DAY))
@@ -85,12 +85,12 @@ def test_as_the_long_way(
     mover: Mover,
     schema: SchemaRef | None,
 ) -> None:
-    where = parking(overflow, final_window=window, mover=mover)
-    where = Parking(where.description, "persistent://public/default/orders", schema, StoppedClock())
+    where = routing(overflow, final_window=window, mover=mover)
+    where = Routing(where.description, "persistent://public/default/orders", schema, StoppedClock())
     asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     given_to_it = None if own is None else dict(own)
-    placed, found = outcome(where.place, asked), outcome(where.park, asked)
-    if not isinstance(placed, Placement):
+    placed, found = outcome(where.route, asked), outcome(where.route_common, asked)
+    if not isinstance(placed, Route):
         assert found in (None, placed)
         return
     assert own == given_to_it  # the application's own dict is left alone
@@ -110,4 +110,4 @@ def test_as_the_long_way(
 
 def test_a_name_that_is_no_string_is_not_for_it() -> None:
     with pytest.raises(TypeError):
-        parking("reject").park(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]
+        routing("reject").route_common(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]

@@ -20,7 +20,7 @@ from delaylevel.spark_sync import control
 from delaylevel.spark_sync import stats as figures
 from delaylevel.spark_sync.listener import SyncListener, batch_line
 from delaylevel.spark_sync.metrics import serve_metrics
-from delaylevel.spark_sync.stats import BatchFigures, JobFigures, Standing, Waiting
+from delaylevel.spark_sync.stats import BatchStats, JobStats, Standing, Waiting
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {
@@ -51,8 +51,8 @@ def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
 
 
 @pytest.fixture
-def job() -> JobFigures:
-    return JobFigures()
+def job() -> JobStats:
+    return JobStats()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def seen() -> list[int]:
 
 
 @pytest.fixture
-def listener(tmp_path: Any, job: JobFigures, seen: list[int]) -> SyncListener:
+def listener(tmp_path: Any, job: JobStats, seen: list[int]) -> SyncListener:
     standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1)})
     listener = SyncListener(
         "mine", str(tmp_path), job, standing, lambda progress: seen.append(progress.batchId)
@@ -72,7 +72,7 @@ def listener(tmp_path: Any, job: JobFigures, seen: list[int]) -> SyncListener:
 
 def test_each_batch_that_moved_something_is_summed_and_logged_once(
     listener: SyncListener,
-    job: JobFigures,
+    job: JobStats,
     seen: list[int],
     tmp_path: Any,
     caplog: pytest.LogCaptureFixture,
@@ -97,7 +97,7 @@ def test_each_batch_that_moved_something_is_summed_and_logged_once(
 
 
 def test_queries_of_others_are_left_alone(
-    listener: SyncListener, job: JobFigures, seen: list[int]
+    listener: SyncListener, job: JobStats, seen: list[int]
 ) -> None:
     listener.onQueryProgress(_progress(5, 100, name="another"))
     listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
@@ -109,7 +109,7 @@ def test_queries_of_others_are_left_alone(
 
 
 def test_a_batch_without_a_report_still_counts_its_rows(
-    listener: SyncListener, job: JobFigures
+    listener: SyncListener, job: JobStats
 ) -> None:
     listener.onQueryProgress(_progress(1, 7))
     assert (job.rows, dict(job.messages)) == (7, {})
@@ -136,7 +136,7 @@ def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
 
 
 @pytest.fixture
-def scrape(job: JobFigures) -> Iterator[Any]:
+def scrape(job: JobStats) -> Iterator[Any]:
     pytest.importorskip("prometheus_client")
     standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
     with serve_metrics(job, standing, [TOPIC], 0) as port:
@@ -152,12 +152,12 @@ def scrape(job: JobFigures) -> Iterator[Any]:
         yield read
 
 
-def test_figures_are_served_for_prometheus(scrape: Any, job: JobFigures) -> None:
+def test_figures_are_served_for_prometheus(scrape: Any, job: JobStats) -> None:
     before = scrape()
     assert before["delaylevel_sync_rows_total"] == 0
     assert before['delaylevel_sync_messages_total{became="held",TOPIC}'] == 0
 
-    job.add(BatchFigures.collect(1, 7, 500, REPORT))
+    job.add(BatchStats.collect(1, 7, 500, REPORT))
     job.add_failure()
     found = scrape()
     assert found["delaylevel_sync_batches_total"] == 1
@@ -187,7 +187,7 @@ def test_a_broker_that_is_away_is_said_and_nothing_is_guessed(scrape: Any) -> No
     assert "delaylevel_sync_lag_seconds{TOPIC}" not in found
 
 
-def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobFigures) -> None:
+def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobStats) -> None:
     with (
         pytest.raises(ConfigError, match=f"127.0.0.1:{scrape.port}"),
         serve_metrics(job, FixedStanding(None), [TOPIC], scrape.port),
@@ -200,7 +200,7 @@ def test_without_the_extra_the_error_names_it() -> None:
         "import sys; sys.modules['prometheus_client'] = None\n"
         "from delaylevel.spark_sync import metrics, stats as figures\n"
         "try:\n"
-        "    metrics.serve_metrics(figures.JobFigures(), None, [], 0).__enter__()\n"
+        "    metrics.serve_metrics(figures.JobStats(), None, [], 0).__enter__()\n"
         "except ImportError as error:\n"
         "    print(type(error).__name__, error)\n"
     )

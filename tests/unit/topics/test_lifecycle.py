@@ -12,8 +12,8 @@ from delaylevel import topics
 from delaylevel.errors import DelayTooLongError, InvalidStrategyError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
-from delaylevel.producer.level_topic_cache import Follower
-from delaylevel.producer.routing import Parking
+from delaylevel.producer.level_topic_cache import LevelTopicCache
+from delaylevel.producer.routing import Routing
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
 
@@ -46,7 +46,7 @@ def test_expanded_at_any_time_nothing_is_lost_and_nothing_is_late(seed: int, ove
                 lifecycle.expand(memory.admin, "orders", longer)
                 maximum = 20
                 # One of them looks at once, the other does not know before it is refused.
-                new._follower._look_once()
+                new._cache._look_once()
                 assert new.description.levels == longer
             producer = choose.choice((old, new))
             longest = 7 if producer is old else maximum
@@ -109,30 +109,30 @@ def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
         asked.append(now[0])
         return known[0]
 
-    parking = Parking(description, description.targets[0], None, Clock())
-    follower = Follower(parking, describe, lambda: now[0])  # type: ignore[arg-type]
+    routing = Routing(description, description.targets[0], None, Clock())
+    cache = LevelTopicCache(routing, describe, lambda: now[0])  # type: ignore[arg-type]
 
-    def place() -> int:
-        return follower.place(None, 8 * DAY, None, None).partition
+    def route() -> int:
+        return cache.route(None, 8 * DAY, None, None).partition
 
     now[0] = 2.0
     for _ in range(3):
         with pytest.raises(DelayTooLongError):
-            place()
+            route()
     assert asked == [2.0]
     known[0] = longer
     now[0] = 2.9
     with pytest.raises(DelayTooLongError):
-        place()
+        route()
     now[0] = 3.1
-    assert place() == 7
+    assert route() == 7
     assert asked == [2.0, 3.1]
     # Another level topic of the same name is not taken for an expansion.
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9)))
     known[0] = replace(description, levels=hours)
     now[0] = 5.0
-    assert not follower.look_after_refusal()
-    assert follower.description == longer
+    assert not cache.look_after_refusal()
+    assert cache.description == longer
 
 
 def test_drained_and_deleted_in_memory() -> None:
