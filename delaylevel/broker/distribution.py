@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from platformdirs.unix import Unix
-
+from delaylevel.cluster.local_brokers import DIRECTORIES
 from delaylevel.errors import PrerequisiteError
 
 PULSAR_VERSION = "4.0.8"
@@ -25,19 +24,10 @@ _MAVEN_TIMEOUT_SECONDS = 1800
 
 Report = Callable[[str], None]
 
-# The XDG layout on every system: Pulsar's start script fails on the blank in "Application Support",
-# the standard directory on macOS.
-_DIRECTORIES = Unix("delaylevel")
-
-
-def state_directory() -> Path:
-    """Return the directory for the data of instances: ``$XDG_STATE_HOME/delaylevel``."""
-    return Path(_DIRECTORIES.user_state_dir)
-
 
 def distribution_directory() -> Path:
     """Return the directory of the fetched server: ``$XDG_CACHE_HOME/delaylevel/…``."""
-    return Path(_DIRECTORIES.user_cache_dir) / f"apache-pulsar-{PULSAR_VERSION}"
+    return Path(DIRECTORIES.user_cache_dir) / f"apache-pulsar-{PULSAR_VERSION}"
 
 
 def is_fetched() -> bool:

@@ -16,6 +16,18 @@ from types import TracebackType
 from pydantic import SecretStr
 
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.local_brokers import (
+    NAME,
+    BrokerStatus,
+    SavedInstance,
+    instances,
+    instances_directory,
+    load,
+    marker,
+    running_instance,
+    save,
+    status_of,
+)
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
@@ -28,10 +40,8 @@ from .distribution import (
     is_fetched,
     java,
     locked,
-    state_directory,
 )
 from .ready import NotReadyError, RegistrationLoopError, wait_ready
-from .state import BrokerStatus, SavedInstance, load, save
 
 __all__ = [
     "PULSAR_VERSION",
@@ -49,7 +59,6 @@ log = logging.getLogger(__name__)
 DEFAULT_HEAP_MB = 400
 _START_ATTEMPTS = 5
 _PORT_WAIT_SECONDS = 5
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class _RetryStartError(BrokerError):
@@ -88,12 +97,12 @@ class EmbeddedBroker:
         follow_parent: bool = False,
         report: Report = log.info,
     ) -> None:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise InvalidInputError(
                 f"{name!r} is not a valid name for a broker: use letters, digits, '.', '_' and '-'"
             )
         self.name = name
-        chosen = Path(directory) if directory is not None else _instances_directory() / name
+        chosen = Path(directory) if directory is not None else instances_directory() / name
         self.directory = chosen.absolute()
         if re.search(r"\s", str(self.directory)):
             raise InvalidInputError(
@@ -182,18 +191,7 @@ class EmbeddedBroker:
     def status(self) -> BrokerStatus:
         """Return the status; check the process, because a state file may be out of date."""
         self._reap()
-        saved = load(self.directory)
-        running = saved is not None and process.is_ours(saved.pid, self._marker)
-        return BrokerStatus(
-            name=self.name,
-            directory=self.directory,
-            running=running,
-            pid=saved.pid if saved and running else None,
-            service_url=saved.service_url if saved else "",
-            admin_url=saved.admin_url if saved else "",
-            functions=saved.functions if saved else bool(self._functions),
-            started_ms=saved.started_ms if saved else None,
-        )
+        return status_of(self.name, self.directory)
 
     def stop(self, *, timeout_seconds: float = 30) -> bool:
         """Stop the broker with SIGTERM, after the timeout with SIGKILL; keep its data.
@@ -219,7 +217,7 @@ class EmbeddedBroker:
         pid = self.status().pid
         if pid is None:
             return False
-        process.kill(pid, self._marker)
+        process.kill(pid, marker(self.directory))
         self._reap()
         return True
 
@@ -251,11 +249,6 @@ class EmbeddedBroker:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    @property
-    def _marker(self) -> str:
-        """Text in the command line of our process only, both as start script and as JVM."""
-        return f" --metadata-dir {self.directory / 'data' / 'metadata'} "
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
@@ -352,7 +345,7 @@ class EmbeddedBroker:
 
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()
-        ended = process.end(pid, self._marker, timeout_seconds=timeout_seconds)
+        ended = process.end(pid, marker(self.directory), timeout_seconds=timeout_seconds)
         self._reap()
         return ended
 
@@ -366,28 +359,3 @@ class EmbeddedBroker:
         """Collect the exit code of a dead child, so that it does not stay a zombie."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
-
-
-def instances() -> list[BrokerStatus]:
-    """Return the status of the instances in this user's state directory, sorted by name."""
-    folder = _instances_directory()
-    if not folder.is_dir():
-        return []
-    names = sorted(path.parent.name for path in folder.glob("*/instance.json"))
-    return [EmbeddedBroker(name).status() for name in names if _NAME.fullmatch(name)]
-
-
-def running_instance(name: str | None = None) -> BrokerStatus | None:
-    """Return the running instance of a name; None if there is none.
-
-    Args:
-        name: name of the instance; None for ``default`` or, without it, the only running instance.
-    """
-    running = {status.name: status for status in instances() if status.running}
-    if name is not None or "default" in running:
-        return running.get(name or "default")
-    return next(iter(running.values())) if len(running) == 1 else None
-
-
-def _instances_directory() -> Path:
-    return state_directory() / "brokers"

@@ -11,48 +11,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from delaylevel.cluster.local_brokers import is_ours, process_state
+
 # Below the range for outgoing connections, so that a restarted broker finds its ports free.
 _PORTS = range(20_000, 31_000)
 _POLL_SECONDS = 0.05
-_EXEC_SECONDS = 1.0
 _EXEC_POLL_SECONDS = 0.002
 _STOP_SECONDS = 1.0
 _STOPPED = {b"T", b"t", b"Z", b"X"}
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of a process; empty if there is no process or it is a zombie."""
-    if not Path("/proc/self/stat").exists():
-        return _command_line_from_ps(pid)
-    limit = time.monotonic() + _EXEC_SECONDS
-    while True:
-        try:
-            raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-            state = _state(Path(f"/proc/{pid}/stat"))
-        except OSError:
-            return ""
-        if raw or state in (b"Z", b"X"):
-            return raw.replace(b"\0", b" ").decode(errors="replace")
-        # Alive without a command line: within exec(), or ending. If it counted as gone now, stop()
-        # could leave a broker running.
-        if time.monotonic() > limit:
-            return ""
-        time.sleep(_EXEC_POLL_SECONDS)
-
-
-def _command_line_from_ps(pid: int) -> str:
-    answer = subprocess.run(
-        ["ps", "-ww", "-p", str(pid), "-o", "command="],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return answer.stdout.rstrip("\n") + " "
-
-
-def is_ours(pid: int, marker: str) -> bool:
-    """Return whether the process is alive and has the marker in its command line."""
-    return marker in command_line(pid)
 
 
 def end(pid: int, marker: str, *, timeout_seconds: float) -> bool:
@@ -114,17 +80,12 @@ def _wait_stopped(pid: int) -> None:
         time.sleep(_EXEC_POLL_SECONDS)
 
 
-def _state(stat: Path) -> bytes:
-    """Return the state in a ``stat`` file of /proc, after a name that may contain anything."""
-    return stat.read_bytes().rpartition(b")")[2].split()[0]
-
-
 def _states(pid: int) -> set[bytes]:
     """Return the states of the threads of a process, from /proc; none if it is gone."""
     found = set()
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            found.add(_state(path))
+            found.add(process_state(path))
     return found
 
 
@@ -137,7 +98,7 @@ def _is_ending(pid: int) -> bool:
     try:
         if (folder / "cmdline").read_bytes():
             return False  # another process has this ID now
-        state = _state(folder / "stat")
+        state = process_state(folder / "stat")
         return state not in (b"Z", b"X") or len(os.listdir(folder / "task")) > 1
     except OSError:
         return False

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_va
 
 from delaylevel.errors import ConfigError
 
+from . import local_brokers
 from .token import TokenSource, read_token_file
 
 if sys.version_info >= (3, 11):
@@ -283,9 +284,7 @@ def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> No
             "6651" if secure else "6650"
         )
     elif not service and not admin:
-        from delaylevel.broker.embedded import running_instance
-
-        running = running_instance()
+        running = local_brokers.running_instance()
         if running is not None:
             values["service_url"], values["admin_url"] = running.service_url, running.admin_url
             values["origin"] = f"the embedded broker {running.name!r}"

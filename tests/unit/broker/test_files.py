@@ -15,6 +15,7 @@ from delaylevel.broker import distribution, process
 from delaylevel.broker.conf import environment, write_conf
 from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
 from delaylevel.broker.ready import RegistrationLoopError, RegistrationMonitor, wait_ready
+from delaylevel.cluster import local_brokers
 from delaylevel.errors import InvalidInputError, PrerequisiteError
 
 
@@ -325,7 +326,7 @@ def test_a_process_has_ended_when_its_last_thread_has_ended() -> None:
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        while process.command_line(child.pid):
+        while local_brokers.command_line(child.pid):
             pass
         assert process._is_ending(child.pid), "one of its threads has its files open"
         assert not process._wait_ended(child.pid, "thread-marker", 0.2)

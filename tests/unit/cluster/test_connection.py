@@ -12,7 +12,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.broker import embedded as broker
+from delaylevel.cluster import local_brokers as broker
 from delaylevel.cluster.client_log import silent
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.token import TokenSource
