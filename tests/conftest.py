@@ -1,13 +1,13 @@
 """Fixtures for every test: a real broker, and an environment without the developer's own settings.
 
-``connection``      where to reach a broker: the shared embedded one, or the one that
+``connection``      the address of a broker: the shared embedded one, or the one that
                     DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL name
 ``client``          a ``pulsar.Client`` on it
-``namespace``       a namespace of the test's own, ``public/test-…``, gone afterwards
+``namespace``       the test's own namespace, ``public/test-…``, deleted at the end
 ``broker``          the shared embedded broker itself
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
-                    these settings, shared by all tests that ask for the same
-``private_broker``  makes brokers of the test's own, which it may kill and start again
+                    these settings, shared by all tests that use the same settings
+``private_broker``  makes brokers for one test, which may kill and restart them
 ``started``         starts an `EmbeddedBroker` that a test configured itself
 
 Where Java or Maven is missing, tests that need a broker are skipped, and fail in CI.
@@ -28,6 +28,7 @@ import urllib3
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import PrerequisiteError
+from world import quiet_client
 
 # PySpark's workers run in the Python that runs the tests.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -35,7 +36,7 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 FAST_CONF: dict[str, str | int | float | bool] = {
     "brokerDeduplicationEnabled": False,
     "forceDeleteNamespaceAllowed": True,
-    "journalSyncData": False,  # survives kill -9 all the same: only a machine's crash would tell
+    "journalSyncData": False,  # kill -9 loses nothing; only a crash of the machine would
 }
 TEST_HEAP_MB = 256
 _BROKER_FIXTURES = {
@@ -62,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """No settings, and no running broker, of whoever runs the tests."""
+    """Hide the settings and the running brokers of the person who runs the tests."""
     for name in list(os.environ):
         if name.startswith("DELAYLEVEL_") and not name.startswith("DELAYLEVEL_TEST_"):
             monkeypatch.delenv(name)
@@ -72,7 +73,7 @@ def _own_environment(
 
 
 def _started(broker: EmbeddedBroker) -> EmbeddedBroker:
-    """Start it; without Java or Maven skip on a laptop, and fail in CI."""
+    """Start a broker. Without Java or Maven, skip the test on a laptop and fail it in CI."""
     try:
         broker.start()
     except PrerequisiteError as error:
@@ -84,7 +85,7 @@ def _started(broker: EmbeddedBroker) -> EmbeddedBroker:
 
 @pytest.fixture(scope="session")
 def started() -> Callable[[EmbeddedBroker], EmbeddedBroker]:
-    """Starts a broker that a test configured itself; the test has to remove it."""
+    """Starter of brokers that a test configures itself; the test has to remove them."""
     return _started
 
 
@@ -106,7 +107,7 @@ def _embedded(
 
 @pytest.fixture(scope="session")
 def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
-    """``broker_with(conf, functions=False)``: a broker shared by all who ask for the same."""
+    """``broker_with(conf, functions=False)``: a broker shared by tests with the same settings."""
     shared: dict[object, EmbeddedBroker] = {}
 
     def get(
@@ -153,13 +154,13 @@ def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerF
 
 
 def patient(broker: EmbeddedBroker) -> Connection:
-    """How to reach a broker that shares its processors with others: they may keep it waiting."""
+    """Return the address of a broker, with a timeout for a machine whose processors are busy."""
     return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
 
 
 @pytest.fixture(scope="session")
 def connection(request: pytest.FixtureRequest) -> Connection:
-    """Where to reach the broker under test."""
+    """The address of the broker under test."""
     service_url = os.environ.get("DELAYLEVEL_TEST_SERVICE_URL")
     admin_url = os.environ.get("DELAYLEVEL_TEST_ADMIN_URL")
     if service_url or admin_url:
@@ -170,7 +171,7 @@ def connection(request: pytest.FixtureRequest) -> Connection:
 
 @pytest.fixture
 def namespace(connection: Connection) -> Iterator[str]:
-    """A fresh namespace, so that tests do not meet."""
+    """A new namespace, so that tests do not affect each other."""
     name = f"public/test-{uuid.uuid4().hex[:12]}"
     url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
     http = urllib3.PoolManager(timeout=30)
@@ -178,7 +179,7 @@ def namespace(connection: Connection) -> Iterator[str]:
     assert answer.status == 204, answer.data
     yield name
     if http.request("DELETE", url, fields={"force": "true"}).status == 405:
-        # A cluster of the developer's own, where only topics may be deleted by force.
+        # On a developer's own cluster, only topics may be deleted by force.
         admin = f"{connection.admin_url}/admin/v2"
         for partitions in ("/partitioned", ""):
             topics = http.request("GET", f"{admin}/persistent/{name}{partitions}").json()
@@ -190,8 +191,7 @@ def namespace(connection: Connection) -> Iterator[str]:
 
 @pytest.fixture
 def client(connection: Connection) -> Iterator[pulsar.Client]:
-    """A Pulsar client, closed at the end; its own log is left out."""
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    """A Pulsar client without a log, closed at the end."""
+    client = quiet_client(connection)
     yield client
     client.close()

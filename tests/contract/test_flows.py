@@ -12,14 +12,13 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.cluster.partition_lock import PartitionLock
-from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DelayTooLongError, StrategyMismatchError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.report import ForwardReport
 from delaylevel.mover.local import LocalMover
+from delaylevel.testing import ManualClock
 
 UNIT = timedelta(seconds=1)
 SECONDS = PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4))
@@ -27,16 +26,6 @@ TWO_LEVELS = [
     PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=9)),
     PartitionStrategy(partition_by=UNIT, maximum_delay=timedelta(seconds=4)),
 ]
-
-
-class GroupState:
-    """A clock that stands."""
-
-    def __init__(self, at_ms: int) -> None:
-        self._at_ms = at_ms
-
-    def now_ms(self) -> int:
-        return self._at_ms
 
 
 def producer_for(
@@ -47,7 +36,7 @@ def producer_for(
     Its final window is the broker's: no dispatcher is at work.
     """
     options.setdefault("final_window", "broker")
-    return world.client(**({"clock": clock} if clock else {})).create_producer(
+    return world.client(clock).create_producer(
         world.topic(topic),
         enable_delay_level_topic=True,
         partition_strategy=strategy,
@@ -81,7 +70,7 @@ def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any
     consumer = consumer_for(world)
     start_ms = world.clock.now_ms()
     # However long sending takes, all of them are sent at that time.
-    producer = producer_for(world, strategy=TWO_LEVELS, clock=GroupState(start_ms))
+    producer = producer_for(world, strategy=TWO_LEVELS, clock=ManualClock(start_ms))
     # On bounds of partitions and levels, between them, below a unit, and undelayed.
     for delay in (0, 300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
         producer.send(
@@ -131,13 +120,11 @@ def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any
 
 def window_of(world: Any, description: LevelTopicDescription) -> dict[int, list[ParkedMessage]]:
     """Return what every partition of the window topic holds."""
-    found = {}
-    for index in range(description.window_partitions):
-        name = description.window_topic.partition(index)
-        last = world.admin.last_message_id(name)
-        end = last.next_entry if last is not None and last.entry >= 0 else EARLIEST
-        found[index] = list(read_range(world.client(), name.full, EARLIEST, end))
-    return found
+    window = description.window_topic
+    return {
+        index: world.stored(window.partition(index).full)
+        for index in range(description.window_partitions)
+    }
 
 
 def test_with_a_tracker_everything_meets_in_the_window(world: Any) -> None:
@@ -230,7 +217,7 @@ def test_longer_than_the_longest_level(world: Any) -> None:
     consumer = consumer_for(world)
     round_and_round = SECONDS.model_copy(update={"overflow": "recirculate"})
     going_round = producer_for(
-        world, strategy=round_and_round, clock=GroupState(world.clock.now_ms() + world.slack_ms)
+        world, strategy=round_and_round, clock=ManualClock(world.clock.now_ms() + world.slack_ms)
     )
     start_ms = world.clock.now_ms() + world.slack_ms
     going_round.send(b"round", deliver_after=timedelta(seconds=7))
@@ -239,7 +226,7 @@ def test_longer_than_the_longest_level(world: Any) -> None:
         refusing.send(b"", deliver_after=timedelta(seconds=7))
     rounds = []
     for after_ms in (3000, 8000):
-        clock = GroupState(start_ms + after_ms)
+        clock = ManualClock(start_ms + after_ms)
         with LocalMover(world.client(), world.admin, going_round.description, clock) as mover:
             rounds.append(mover.run_once())
     assert [(sum(item.parked.values()), item.due) for item in rounds] == [(1, 0), (0, 1)]

@@ -1,16 +1,21 @@
-"""Fixtures for tests of the whole way of a message: producer, level topics, mover, consumer.
+"""Fixtures for tests with a real broker: the path of a message from producer to consumer.
 
-``admin``        an admin client on the broker under test
-``dl_client``    makes ``DelayLevelClient``s; they are closed afterwards
-``level_topic``  makes a level topic in the test's namespace
-``stored``       everything that a topic holds, read from its beginning (deliver_at does not hide
-                 it from a reader, so nothing has to be waited for)
-``receive``      receives from a Shared subscription, with the time of each arrival
+``world``        the broker under test, as the contract suite sees it; short names for parts of it:
+
+    ``admin``        an admin client
+    ``dl_client``    makes ``DelayLevelClient``s; they are closed at the end
+    ``level_topic``  creates a level topic in the test's namespace
+    ``stored``       everything that a topic holds
+    ``receive``      receives from a Shared subscription, with the time of each arrival
+    ``backlog``      the number of entries of a level topic that are not acknowledged
+    ``drained``      waits until everything is acknowledged
+    ``mover``        makes ``LocalMover``s; they are closed at the end
+
 ``eventually``   waits for a condition
-``backlog``      how many entries of a level topic are not acknowledged
 ``clock``        a clock that stands still until a test moves it
-``drained``      waits until everything is acknowledged
-``mover``        makes ``LocalMover``s
+``parked``       the properties of a parked message
+``sources``      the source partitions of a level topic, by topic
+``invoke``       runs a command of the program in this process
 ``spark``        one Spark session for all tests
 ``spark_job``    a sync job in that session: ``with spark_job(description) as job``
 ``cli_process``  starts the ``delaylevel`` program
@@ -24,214 +29,116 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
+from click.testing import CliRunner, Result
 
-from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import read_range
-from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import EARLIEST
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
-from delaylevel.model.strategy import Levels
-from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.local import LocalMover
-from delaylevel.producer.client import DelayLevelClient
+from fakes import HandClock
+from world import (
+    Arrival,
+    Background,
+    Backlog,
+    Drained,
+    Eventually,
+    MakeClient,
+    MakeLevelTopic,
+    MakeMover,
+    RealWorld,
+    Stored,
+)
+from world import eventually as wait_until
 
 JAVA_SOURCE = Path(__file__).parents[1] / "java" / "SkewedProducer.java"
-QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
 @pytest.fixture
-def admin(connection: Connection) -> Iterator[Admin]:
-    with Admin.from_connection(connection) as admin:
-        yield admin
+def world(connection: Connection, namespace: str, client: pulsar.Client) -> Iterator[RealWorld]:
+    """The broker under test, with a namespace of the test's own."""
+    with contextlib.ExitStack() as stack:
+        yield RealWorld(connection, stack, namespace, client)
 
 
 @pytest.fixture
-def eventually() -> Callable[..., Any]:
+def admin(world: RealWorld) -> Admin:
+    return world.admin  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def eventually() -> Eventually:
     """``eventually(condition, what, seconds=60)``: the first true value that it returns."""
-
-    def wait(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-            time.sleep(0.05)
-        return found
-
-    return wait
+    return wait_until
 
 
 @pytest.fixture
-def dl_client(connection: Connection) -> Iterator[Callable[..., DelayLevelClient]]:
+def dl_client(world: RealWorld) -> MakeClient:
     """``dl_client(clock=None)``: a client with admin access."""
-    with contextlib.ExitStack() as stack:
-
-        def make(clock: Clock | None = None) -> DelayLevelClient:
-            made = DelayLevelClient.from_connection(connection, logger=QUIET, clock=clock)
-            stack.callback(made.close)
-            return made
-
-        yield make
+    return world.client
 
 
 @pytest.fixture
-def level_topic(
-    admin: Admin, client: pulsar.Client, namespace: str
-) -> Callable[..., LevelTopicDescription]:
-    """``level_topic(levels, targets=("orders",), **description)``: made, with its targets.
-
-    Its final window is ``broker`` unless it is named: no dispatcher is at work.
-    """
-
-    def make(
-        levels: Levels, targets: Sequence[str] = ("orders",), **values: Any
-    ) -> LevelTopicDescription:
-        names = tuple(f"persistent://{namespace}/{target}" for target in targets)
-        for name in names:
-            client.create_producer(name).close()
-        topic = values.pop("topic", f"{names[0]}-delay-level")
-        values.setdefault("final_window", FinalWindow.BROKER)
-        return topics.create(admin, LevelTopicDescription(topic, levels, names, **values))
-
-    return make
+def level_topic(world: RealWorld) -> MakeLevelTopic:
+    """``level_topic(levels, targets=("orders",), **description)``: created with its targets."""
+    return world.level_topic
 
 
 @pytest.fixture
-def stored(admin: Admin, client: pulsar.Client) -> Callable[[str], list[ParkedMessage]]:
-    """``stored(topic)``: all messages of a topic, all partitions after each other."""
-
-    def read(topic: str) -> list[ParkedMessage]:
-        found: list[ParkedMessage] = []
-        if not admin.topic_exists(TopicName.parse(topic)):
-            return found
-        for partition in client.get_topic_partitions(topic):
-            last = admin.last_message_id(TopicName.parse(partition))
-            if last is not None and last.entry >= 0:
-                found += read_range(client, partition, EARLIEST, last.next_entry)
-        return found
-
-    return read
+def stored(world: RealWorld) -> Stored:
+    """``stored(topic)``: all messages of a topic, one partition after another."""
+    return world.stored
 
 
 @pytest.fixture
-def backlog(admin: Admin) -> Callable[[LevelTopicDescription], int]:
+def backlog(world: RealWorld) -> Backlog:
     """``backlog(description)``: entries in level and held topics that are not acknowledged."""
-
-    def count(description: LevelTopicDescription) -> int:
-        total = 0
-        for member in description.members():
-            if member.role not in (Role.LEVEL, Role.HELD):
-                continue
-            for stats in admin.partitioned_stats(member.topic).values():
-                total += stats.subscriptions[SUBSCRIPTION].backlog_entries
-        return total
-
-    return count
+    return world.backlog
 
 
 @pytest.fixture
-def drained(
-    backlog: Callable[[LevelTopicDescription], int], eventually: Callable[..., Any]
-) -> Callable[[LevelTopicDescription], None]:
+def drained(world: RealWorld) -> Drained:
     """``drained(description)``: wait until everything is acknowledged."""
-
-    def wait(description: LevelTopicDescription) -> None:
-        eventually(
-            lambda: not backlog(description),
-            f"the acknowledgement of everything in {description.topic}",
-        )
-
-    return wait
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A message that a consumer got, and when it got it (ms since the epoch)."""
-
-    message: Any
-    at_ms: int
-
-    @property
-    def late_ms(self) -> int:
-        """How long after its due time it came; negative where it was early."""
-        return self.at_ms - int(self.message.properties()["delaylevel.due"])
+    return world.drained
 
 
 @pytest.fixture
-def receive(client: pulsar.Client) -> Callable[..., Callable[..., list[Arrival]]]:
+def receive(world: RealWorld) -> Callable[..., Callable[..., list[Arrival]]]:
     """``get = receive(topic, schema=…)`` subscribes (Shared); ``get(5)`` waits for 5 messages."""
-
-    def subscribe(topic: str, **options: Any) -> Callable[..., list[Arrival]]:
-        options.setdefault("consumer_type", pulsar.ConsumerType.Shared)
-        consumer = client.subscribe(
-            topic,
-            "application",
-            initial_position=pulsar.InitialPosition.Earliest,
-            **options,
-        )
-        clock = SystemClock()
-
-        def get(count: int, seconds: float = 60) -> list[Arrival]:
-            found: list[Arrival] = []
-            deadline = time.monotonic() + seconds
-            while len(found) < count:
-                left_ms = int((deadline - time.monotonic()) * 1000)
-                assert left_ms > 0, f"{len(found)} of {count} messages came within {seconds} s"
-                with contextlib.suppress(pulsar.Timeout):
-                    message = consumer.receive(left_ms)
-                    found.append(Arrival(message, clock.now_ms()))
-                    consumer.acknowledge(message)
-            return found
-
-        return get
-
-    return subscribe
-
-
-class StandingClock:
-    """A clock that stands where it was made until it is moved."""
-
-    def __init__(self) -> None:
-        self.at_ms = SystemClock().now_ms()
-
-    def now_ms(self) -> int:
-        """Return where it stands, in ms since the epoch."""
-        return self.at_ms
-
-    def advance(self, ms: int) -> None:
-        """Move it on."""
-        self.at_ms += ms
+    return world.arrivals
 
 
 @pytest.fixture
-def clock() -> StandingClock:
+def clock() -> HandClock:
     """A clock at the present time, for a producer or a mover."""
-    return StandingClock()
+    return HandClock()
 
 
 @pytest.fixture
-def mover(
-    client: pulsar.Client, admin: Admin
-) -> Iterator[Callable[[LevelTopicDescription, Clock | None], LocalMover]]:
-    """``mover(description, clock=None)``: a mover in this process, closed afterwards."""
-    with contextlib.ExitStack() as stack:
+def mover(world: RealWorld) -> MakeMover:
+    """``mover(description, clock=None)``: a mover of this process, closed at the end."""
+    return world.mover
 
-        def make(description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
-            return stack.enter_context(LocalMover(client, admin, description, clock))
 
-        yield make
+@pytest.fixture
+def invoke(connection: Connection) -> Callable[..., Result]:
+    """``invoke("levels", "list")``: a command of the program, in this process."""
+    address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
+
+    def run(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, [*address, *arguments])
+        # The program reports failures in words; an exception is a bug.
+        assert isinstance(result.exception, SystemExit | None), result.exception
+        return result
+
+    return run
 
 
 # -- Spark
@@ -239,7 +146,7 @@ def mover(
 
 @pytest.fixture(scope="session")
 def spark(connection: Connection) -> Iterator[Any]:
-    """A Spark session: its cold start is paid once."""
+    """A Spark session for all tests, because its cold start is slow."""
     pytest.importorskip("pyspark")
     from delaylevel.spark_sync import SyncSettings
     from delaylevel.spark_sync.session import spark_session
@@ -249,35 +156,22 @@ def spark(connection: Connection) -> Iterator[Any]:
     session.stop()
 
 
-class RunningJob:
-    """A sync job in a thread of its own."""
+class RunningJob(Background):
+    """A sync job in a thread of its own; its end comes after the batch that runs."""
+
+    patience_s = None
 
     def __init__(self, job: Any) -> None:
         self.job = job
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="sync-job")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.job.run()
-        except BaseException as error:  # shown by stop()
-            self.failure = error
+        super().__init__(job.run, job.stop)
 
     def ready(self) -> None:
-        """Wait until it has the level topic and Spark is warm."""
+        """Wait until the job reads the level topic and Spark is warm."""
         for _ in range(720):
             if self.job.wait_ready(0.25) or self.failure is not None:
                 break
         assert self.failure is None, self.failure
         assert self.job.wait_ready(0)
-
-    def stop(self) -> None:
-        """End it after the batch that runs now."""
-        self.job.stop()
-        self._thread.join()
-        if self.failure is not None:
-            raise self.failure
 
 
 @pytest.fixture
@@ -291,18 +185,16 @@ def spark_job(
     def run(*descriptions: LevelTopicDescription, **values: Any) -> Iterator[RunningJob]:
         values.setdefault("checkpoint", str(tmp_path / "checkpoint"))
         names = tuple(item.topic for item in descriptions)
-        job = RunningJob(SparkSyncJob(connection, SyncSettings(names, **values), spark=spark))
-        try:
-            yield job
-        finally:
-            job.stop()
+        job = SparkSyncJob(connection, SyncSettings(names, **values), spark=spark)
+        with RunningJob(job) as running:
+            yield running
 
     return run
 
 
 @pytest.fixture
 def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., None]:
-    """``spark_once(description, …)``: move what is ripe now, and end."""
+    """``spark_once(description, …)``: move everything that is ready, and end."""
     from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 
     def run(*descriptions: LevelTopicDescription, **values: Any) -> None:
@@ -318,7 +210,7 @@ def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[.
 
 @pytest.fixture
 def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
-    """The environment in which the program reaches the broker under test, and nothing else."""
+    """The environment of a program that reaches only the broker under test."""
     return {
         **os.environ,
         "DELAYLEVEL_SERVICE_URL": connection.service_url,
@@ -333,9 +225,9 @@ def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
 def cli_process(
     environment: dict[str, str], tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``cli_process("sync", "spark", …)``: the started program; killed at the end if need be.
+    """``cli_process("sync", "spark", …)``: the started program, killed at the end if it still runs.
 
-    Its output is in files: ``process.log`` names that of stderr.
+    Its output is in files; ``process.log`` is the path of its stderr.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -361,7 +253,7 @@ def cli_process(
 
 
 class SkewedPublisher:
-    """A Java client that publishes with whatever clock a message is to be stamped by."""
+    """A Java client that stamps each message by the clock that the test chooses."""
 
     def __init__(self, connection: Connection) -> None:
         self._process = subprocess.Popen(
@@ -385,7 +277,7 @@ class SkewedPublisher:
     def __call__(
         self, topic: str, ahead_ms: int, value: bytes, properties: Mapping[str, str]
     ) -> None:
-        """Publish one message, stamped by a clock that is so far ahead of the right one."""
+        """Publish a message, stamped by a clock that is ahead of the right one."""
         fields = [topic, str(ahead_ms), base64.b64encode(value).decode()]
         fields += [f"{key}={text}" for key, text in properties.items()]
         assert self._process.stdin is not None
@@ -409,7 +301,7 @@ class SkewedPublisher:
 
 @pytest.fixture(scope="session")
 def skewed(connection: Connection) -> Iterator[SkewedPublisher]:
-    """``skewed(topic, ahead_ms, value, properties)``: publish by a wrong clock."""
+    """``skewed(topic, ahead_ms, value, properties)``: publish with a wrong clock."""
     publisher = SkewedPublisher(connection)
     yield publisher
     publisher.close()
@@ -417,7 +309,7 @@ def skewed(connection: Connection) -> Iterator[SkewedPublisher]:
 
 @pytest.fixture
 def parked(namespace: str) -> Callable[..., dict[str, str]]:
-    """``parked(due_ms, target="orders")``: the properties of a message that is parked."""
+    """``parked(due_ms, target="orders")``: the properties of a parked message."""
 
     def properties(due_ms: int, target: str = "orders", **more: str) -> dict[str, str]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pulsar
@@ -11,32 +11,16 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
-
-
-@pytest.fixture
-def admin(connection: Connection) -> Iterator[Admin]:
-    with Admin.from_connection(connection) as admin:
-        yield admin
+from world import eventually
 
 
 @pytest.fixture
 def topic(namespace: str) -> TopicName:
     return TopicName.parse(f"{namespace}/orders")
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any) -> list[int]:
@@ -45,7 +29,7 @@ def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any)
     bounds = []
     for number in range(count):
         bounds.append(time.time_ns() // 1_000_000)
-        wait_for(lambda: time.time_ns() // 1_000_000 > bounds[-1], "the next millisecond")
+        eventually(lambda: time.time_ns() // 1_000_000 > bounds[-1], "the next millisecond")
         producer.send(str(number).encode())
     producer.close()
     return bounds
@@ -163,7 +147,7 @@ def test_who_consumes_and_what_is_oldest(
     admin.create_subscription(topic, "s")
     consumer = client.subscribe(topic.full, "s", consumer_name="the mover")
     consumer.acknowledge_cumulative(consumer.receive(60_000))
-    found = wait_for(
+    found = eventually(
         lambda: [
             item
             for item in [admin.partition_stats(topic).subscriptions["s"]]
@@ -261,7 +245,7 @@ def test_topic_policies_show_soon(admin: Admin, topic: TopicName) -> None:
         message_ttl_s=0, delete_while_inactive=False, replication_clusters=frozenset({cluster})
     )
     admin.set_topic_policies(topic, wanted)
-    wait_for(lambda: admin.topic_policies(topic) == wanted, "the policies")
+    eventually(lambda: admin.topic_policies(topic) == wanted, "the policies")
 
 
 def test_a_namespace_tells_what_is_set(admin: Admin, namespace: str) -> None:

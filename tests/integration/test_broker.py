@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pulsar
 import pytest
 import urllib3
 from click.testing import CliRunner
@@ -20,6 +18,7 @@ from delaylevel.broker.ready import RegistrationMonitor
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import AlreadyRunningError, BrokerError, BrokerUnreachableError
+from world import eventually, quiet_client
 
 BrokerFactory = Callable[..., EmbeddedBroker]
 TOPIC = "persistent://public/default/kept"
@@ -52,13 +51,8 @@ def own(
         broker.remove()
 
 
-def quiet_client(broker: EmbeddedBroker) -> pulsar.Client:
-    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    return pulsar.Client(**broker.connection.client_kwargs(), logger=logger)
-
-
 def publish(broker: EmbeddedBroker, count: int) -> None:
-    client = quiet_client(broker)
+    client = quiet_client(broker.connection)
     try:
         client.subscribe(TOPIC, SUBSCRIPTION).close()
         producer = client.create_producer(TOPIC)
@@ -69,21 +63,12 @@ def publish(broker: EmbeddedBroker, count: int) -> None:
 
 
 def received(broker: EmbeddedBroker, count: int) -> list[int]:
-    client = quiet_client(broker)
+    client = quiet_client(broker.connection)
     try:
         consumer = client.subscribe(TOPIC, SUBSCRIPTION)
         return [int(consumer.receive(timeout_millis=60_000).data()) for _ in range(count)]
     finally:
         client.close()
-
-
-def wait_until(condition: Callable[[], bool], timeout_seconds: float = 60) -> None:
-    import time
-
-    limit = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not come true in time"
-        time.sleep(0.05)
 
 
 def test_is_ready_when_start_returns(broker: EmbeddedBroker) -> None:
@@ -231,7 +216,7 @@ def test_follows_its_parent_into_death(tmp_path: Path) -> None:
         assert broker.status().running
         parent.kill()
         parent.communicate()
-        wait_until(lambda: not broker.status().running)
+        eventually(lambda: not broker.status().running, "the end of the broker")
     finally:
         parent.kill()
         parent.communicate()

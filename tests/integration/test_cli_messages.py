@@ -12,14 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.message import ParkedMessage
-from delaylevel.mover.local import LocalMover
 from delaylevel.topics.registry import describe
+from world import RealWorld, Stored
 
 Run = Callable[..., Result]
-Stored = Callable[[str], list[ParkedMessage]]
 
 
 @pytest.fixture
@@ -59,16 +57,8 @@ def parked(stored: Stored, topic: str) -> dict[bytes | None, ParkedMessage]:
     return {message.value: message for message in stored(f"{topic}-delay-level")}
 
 
-def test_from_the_first_command_to_the_consumer(
-    run: Run,
-    orders: str,
-    admin: Admin,
-    mover: Callable[..., LocalMover],
-    receive: Callable[..., Any],
-    eventually: Callable[..., Any],
-    stored: Stored,
-) -> None:
-    get = receive(orders)
+def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: RealWorld) -> None:
+    get = world.arrivals(orders)
     sent = run(
         *("send", orders, "pay me", "--after", "1s", "--key", "k", "--ordering-key", "o"),
         *("--property", "a=1", "--property", "b=x=y", "--event-time", "2020-01-01T00:00:00Z"),
@@ -77,7 +67,7 @@ def test_from_the_first_command_to_the_consumer(
     assert sent.exit_code == 0, sent.stderr
     answer = json.loads(sent.stdout)
     assert (answer["topic"], answer["sent"], answer["failed"]) == (orders, 1, 0)
-    (message,) = stored(f"{orders}-delay-level")
+    (message,) = world.stored(f"{orders}-delay-level")
     assert f"({message.ledger},{message.entry}," in answer["message_id"]
     # What is said is what is stored, not a second look at the clock.
     assert answer["due_ms"] == int(message.properties["delaylevel.due"])
@@ -87,13 +77,13 @@ def test_from_the_first_command_to_the_consumer(
     assert "orders-delay-level" in listed.stdout
     assert run("levels", "describe", orders).exit_code == 0
 
-    moving = mover(describe(admin, orders))
+    moving = world.mover(describe(world.admin, orders))
 
     def handed_off() -> int:
         report = moving.run_once()
         return report.window + report.due
 
-    eventually(handed_off, "the hand-off")
+    world.eventually(handed_off, "the hand-off")
     (arrival,) = get(1)
     message = arrival.message
     assert message.data() == b"pay me"
@@ -201,18 +191,16 @@ def test_wrong_usage(run: Run, orders: str, stored: Stored, arguments: tuple[str
     assert parked(stored, orders) == {}
 
 
-def test_without_a_level_topic(run: Run, namespace: str, admin: Admin) -> None:
-    sent = run("send", f"{namespace}/letters", "x", "--after", "1s")
+def test_without_a_level_topic(run: Run, world: RealWorld) -> None:
+    sent = run("send", f"{world.namespace}/letters", "x", "--after", "1s")
     assert sent.exit_code == 1
     assert "delaylevel levels create" in sent.stderr
-    assert admin.list_topics(namespace) == []
+    assert world.admin.list_topics(world.namespace) == []
 
 
-def test_a_level_topic_of_another_name(
-    run: Run, orders: str, namespace: str, stored: Stored
-) -> None:
+def test_a_level_topic_of_another_name(run: Run, orders: str, world: RealWorld) -> None:
     level_topic = f"{orders}-delay-level"
-    letters = f"persistent://{namespace}/letters"
+    letters = f"persistent://{world.namespace}/letters"
     refused = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
     assert refused.exit_code == 1
     assert "does not carry messages for" in refused.stderr
@@ -220,7 +208,7 @@ def test_a_level_topic_of_another_name(
     assert run(*again).exit_code == 0
     sent = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
     assert sent.exit_code == 0, sent.stderr
-    assert parked(stored, orders)[b"x"].properties["delaylevel.target"] == letters
+    assert parked(world.stored, orders)[b"x"].properties["delaylevel.target"] == letters
 
 
 @pytest.mark.parametrize("command", [("send", "orders", "x"), ("levels", "create", "orders")])

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.errors import AlreadyRunningError, LevelTopicError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import dead_letters as deadletters
-from delaylevel.mover.local import LocalMover
 from delaylevel.topics import lifecycle
+from world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def run(connection: Connection) -> Callable[..., Result]:
-    def invoke(*args: str) -> Result:
-        address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
-        return CliRunner().invoke(cli, [*address, "dlq", *args])
-
-    return invoke
+def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
+    return functools.partial(invoke, "dlq")
 
 
 @pytest.fixture
-def description(
-    client: pulsar.Client,
-    namespace: str,
-    level_topic: Callable[..., LevelTopicDescription],
-    mover: Callable[..., LocalMover],
-    clock: Any,
-) -> LevelTopicDescription:
+def description(world: RealWorld, clock: Any) -> LevelTopicDescription:
     """A level topic with four dead letters, which came in one batch."""
-    made = level_topic(MINUTES)
+    made = world.level_topic(MINUTES)
     due = str(clock.now_ms() + 90_000)
-    other = f"persistent://{namespace}/invoices"
-    producer = client.create_producer(
+    other = f"persistent://{world.namespace}/invoices"
+    producer = world.plain_client.create_producer(
         made.name.partition(0).full, batching_enabled=True, batching_max_publish_delay_ms=10_000
     )
     for body, properties in (
@@ -63,7 +50,7 @@ def description(
     producer.flush()
     producer.close()
     clock.advance(HOUR_MS)
-    moving = mover(made, clock)
+    moving = world.mover(made, clock)
     assert sum(moving.run_once().dead.values()) == 4
     moving.close()
     clock.advance(-HOUR_MS)
@@ -75,53 +62,64 @@ def bodies(found: Any) -> list[bytes | None]:
 
 
 def test_dead_letters_are_listed_and_stay(
-    admin: Admin, client: pulsar.Client, description: LevelTopicDescription
+    world: RealWorld, description: LevelTopicDescription
 ) -> None:
     for _ in range(2):
-        found = list(deadletters.dead_letters(client, admin, description))
+        found = list(deadletters.dead_letters(world.plain_client, world.admin, description))
         assert bodies(found) == [b"no due", b"foreign", b"\xff\x00", b"named"]
     assert "delaylevel.due is missing" in found[0].reason
     assert "is not one of level topic" in found[1].reason
     assert {letter.source.rpartition(":")[2] for letter in found} == {"0", "1", "2", "3"}
-    assert lifecycle.pending_entries(admin, description).dead_letters == 1
+    assert lifecycle.pending_entries(world.admin, description).dead_letters == 1
     with pytest.raises(StillPendingError, match="dlq"):
-        lifecycle.delete(admin, description)
+        lifecycle.delete(world.admin, description)
 
 
 def test_a_part_is_replayed_once_its_target_is_known_and_the_rest_stays(
-    admin: Admin,
-    client: pulsar.Client,
-    description: LevelTopicDescription,
-    stored: Callable[[str], list[ParkedMessage]],
-    clock: Any,
+    world: RealWorld, description: LevelTopicDescription, clock: Any
 ) -> None:
     foreign = [
         letter
-        for letter in deadletters.dead_letters(client, admin, description)
+        for letter in deadletters.dead_letters(world.plain_client, world.admin, description)
         if "is not one of" in letter.reason
     ]
-    report = deadletters.replay(client, admin, description, lambda _: True, clock=clock)
+    report = deadletters.replay(
+        world.plain_client, world.admin, description, lambda _: True, clock=clock
+    )
     assert (report.replayed, sum(report.refused.values())) == (0, 4)
-    assert len(list(deadletters.dead_letters(client, admin, description))) == 4
+    assert len(list(deadletters.dead_letters(world.plain_client, world.admin, description))) == 4
 
     target = str(foreign[0].target)
-    client.create_producer(target).close()
+    world.plain_client.create_producer(target).close()
     wanted = topics.create(
-        admin,
+        world.admin,
         replace(description, targets=(*description.targets, target)),
     )
     positions = {letter.position for letter in foreign}
     report = deadletters.replay(
-        client, admin, wanted, lambda letter: letter.position in positions, clock=clock
+        world.plain_client,
+        world.admin,
+        wanted,
+        lambda letter: letter.position in positions,
+        clock=clock,
     )
     assert (report.forwarded.parked.total(), report.refused) == (2, {})
-    assert bodies(deadletters.dead_letters(client, admin, wanted)) == [b"no due", b"\xff\x00"]
-    parked = [item for item in stored(wanted.topic) if item.value in (b"foreign", b"named")][-2:]
+    assert bodies(deadletters.dead_letters(world.plain_client, world.admin, wanted)) == [
+        b"no due",
+        b"\xff\x00",
+    ]
+    parked = [item for item in world.stored(wanted.topic) if item.value in (b"foreign", b"named")][
+        -2:
+    ]
     assert [item.properties["delaylevel.id"] for item in parked] == [foreign[0].source, "mine-7"]
     assert all("delaylevel.reason" not in item.properties for item in parked)
     assert {item.key for item in parked} == {"k"}
     again = deadletters.replay(
-        client, admin, wanted, lambda letter: letter.position in positions, clock=clock
+        world.plain_client,
+        world.admin,
+        wanted,
+        lambda letter: letter.position in positions,
+        clock=clock,
     )
     assert again.replayed == 0
 
@@ -164,13 +162,11 @@ def test_mended_and_delivered_by_command(
     assert run("list", target).exit_code == 0
 
 
-def test_one_at_a_time(
-    admin: Admin, client: pulsar.Client, description: LevelTopicDescription
-) -> None:
+def test_one_at_a_time(world: RealWorld, description: LevelTopicDescription) -> None:
     topic = deadletters.source_of(description).topic
-    other = client.subscribe(topic, "delaylevel", receiver_queue_size=0)
+    other = world.plain_client.subscribe(topic, "delaylevel", receiver_queue_size=0)
     with pytest.raises(AlreadyRunningError):
-        deadletters.replay(client, admin, description, lambda _: True)
+        deadletters.replay(world.plain_client, world.admin, description, lambda _: True)
     other.close()
     with pytest.raises(LevelTopicError):
-        deadletters.find(client, admin, description, Position(1, 2, 3))
+        deadletters.find(world.plain_client, world.admin, description, Position(1, 2, 3))

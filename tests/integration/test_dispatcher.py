@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,51 +24,20 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from world import Eventually, MakeLevelTopic, RealWorld, Serving
 
 pytestmark = pytest.mark.broker
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
 )
-MakeTopic = Callable[..., LevelTopicDescription]
-Stored = Callable[[str], list[ParkedMessage]]
-Eventually = Callable[..., Any]
-
-
-class Serving:
-    """A dispatcher in a thread of its own."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
-        self._thread = threading.Thread(target=dispatcher.run)
-        self._thread.start()
-
-    @property
-    def owned(self) -> list[int]:
-        """The window partitions that it serves now, and has read again."""
-        return sorted(
-            index
-            for (_, index), figures in self.dispatcher.figures().items()
-            if figures.state == "releasing"
-        )
-
-    def total(self, name: str) -> int:
-        """Return the sum of a figure over its partitions."""
-        return sum(getattr(each, name) for each in self.dispatcher.figures().values())
-
-    def stop(self) -> None:
-        """End it in peace."""
-        self.dispatcher.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
 
 
 @pytest.fixture
-def serve(client: pulsar.Client, admin: Admin, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+def serve(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     """``serve(description, clock=None, delivery=…)``: a dispatcher, stopped afterwards."""
     with contextlib.ExitStack() as stack:
 
@@ -81,16 +49,16 @@ def serve(client: pulsar.Client, admin: Admin, tmp_path: Path) -> Iterator[Calla
             settings = DispatchSettings(
                 directory=tmp_path / uuid.uuid4().hex, delivery=delivery, checkpoint_ms=200
             )
-            dispatcher = Dispatcher(client, admin, [description.topic], settings, clock)
-            serving = Serving(dispatcher)
-            stack.callback(serving.stop)
-            return serving
+            dispatcher = Dispatcher(
+                world.plain_client, world.admin, [description.topic], settings, clock
+            )
+            return stack.enter_context(Serving(dispatcher))
 
         yield make
 
 
 @pytest.fixture
-def tracked(level_topic: MakeTopic) -> MakeTopic:
+def tracked(level_topic: MakeLevelTopic) -> MakeLevelTopic:
     """``tracked(targets=…)``: a level topic with the final window "tracker"."""
 
     def make(**values: Any) -> LevelTopicDescription:
@@ -119,19 +87,13 @@ def backlog(admin: Admin, description: LevelTopicDescription) -> int:
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
 def test_by_due_time_and_then_in_their_order_never_early(
-    kind: Any,
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    dl_client: Callable[..., DelayLevelClient],
-    client: pulsar.Client,
-    admin: Admin,
-    eventually: Eventually,
+    kind: Any, tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=1)
-    consumer = client.subscribe(description.targets[0], "application", kind)
+    consumer = world.plain_client.subscribe(description.targets[0], "application", kind)
     begin_ms = SystemClock().now_ms() + 4_000
     sent = []
-    with producer_of(dl_client, description) as producer:
+    with producer_of(world.client, description) as producer:
         for number in range(300):
             due_ms = begin_ms + (number * 37 % 100) * 10
             sent.append((due_ms, number))
@@ -148,21 +110,16 @@ def test_by_due_time_and_then_in_their_order_never_early(
         got.append((due_ms, int(message.data())))
         consumer.acknowledge(message)
     assert got == sorted(sent)
-    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
     assert serving.total("released") == 300
 
 
 def test_copies_are_left_out_also_by_the_next_owner(
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    client: pulsar.Client,
-    admin: Admin,
-    stored: Stored,
-    eventually: Eventually,
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=1)
     target = description.targets[0]
-    writer = client.create_producer(description.window_topic.partition(0).full)
+    writer = world.plain_client.create_producer(description.window_topic.partition(0).full)
     due_ms = SystemClock().now_ms()
 
     def offer(message_id: str, due_ms: int, body: bytes) -> None:
@@ -173,7 +130,7 @@ def test_copies_are_left_out_also_by_the_next_owner(
     for message_id in ids * 2:
         offer(message_id, due_ms, message_id.encode())
     first = serve(description)
-    eventually(lambda: first.total("released") == 3, "the release", 60)
+    world.eventually(lambda: first.total("released") == 3, "the release", 60)
     assert first.total("duplicates") == 3
     first.stop()
 
@@ -181,72 +138,64 @@ def test_copies_are_left_out_also_by_the_next_owner(
         offer(message_id, due_ms, b"a copy")
     offer("new", due_ms, b"new")
     second = serve(description)
-    eventually(lambda: second.total("released") == 1, "the release", 60)
-    assert Counter(m.value for m in stored(target)) == Counter(
+    world.eventually(lambda: second.total("released") == 1, "the release", 60)
+    assert Counter(m.value for m in world.stored(target)) == Counter(
         [each.encode() for each in ids] + [b"new"]
     )
-    assert {m.properties[env.ID] for m in stored(target)} == {*ids, "new"}
-    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    assert {m.properties[env.ID] for m in world.stored(target)} == {*ids, "new"}
+    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
 
 
 def test_a_target_that_is_gone_holds_its_own_messages_only(
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    dl_client: Callable[..., DelayLevelClient],
-    admin: Admin,
-    stored: Stored,
-    eventually: Eventually,
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "invoices"))
     orders, invoices = sorted(description.targets, reverse=True)
     soon_ms = SystemClock().now_ms() + 3_000
     for topic in (orders, invoices):
-        with producer_of(dl_client, description, topic=topic) as producer:
+        with producer_of(world.client, description, topic=topic) as producer:
             for number in range(50):
                 producer.send_async(
                     b"%d" % number, None, partition_key=str(number), deliver_at=soon_ms
                 )
             producer.flush()
-    admin.delete(TopicName.parse(orders), force=True)
+    world.admin.delete(TopicName.parse(orders), force=True)
     serving = serve(description)
-    eventually(lambda: serving.total("released") == 50, "the release", 60)
-    eventually(lambda: len(stored(description.held_topic.full)) == 50, "what is held", 60)
+    world.eventually(lambda: serving.total("released") == 50, "the release", 60)
+    world.eventually(
+        lambda: len(world.stored(description.held_topic.full)) == 50, "what is held", 60
+    )
 
-    assert len(stored(invoices)) == 50
-    assert not admin.topic_exists(TopicName.parse(orders))
-    held = stored(description.held_topic.full)
+    assert len(world.stored(invoices)) == 50
+    assert not world.admin.topic_exists(TopicName.parse(orders))
+    held = world.stored(description.held_topic.full)
     assert {m.key for m in held} == {str(number) for number in range(50)}
     for message in held:
         envelope = env.Envelope.read(message.properties)
         assert (envelope.due_ms, envelope.target, envelope.attempt) == (soon_ms, orders, 1)
         assert envelope.id
         assert message.properties[env.REASON] == "the topic does not exist"
-    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
 
 
 def test_what_cannot_be_understood_becomes_a_dead_letter(
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    client: pulsar.Client,
-    admin: Admin,
-    stored: Stored,
-    eventually: Eventually,
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked()
-    writer = client.create_producer(description.window_topic.partition(2).full)
+    writer = world.plain_client.create_producer(description.window_topic.partition(2).full)
     writer.send(b"without words", properties={"a": "1"}, partition_key="k")
     writer.send(
         b"elsewhere",
         properties={env.DUE: "1", env.TARGET: "persistent://public/default/elsewhere"},
     )
     serving = serve(description)
-    eventually(lambda: serving.total("dead") == 2, "the dead letters", 60)
-    found = {m.value: m for m in stored(description.dead_letter_topic.full)}
+    world.eventually(lambda: serving.total("dead") == 2, "the dead letters", 60)
+    found = {m.value: m for m in world.stored(description.dead_letter_topic.full)}
     assert found[b"without words"].properties["a"] == "1"
     assert found[b"without words"].key == "k"
     assert "missing" in found[b"without words"].properties[env.REASON]
     assert "not one of level topic" in found[b"elsewhere"].properties[env.REASON]
-    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
 
 
 class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
@@ -257,25 +206,18 @@ class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_all_that_a_message_has_arrives(
-    delivery: Delivery,
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    dl_client: Callable[..., DelayLevelClient],
-    client: pulsar.Client,
-    admin: Admin,
-    namespace: str,
-    eventually: Eventually,
+    delivery: Delivery, tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "typed"))
     plain, typed = sorted(description.targets)
     if delivery is Delivery.EFFECTIVELY_ONCE:
         for topic in (plain, typed):
-            deduplicate(admin, topic, eventually)
+            deduplicate(world.admin, topic, world.eventually)
     serve(description, delivery=delivery)
-    consumer = client.subscribe(plain, "application")
-    of_orders = client.subscribe(typed, "application", schema=JsonSchema(Order))
+    consumer = world.plain_client.subscribe(plain, "application")
+    of_orders = world.plain_client.subscribe(typed, "application", schema=JsonSchema(Order))
     soon = timedelta(milliseconds=300)
-    with producer_of(dl_client, description, topic=plain) as producer:
+    with producer_of(world.client, description, topic=plain) as producer:
         producer.send(
             b"\x00\xff007",
             deliver_after=soon,
@@ -284,7 +226,7 @@ def test_all_that_a_message_has_arrives(
             event_timestamp=1_577_836_800_000,
             properties={"a": "1", "b": ""},
         )
-    with producer_of(dl_client, description, topic=typed, schema=JsonSchema(Order)) as producer:
+    with producer_of(world.client, description, topic=typed, schema=JsonSchema(Order)) as producer:
         producer.send(Order(name="first"), deliver_after=soon)
 
     message = consumer.receive(60_000)
@@ -299,23 +241,16 @@ def test_all_that_a_message_has_arrives(
 
 
 def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice(
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    dl_client: Callable[..., DelayLevelClient],
-    client: pulsar.Client,
-    admin: Admin,
-    namespace: str,
-    stored: Stored,
-    eventually: Eventually,
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
-    target = f"persistent://{namespace}/spread"
-    admin.create_partitioned(TopicName.parse(target), 3)
+    target = f"persistent://{world.namespace}/spread"
+    world.admin.create_partitioned(TopicName.parse(target), 3)
     description = tracked(targets=("spread",), topic=f"{target}-delay-level", window_partitions=2)
     with pytest.raises(LevelTopicError, match="set-deduplication --enable"):
         serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
-    deduplicate(admin, target, eventually)
+    deduplicate(world.admin, target, world.eventually)
     keys = [f"key-{number}" for number in range(30)] + ["\u00e9\u4e2d", "x" * 300]
-    with producer_of(dl_client, description, topic=target) as producer:
+    with producer_of(world.client, description, topic=target) as producer:
         for turn in range(10):
             for key in keys:
                 producer.send_async(
@@ -327,8 +262,8 @@ def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice
     total = 10 * len(keys) + 60
     for _ in range(2):
         serving = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
-        eventually(
-            lambda: sum(len(stored(f"{target}-partition-{i}")) for i in range(3)) == total,
+        world.eventually(
+            lambda: sum(len(world.stored(f"{target}-partition-{i}")) for i in range(3)) == total,
             "all that was sent",
             60,
         )
@@ -336,7 +271,7 @@ def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice
 
     turns: dict[str, list[bytes | None]] = {}
     for index in range(3):
-        for message in stored(f"{target}-partition-{index}"):
+        for message in world.stored(f"{target}-partition-{index}"):
             if message.key:
                 assert index == java_string_hash(message.key) % 3
                 turns.setdefault(message.key, []).append(message.value)
@@ -344,15 +279,10 @@ def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice
 
 
 def test_dispatchers_share_out_and_take_over(
-    tracked: MakeTopic,
-    serve: Callable[..., Serving],
-    dl_client: Callable[..., DelayLevelClient],
-    admin: Admin,
-    stored: Stored,
-    eventually: Eventually,
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=4)
-    with producer_of(dl_client, description) as producer:
+    with producer_of(world.client, description) as producer:
         for number in range(200):
             producer.send_async(
                 b"%d" % number,
@@ -362,17 +292,17 @@ def test_dispatchers_share_out_and_take_over(
             )
         producer.flush()
     first = serve(description)
-    eventually(lambda: first.owned == [0, 1, 2, 3], "all partitions", 60)
+    world.eventually(lambda: first.owned == [0, 1, 2, 3], "all partitions", 60)
     second = serve(description)
-    eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
+    world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
     assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
-    assert {each.partition for each in owners(admin, description.topic) if each.owner} == {
+    assert {each.partition for each in owners(world.admin, description.topic) if each.owner} == {
         *range(4)
     }
     first.stop()
-    eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
-    eventually(lambda: backlog(admin, description) == 0, "all is acknowledged", 60)
-    assert Counter(m.key for m in stored(description.targets[0])) == Counter(
+    world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
+    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    assert Counter(m.key for m in world.stored(description.targets[0])) == Counter(
         str(number) for number in range(200)
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import random
 import signal
 import subprocess
@@ -22,16 +22,15 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicPolicies
-from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher.service import owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from world import eventually, quiet_client, stored_messages
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -43,7 +42,7 @@ MESSAGES = 6_000
 SPREAD_MS = 60_000
 
 
-class World:
+class ChaosWorld:
     """A broker, a level topic with a tracker, and dispatchers as processes of their own."""
 
     def __init__(self, broker: EmbeddedBroker, delivery: Delivery, directory: Path) -> None:
@@ -51,7 +50,7 @@ class World:
         self.delivery = delivery
         self.directory = directory
         self.admin = Admin.from_connection(broker.connection)
-        self.client = self._connect()
+        self.client = quiet_client(broker.connection)
         self.client.create_producer(TARGET).close()
         if delivery is Delivery.EFFECTIVELY_ONCE:
             name = TopicName.parse(TARGET)
@@ -64,10 +63,6 @@ class World:
             ),
         )
         self.processes: list[subprocess.Popen[bytes]] = []
-
-    def _connect(self) -> pulsar.Client:
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        return pulsar.Client(**self.broker.connection.client_kwargs(), logger=quiet)
 
     def start(self) -> subprocess.Popen[bytes]:
         connection = self.broker.connection
@@ -111,12 +106,10 @@ class World:
 
     def stored(self) -> Counter[str]:
         """Return how often each id is in the business topic."""
-        name = TopicName.parse(TARGET)
-        last = self.admin.last_message_id(name)
-        if last is None:
-            return Counter()
-        messages = read_range(self.client, TARGET, EARLIEST, last.next_entry)
-        return Counter(message.properties[env.ID] for message in messages)
+        return Counter(
+            message.properties[env.ID]
+            for message in stored_messages(self.client, self.admin, TARGET)
+        )
 
     def owned(self) -> dict[int, str]:
         """Return the owner of each window partition that has one."""
@@ -155,22 +148,17 @@ def world(
     request: pytest.FixtureRequest,
     private_broker: Callable[..., EmbeddedBroker],
     tmp_path: Path,
-) -> Iterator[World]:
+) -> Iterator[ChaosWorld]:
     # What is acknowledged must stay, to be counted.
     keep = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
-    made = World(private_broker(keep), request.param, tmp_path)
+    made = ChaosWorld(private_broker(keep), request.param, tmp_path)
     try:
         yield made
     finally:
         made.close()
 
 
-def wait(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.1)
-    return found
+wait = functools.partial(eventually, seconds=120)
 
 
 class Consumer:
@@ -187,10 +175,12 @@ class Consumer:
         consumer.acknowledge_cumulative(message)
 
 
-def finish(world: World, due: dict[str, int], consumer: Consumer) -> Counter[str]:
+def finish(world: ChaosWorld, due: dict[str, int], consumer: Consumer) -> Counter[str]:
     """Wait until all is released and acknowledged; return how often each id is stored."""
     try:
-        wait(lambda: len(world.stored()) == len(due), "everything in the business topic", 240)
+        wait(
+            lambda: len(world.stored()) == len(due), "everything in the business topic", seconds=240
+        )
     except AssertionError:
         missing = due.keys() - world.stored().keys()
         print(f"\nmissing: {sorted(missing)[:20]}; held: {world.held()}")
@@ -206,7 +196,7 @@ def finish(world: World, due: dict[str, int], consumer: Consumer) -> Counter[str
 
 
 def test_killed_twenty_times_and_the_broker_too(
-    world: World, record_property: Callable[[str, object], None]
+    world: ChaosWorld, record_property: Callable[[str, object], None]
 ) -> None:
     consumer = Consumer(world.client)
     running = [world.start(), world.start()]
@@ -243,7 +233,7 @@ def test_killed_twenty_times_and_the_broker_too(
     assert slowest < 60
 
 
-def test_stopped_for_half_a_minute_it_owns_nothing_when_it_wakes(world: World) -> None:
+def test_stopped_for_half_a_minute_it_owns_nothing_when_it_wakes(world: ChaosWorld) -> None:
     consumer = Consumer(world.client)
     first, second = world.start(), world.start()
     wait(lambda: len(set(world.owned().values())) == 2 and world.all_owned(), "equal shares")
@@ -264,7 +254,7 @@ def test_stopped_for_half_a_minute_it_owns_nothing_when_it_wakes(world: World) -
     assert second.poll() is None
 
 
-def test_it_ends_in_peace_and_leaves_nothing_to_do_twice(world: World) -> None:
+def test_it_ends_in_peace_and_leaves_nothing_to_do_twice(world: ChaosWorld) -> None:
     consumer = Consumer(world.client)
     process = world.start()
     wait(world.all_owned, "owners")

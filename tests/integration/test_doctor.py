@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,10 +13,9 @@ from typing import Any
 import pulsar
 import pytest
 import urllib3
-from click.testing import CliRunner
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.doctor import CHECKS, ExamOptions, Finding, State, examine
@@ -28,18 +27,10 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
+from fakes import SkewedClock
+from world import Serving
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
-
-
-class WrongClock:
-    """This machine's clock, if it were wrong."""
-
-    def __init__(self, ahead_ms: int) -> None:
-        self._ahead_ms = ahead_ms
-
-    def now_ms(self) -> int:
-        return SystemClock().now_ms() + self._ahead_ms
 
 
 @dataclass
@@ -140,11 +131,11 @@ def unreachable_admin(ward: Ward) -> None:
 
 
 def wrong_clock(ward: Ward) -> None:
-    ward.clock = WrongClock(-60_000)
+    ward.clock = SkewedClock(-60_000)
 
 
 def clock_ahead(ward: Ward) -> None:
-    ward.clock = WrongClock(60_000)
+    ward.clock = SkewedClock(60_000)
 
 
 def no_level_topic(ward: Ward) -> None:
@@ -230,7 +221,7 @@ def behind(ward: Ward) -> None:
     ) as producer:
         producer.send(b"x", deliver_after=timedelta(minutes=3))
     # An hour later the mover is connected still, and has done nothing.
-    ward.clock = WrongClock(3_600_000)
+    ward.clock = SkewedClock(3_600_000)
 
 
 def producer_ahead(ward: Ward) -> None:
@@ -328,13 +319,8 @@ def test_a_tracker_without_a_dispatcher_and_with_one(
     assert ward.failed() == {"dispatcher"}
     settings = DispatchSettings(directory=ward.folder / "spill")
     dispatcher = Dispatcher(ward.client, ward.admin, [ward.description.topic], settings)
-    thread = threading.Thread(target=dispatcher.run)
-    thread.start()
-    try:
+    with Serving(dispatcher):
         eventually(lambda: not ward.failed(), "a dispatcher for every partition", seconds=60)
-    finally:
-        dispatcher.stop()
-        thread.join()
 
 
 @pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)
@@ -368,11 +354,9 @@ def test_a_broker_that_delivers_some_messages_twice_where_a_function_moves(
     assert ward.failed() == {"mover"}, "the remedy's setting, and the broker's own, are well"
 
 
-def test_by_command(ward: Ward, connection: Connection) -> None:
-    address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
+def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
 
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(cli, [*address, "doctor", *arguments])
+    run = functools.partial(invoke, "doctor")
 
     well = run(ward.target.full)
     assert well.exit_code == 0, well.output

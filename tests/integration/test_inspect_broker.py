@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 pytest.importorskip("duckdb")
 
 import pulsar
-from click.testing import CliRunner
+from click.testing import Result
 
-from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -25,6 +23,7 @@ from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from world import RealWorld, Serving
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = Levels(
@@ -37,14 +36,12 @@ COUNT = 1500
 
 
 @pytest.fixture
-def filled(
-    level_topic: Callable[..., LevelTopicDescription], dl_client: Callable[..., Any]
-) -> tuple[LevelTopicDescription, dict[str, int]]:
+def filled(world: RealWorld) -> tuple[LevelTopicDescription, dict[str, int]]:
     """Both levels and the window, with the due time of each message by its number."""
-    description = level_topic(LEVELS)
+    description = world.level_topic(LEVELS)
     now = SystemClock().now_ms()
     outcomes: dict[Any, Any] = {}
-    with dl_client().create_producer(
+    with world.client().create_producer(
         description.targets[0], enable_delay_level_topic=True
     ) as producer:
         due = {str(n): now + 600_000 + n * (5 * DAY // COUNT) for n in range(COUNT)}
@@ -61,10 +58,10 @@ def filled(
 
 
 def test_everything_is_seen_once_and_nothing_is_left_behind(
-    client: pulsar.Client, admin: Admin, filled: tuple[LevelTopicDescription, dict[str, int]]
+    world: RealWorld, filled: tuple[LevelTopicDescription, dict[str, int]]
 ) -> None:
     description, due = filled
-    look = Inspector(client, admin, description.targets[0])
+    look = Inspector(world.plain_client, world.admin, description.targets[0])
     rows = list(look.rows())
     assert [row.due_ms for row in rows] == sorted(due.values())
     assert {row.properties["number"]: row.due_ms for row in rows} == due
@@ -83,13 +80,12 @@ def test_everything_is_seen_once_and_nothing_is_left_behind(
     assert sum(bar.messages for bar in look.histogram("day")) == COUNT
     assert look.find(rows[-1].id) == [rows[-1]]
     for member in description.members():
-        for stats in admin.partitioned_stats(member.topic).values():
+        for stats in world.admin.partitioned_stats(member.topic).values():
             assert stats.subscriptions.keys() == {SUBSCRIPTION}
 
 
 def test_a_large_topic_is_estimated(
-    client: pulsar.Client,
-    admin: Admin,
+    world: RealWorld,
     filled: tuple[LevelTopicDescription, dict[str, int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,7 +93,7 @@ def test_a_large_topic_is_estimated(
     monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
     monkeypatch.setattr("delaylevel.inspection.sampling._MOST_MESSAGES", 5)
     description, due = filled
-    found = Inspector(client, admin, description.topic).horizon()
+    found = Inspector(world.plain_client, world.admin, description.topic).horizon()
     assert not found.exact
     # The broker has counted what it got.
     now = found.now_ms
@@ -108,58 +104,34 @@ def test_a_large_topic_is_estimated(
 
 
 def test_the_commands(
-    connection: Connection,
+    invoke: Callable[..., Result],
     filled: tuple[LevelTopicDescription, dict[str, int]],
-    tmp_path: Path,
 ) -> None:
     description, due = filled
-    environment = {
-        "DELAYLEVEL_SERVICE_URL": connection.service_url,
-        "DELAYLEVEL_ADMIN_URL": connection.admin_url,
-    }
-
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(cli, arguments, env=environment)
-
     topic = description.targets[0]
-    one = json.loads(run("horizon", topic, "-o", "json").stdout)
+    one = json.loads(invoke("horizon", topic, "-o", "json").stdout)
     assert (one["messages"], one["exact"]) == (COUNT, True)
-    rows = json.loads(run("pending", topic, "--limit", "2", "-o", "json").stdout)
+    rows = json.loads(invoke("pending", topic, "--limit", "2", "-o", "json").stdout)
     assert [row["due_ms"] for row in rows] == sorted(due.values())[:2]
-    bars = json.loads(run("pending", "histogram", topic, "--by", "key", "-o", "json").stdout)
+    bars = json.loads(invoke("pending", "histogram", topic, "--by", "key", "-o", "json").stdout)
     assert [bar["messages"] for bar in bars] == [COUNT // 10] * 10
-    missing = run("horizon", f"{topic}-not-there")
+    missing = invoke("horizon", f"{topic}-not-there")
     assert missing.exit_code == 1
     assert "has no level topic" in missing.stderr
-    assert run("pending", topic, "--where", "nothing = 1").exit_code == 2
-
-
-class Releasing:
-    """A dispatcher in a thread of its own."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._thread = threading.Thread(target=dispatcher.run)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._dispatcher.stop()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
+    assert invoke("pending", topic, "--where", "nothing = 1").exit_code == 2
 
 
 @pytest.fixture
 def releasing(
-    client: pulsar.Client, admin: Admin, tmp_path: Path
-) -> Iterator[Callable[[LevelTopicDescription], Releasing]]:
+    world: RealWorld, tmp_path: Path
+) -> Iterator[Callable[[LevelTopicDescription], Serving]]:
     """``releasing(description)``: a dispatcher at work, stopped afterwards."""
     with contextlib.ExitStack() as stack:
 
-        def start(description: LevelTopicDescription) -> Releasing:
+        def start(description: LevelTopicDescription) -> Serving:
             settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=100)
-            found = Releasing(Dispatcher(client, admin, [description.topic], settings))
-            stack.callback(found.stop)
-            return found
+            made = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+            return stack.enter_context(Serving(made))
 
         yield start
 
@@ -180,19 +152,13 @@ def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
 
 
 def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
-    client: pulsar.Client,
-    admin: Admin,
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., Any],
-    releasing: Callable[[LevelTopicDescription], Releasing],
-    stored: Callable[[str], list[Any]],
-    eventually: Callable[..., Any],
+    world: RealWorld, releasing: Callable[[LevelTopicDescription], Serving]
 ) -> None:
     levels = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5))])
-    description = level_topic(levels, final_window=FinalWindow.TRACKER, window_partitions=2)
+    description = world.level_topic(levels, final_window=FinalWindow.TRACKER, window_partitions=2)
     topic = description.targets[0]
     dispatcher = releasing(description)
-    producer = dl_client().create_producer(topic, enable_delay_level_topic=True)
+    producer = world.client().create_producer(topic, enable_delay_level_topic=True)
     now = SystemClock().now_ms()
     # What comes out soon stands between what does not: the front cannot follow.
     due = {
@@ -205,11 +171,11 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
         )
     producer.flush()
     pending = {number: at for number, at in due.items() if int(number) % 4}
-    eventually(lambda: len(stored(topic)) == 30, "what is due to come out")
-    look = Inspector(client, admin, topic)
-    eventually(lambda: len(list(look.rows())) == len(pending), "the log to say so")
+    world.eventually(lambda: len(world.stored(topic)) == 30, "what is due to come out")
+    look = Inspector(world.plain_client, world.admin, topic)
+    world.eventually(lambda: len(list(look.rows())) == len(pending), "the log to say so")
 
-    before = fronts(admin, description)
+    before = fronts(world.admin, description)
     rows = list(look.rows())
     assert {row.properties["n"]: row.due_ms for row in rows} == pending
     in_window = [row for row in rows if row.role == "window"]
@@ -225,16 +191,16 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
     assert look.find(f"{in_window[3].topic.removeprefix('persistent://')}:1:2:3") == []
     assert look.average("size", Selection(where="role = 'window'")).messages == 30
     assert {row.properties["n"] for row in look.rows(Selection(key="4"))} == set()
-    assert fronts(admin, description) == before, "moved, locked or left behind"
+    assert fronts(world.admin, description) == before, "moved, locked or left behind"
 
     # The dispatcher was not held up, and what it releases now is gone at once.
     producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
-    eventually(lambda: len(stored(topic)) == 31, "one more")
+    world.eventually(lambda: len(world.stored(topic)) == 31, "one more")
     dispatcher.stop()
     assert {row.properties["n"] for row in look.rows()} == set(pending)
     # Nobody releases any more: what is overdue is said to be so.
     producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
-    eventually(lambda: look.horizon().within[0].messages == 1, "the overdue message")
+    world.eventually(lambda: look.horizon().within[0].messages == 1, "the overdue message")
     assert look.horizon().messages == len(pending) + 1
 
 

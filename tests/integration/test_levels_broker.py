@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -18,7 +19,6 @@ from click.testing import CliRunner, Result
 from delaylevel import topics
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
     InvalidInputError,
     InvalidStrategyError,
@@ -40,6 +40,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import status
+from world import eventually
 
 LEVELS = Levels(
     [
@@ -61,12 +62,6 @@ NARROW = {
     "maxNumPartitionsPerPartitionedTopic": 20,
     "subscriptionExpirationTimeMinutes": 7,
 }
-
-
-@pytest.fixture
-def admin(connection: Connection) -> Iterator[Admin]:
-    with Admin.from_connection(connection) as admin:
-        yield admin
 
 
 def described(namespace: str, *, levels: Levels = LEVELS, **changes: Any) -> LevelTopicDescription:
@@ -107,13 +102,6 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.join()
     return results
-
-
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.05)
 
 
 # --- creation ------------------------------------------------------------------------------
@@ -526,7 +514,7 @@ def test_status_tells_backlog_and_hand_offs_and_moves_nothing(
         assert last is not None
         sent.append(admin.entry_publish_time(partition, last) or 0)
         before = time.time_ns() // 1_000_000
-        wait_for(lambda before=before: time.time_ns() // 1_000_000 > before + 1, "a millisecond")
+        eventually(lambda before=before: time.time_ns() // 1_000_000 > before + 1, "a millisecond")
     producer.close()
     client.create_producer(wanted.held_topic.full).send(b"held")
     for _ in range(2):
@@ -607,8 +595,8 @@ def test_what_is_parked_outlives_ttl_and_the_deletion_of_inactive_topics(
         client.close()
 
     # The empty one is deleted with its subscription, and the other's message expires.
-    wait_for(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
-    wait_for(
+    eventually(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
+    eventually(
         lambda: (
             not admin.topic_exists(control.partition(0))
             or not admin.partition_stats(control.partition(0)).subscriptions["s"].backlog_entries
@@ -625,12 +613,8 @@ def test_what_is_parked_outlives_ttl_and_the_deletion_of_inactive_topics(
 
 
 @pytest.fixture
-def run(connection: Connection) -> Callable[..., Result]:
-    def invoke(*args: str) -> Result:
-        address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
-        return CliRunner().invoke(cli, [*address, "levels", *args], standalone_mode=True)
-
-    return invoke
+def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
+    return functools.partial(invoke, "levels")
 
 
 def test_create_list_and_describe_by_command(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
 
-import pulsar
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
@@ -26,7 +24,6 @@ from delaylevel.errors import (
     StrategyMismatchError,
 )
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local as mover_module
@@ -36,23 +33,16 @@ from delaylevel.producer.aio import DelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from delaylevel.topics.subscriptions import early_subscriptions
+from world import Background, RealWorld
 
 UNIT = timedelta(milliseconds=300)
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5)))
 
-Stored = Callable[[str], list[ParkedMessage]]
-LevelTopic = Callable[..., LevelTopicDescription]
-Clients = Callable[..., DelayLevelClient]
-
 
 @pytest.fixture
-def run(connection: Connection) -> Callable[..., Result]:
-    def invoke(*args: str) -> Result:
-        address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
-        return CliRunner().invoke(cli, [*address, "levels", *args])
-
-    return invoke
+def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
+    return functools.partial(invoke, "levels")
 
 
 def park(client: DelayLevelClient, description: LevelTopicDescription, **delays: timedelta) -> None:
@@ -69,43 +59,27 @@ def park(client: DelayLevelClient, description: LevelTopicDescription, **delays:
 # -- expanding
 
 
-class Moving:
+class Moving(Background):
     """A mover in a thread of its own."""
 
     def __init__(self, mover: LocalMover) -> None:
         self._mover = mover
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self._end = threading.Event()
+        super().__init__(self._move, self._end.set)
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(0.02):
-                self._mover.run_once()
-        except BaseException as error:
-            self._failure = error
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+    def _move(self) -> None:
+        while not self._end.wait(0.02):
+            self._mover.run_once()
 
 
 def test_expanded_while_producers_and_mover_run_nothing_is_lost(
-    admin: Admin,
-    level_topic: LevelTopic,
-    dl_client: Clients,
-    mover: Callable[..., LocalMover],
-    receive: Callable[..., Callable[..., list[Any]]],
-    monkeypatch: pytest.MonkeyPatch,
+    world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mover_module, "DESCRIPTION_LIFETIME_MS", 50)
-    description = level_topic(BRIEF)
-    get = receive(description.targets[0])
-    moving = Moving(mover(description))
-    producer = dl_client().create_producer(
+    description = world.level_topic(BRIEF)
+    get = world.arrivals(description.targets[0])
+    moving = Moving(world.mover(description))
+    producer = world.client().create_producer(
         description.targets[0], enable_delay_level_topic=True, partition_strategy=BRIEF.strategies
     )
     done = threading.Event()
@@ -123,7 +97,7 @@ def test_expanded_while_producers_and_mover_run_nothing_is_lost(
         with pytest.raises(DelayTooLongError):
             producer.send(b"too long", deliver_after=9 * UNIT)
         longer = lifecycle.longer_levels(BRIEF, 10 * UNIT)
-        expanded = lifecycle.expand(admin, description.topic, longer)
+        expanded = lifecycle.expand(world.admin, description.topic, longer)
         monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
         for number in range(4, 10):
             body = f"long{number}".encode()
@@ -135,7 +109,7 @@ def test_expanded_while_producers_and_mover_run_nothing_is_lost(
     assert producer.description == expanded
     assert expanded.former == (BRIEF,)
     assert expanded.levels[0].partitions == 9
-    for stats in admin.partitioned_stats(expanded.name).values():
+    for stats in world.admin.partitioned_stats(expanded.name).values():
         assert stats.subscriptions[SUBSCRIPTION].durable
     found = get(len(sent), seconds=60)
     moving.stop()
@@ -145,40 +119,36 @@ def test_expanded_while_producers_and_mover_run_nothing_is_lost(
 
 
 def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
-    admin: Admin, level_topic: LevelTopic, dl_client: Clients, stored: Stored
+    world: RealWorld,
 ) -> None:
-    description = level_topic(MINUTES)
+    description = world.level_topic(MINUTES)
     longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-    lifecycle.expand(admin, description.targets[0], longer)
-    producer = dl_client().create_producer(
+    lifecycle.expand(world.admin, description.targets[0], longer)
+    producer = world.client().create_producer(
         description.targets[0], enable_delay_level_topic=True, partition_strategy=MINUTES.strategies
     )
     producer.send(b"x", deliver_after=timedelta(minutes=8, seconds=30))
     producer.close()
-    assert len(stored(description.topic)) == 1
+    assert len(world.stored(description.topic)) == 1
     assert (
-        admin.partition_stats(description.name.partition(7))
+        world.admin.partition_stats(description.name.partition(7))
         .subscriptions[SUBSCRIPTION]
         .backlog_entries
     )
-    again = topics.create(admin, description)
+    again = topics.create(world.admin, description)
     assert again.levels == longer
     other = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=7))
     with pytest.raises(StrategyMismatchError):
-        dl_client().create_producer(
+        world.client().create_producer(
             description.targets[0], enable_delay_level_topic=True, partition_strategy=other
         )
 
 
 def test_the_asyncio_twin_follows_too(
-    admin: Admin,
-    connection: Connection,
-    level_topic: LevelTopic,
-    stored: Stored,
-    monkeypatch: pytest.MonkeyPatch,
+    world: RealWorld, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
-    description = level_topic(MINUTES)
+    description = world.level_topic(MINUTES)
 
     async def go() -> None:
         client = AsyncClient.from_connection(connection)
@@ -188,13 +158,13 @@ def test_the_asyncio_twin_follows_too(
         with pytest.raises(DelayTooLongError):
             await producer.send(b"x", deliver_after=timedelta(minutes=8))
         longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-        await asyncio.to_thread(lifecycle.expand, admin, description.topic, longer)
+        await asyncio.to_thread(lifecycle.expand, world.admin, description.topic, longer)
         await producer.send(b"x", deliver_after=timedelta(minutes=8))
         await producer.close()
         await client.close()
 
     asyncio.run(go())
-    assert [item.value for item in stored(description.topic)] == [b"x"]
+    assert [item.value for item in world.stored(description.topic)] == [b"x"]
 
 
 class Interrupted(Admin):
@@ -206,51 +176,43 @@ class Interrupted(Admin):
         super().set_properties(topic, properties)
 
 
-def test_an_expansion_that_was_interrupted_is_finished_by_the_next(
-    admin: Admin, level_topic: LevelTopic, dl_client: Clients, stored: Stored
-) -> None:
-    description = level_topic(MINUTES)
+def test_an_expansion_that_was_interrupted_is_finished_by_the_next(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
     longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
-    with Interrupted(admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
+    with Interrupted(world.admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
         lifecycle.expand(failing, description.topic, longer)
-    assert admin.partitioned_metadata(description.name).partitions == 8
+    assert world.admin.partitioned_metadata(description.name).partitions == 8
     # Nobody uses what is not complete.
-    assert topics.describe(admin, description.topic) == description
+    assert topics.describe(world.admin, description.topic) == description
     with pytest.raises(DelayTooLongError):
-        park(dl_client(), description, x=timedelta(minutes=8))
-    park(dl_client(), description, x=timedelta(minutes=4))
+        park(world.client(), description, x=timedelta(minutes=8))
+    park(world.client(), description, x=timedelta(minutes=4))
     with pytest.raises(LevelTopicError, match="was not finished"):
-        topics.create(admin, description)
+        topics.create(world.admin, description)
     less = lifecycle.longer_levels(MINUTES, timedelta(minutes=7))
     with pytest.raises(LevelTopicError, match="was not finished"):
-        lifecycle.expand(admin, description.topic, less)
-    assert lifecycle.expand(admin, description.topic, longer).levels == longer
-    assert topics.create(admin, description).levels == longer
-    assert len(stored(description.topic)) == 1
+        lifecycle.expand(world.admin, description.topic, less)
+    assert lifecycle.expand(world.admin, description.topic, longer).levels == longer
+    assert topics.create(world.admin, description).levels == longer
+    assert len(world.stored(description.topic)) == 1
 
 
 # -- draining and deleting
 
 
-def test_drained_messages_keep_their_due_times(
-    admin: Admin,
-    client: pulsar.Client,
-    level_topic: LevelTopic,
-    dl_client: Clients,
-    receive: Callable[..., Callable[..., list[Any]]],
-    stored: Stored,
-    mover: Callable[..., LocalMover],
-) -> None:
-    description = level_topic(BRIEF)
+def test_drained_messages_keep_their_due_times(world: RealWorld) -> None:
+    description = world.level_topic(BRIEF)
     target = description.targets[0]
-    get = receive(target)
-    park(dl_client(), description, soon=2 * UNIT, later=3.9 * UNIT)
-    dues = {item.value: item.properties["delaylevel.due"] for item in stored(description.topic)}
-    with mover(description), pytest.raises(AlreadyRunningError):
-        drain(client, admin, description)
-    report = drain(client, admin, description)
+    get = world.arrivals(target)
+    park(world.client(), description, soon=2 * UNIT, later=3.9 * UNIT)
+    dues = {
+        item.value: item.properties["delaylevel.due"] for item in world.stored(description.topic)
+    }
+    with world.mover(description), pytest.raises(AlreadyRunningError):
+        drain(world.plain_client, world.admin, description)
+    report = drain(world.plain_client, world.admin, description)
     assert (report.handed_off, report.left) == (2, 0)
-    assert lifecycle.pending_entries(admin, description).total == 0
+    assert lifecycle.pending_entries(world.admin, description).total == 0
     found = get(2, seconds=60)
     assert [item.message.data() for item in found] == [b"soon", b"later"]
     assert {item.message.data(): item.message.properties()["delaylevel.due"] for item in found} == (
@@ -260,58 +222,48 @@ def test_drained_messages_keep_their_due_times(
     assert all(item.late_ms > -1100 for item in found)
 
 
-def test_a_subscription_that_ignores_due_times_stops_a_drain(
-    admin: Admin, client: pulsar.Client, level_topic: LevelTopic, dl_client: Clients, stored: Stored
-) -> None:
-    description = level_topic(MINUTES)
-    consumer = client.subscribe(description.targets[0], "one-by-one")
-    park(dl_client(), description, x=timedelta(minutes=3))
-    assert early_subscriptions(admin, description) == [
+def test_a_subscription_that_ignores_due_times_stops_a_drain(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
+    consumer = world.plain_client.subscribe(description.targets[0], "one-by-one")
+    park(world.client(), description, x=timedelta(minutes=3))
+    assert early_subscriptions(world.admin, description) == [
         f"one-by-one of {description.targets[0]} (Exclusive)"
     ]
     with pytest.raises(LevelTopicError, match="one-by-one"):
-        drain(client, admin, description)
-    assert lifecycle.pending_entries(admin, description).parked == 1
-    assert drain(client, admin, description, allow_early=True).handed_off == 1
-    assert len(stored(description.targets[0])) == 1
+        drain(world.plain_client, world.admin, description)
+    assert lifecycle.pending_entries(world.admin, description).parked == 1
+    assert drain(world.plain_client, world.admin, description, allow_early=True).handed_off == 1
+    assert len(world.stored(description.targets[0])) == 1
     consumer.close()
 
 
-def test_what_is_left_after_a_drain_is_held_for_a_target_that_is_gone(
-    admin: Admin, client: pulsar.Client, level_topic: LevelTopic, dl_client: Clients
-) -> None:
-    description = level_topic(MINUTES)
-    park(dl_client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
+def test_what_is_left_after_a_drain_is_held_for_a_target_that_is_gone(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
+    park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
     target = TopicName.parse(description.targets[0])
-    admin.delete(target, force=True)
+    world.admin.delete(target, force=True)
     for _ in range(2):
-        report = drain(client, admin, description)
+        report = drain(world.plain_client, world.admin, description)
         assert (report.handed_off, report.left) == (0, 2)
-        assert lifecycle.pending_entries(admin, description).held  # in one batch, or in two
-    assert not admin.topic_exists(target)
+        assert lifecycle.pending_entries(world.admin, description).held  # in one batch, or in two
+    assert not world.admin.topic_exists(target)
 
 
 def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
-    admin: Admin,
-    client: pulsar.Client,
-    namespace: str,
-    level_topic: LevelTopic,
-    dl_client: Clients,
-    stored: Stored,
-    run: Callable[..., Result],
+    world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    description = level_topic(MINUTES)
-    park(dl_client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
+    description = world.level_topic(MINUTES)
+    park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
     with pytest.raises(StillPendingError, match="2 parked") as refused:
-        lifecycle.delete(admin, description)
+        lifecycle.delete(world.admin, description)
     assert refused.value.entries == 2
     with pytest.raises(StillPendingError, match="not 3"):
-        lifecycle.delete(admin, description, discard=3)
-    producer = dl_client().create_producer(description.targets[0], enable_delay_level_topic=True)
+        lifecycle.delete(world.admin, description, discard=3)
+    producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
     producer.send(b"z", deliver_after=timedelta(minutes=2))
     with pytest.raises(LevelTopicError, match=r"in use.*producer"):
-        lifecycle.delete(admin, description, discard=3)
-    assert len(stored(description.topic)) == 3
+        lifecycle.delete(world.admin, description, discard=3)
+    assert len(world.stored(description.topic)) == 3
 
     refusal = run("delete", description.targets[0])
     assert refusal.exit_code == 1
@@ -328,86 +280,75 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
         "drained": 3,
         "discarded_entries": 0,
     }
-    assert admin.list_partitioned_topics(namespace) == []
-    assert sorted(item.value or b"" for item in stored(description.targets[0])) == [
+    assert world.admin.list_partitioned_topics(world.namespace) == []
+    assert sorted(item.value or b"" for item in world.stored(description.targets[0])) == [
         b"x",
         b"y",
         b"z",
     ]
 
 
-def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(
-    admin: Admin, namespace: str, level_topic: LevelTopic, dl_client: Clients
-) -> None:
-    description = level_topic(MINUTES)
-    producer = dl_client().create_producer(description.targets[0], enable_delay_level_topic=True)
-    lifecycle.delete(admin, description)
+def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
+    producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
+    lifecycle.delete(world.admin, description)
     with pytest.raises(LevelTopicError, match="was deleted"):
         producer.send(b"x", deliver_after=timedelta(minutes=3))
-    assert admin.list_partitioned_topics(namespace) == []
-    assert not [name for name in admin.list_topics(namespace) if "delay-level" in name.local]
+    assert world.admin.list_partitioned_topics(world.namespace) == []
+    assert not [
+        name for name in world.admin.list_topics(world.namespace) if "delay-level" in name.local
+    ]
 
 
-def test_what_lies_in_partitions_that_are_not_described_is_pending_too(
-    admin: Admin, client: pulsar.Client, level_topic: LevelTopic
-) -> None:
-    description = level_topic(MINUTES)
-    admin.expand(description.name, 6)
-    producer = client.create_producer(description.name.partition(5).full)
+def test_what_lies_in_partitions_that_are_not_described_is_pending_too(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
+    world.admin.expand(description.name, 6)
+    producer = world.plain_client.create_producer(description.name.partition(5).full)
     producer.send(b"x")
     producer.close()
     with pytest.raises(StillPendingError, match="1 parked"):
-        lifecycle.delete(admin, description)
-    assert lifecycle.delete(admin, description, discard=1).parked == 1
+        lifecycle.delete(world.admin, description)
+    assert lifecycle.delete(world.admin, description, discard=1).parked == 1
 
 
 def test_discarding_takes_the_number_of_entries(
-    admin: Admin,
-    namespace: str,
-    level_topic: LevelTopic,
-    dl_client: Clients,
-    run: Callable[..., Result],
+    world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    description = level_topic(MINUTES)
-    park(dl_client(), description, x=timedelta(minutes=3))
+    description = world.level_topic(MINUTES)
+    park(world.client(), description, x=timedelta(minutes=3))
     assert run("delete", description.topic, "--discard", "2").exit_code == 1
     answer = run("delete", description.topic, "--discard", "1")
     assert answer.exit_code == 0, answer.output
-    assert admin.list_partitioned_topics(namespace) == []
+    assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
 # -- orphans
 
 
 def test_level_topics_without_business_topics_are_found(
-    admin: Admin,
-    client: pulsar.Client,
-    namespace: str,
-    level_topic: LevelTopic,
-    dl_client: Clients,
-    run: Callable[..., Result],
+    world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    assert run("orphans", namespace).exit_code == 0
-    description = level_topic(MINUTES, ("orders", "others"))
-    level_topic(MINUTES, ("alive",))
-    park(dl_client(), description, x=timedelta(minutes=3))
-    assert lifecycle.orphans(admin, namespace) == []
+    assert run("orphans", world.namespace).exit_code == 0
+    description = world.level_topic(MINUTES, ("orders", "others"))
+    world.level_topic(MINUTES, ("alive",))
+    park(world.client(), description, x=timedelta(minutes=3))
+    assert lifecycle.orphans(world.admin, world.namespace) == []
     orders, others = (TopicName.parse(name) for name in description.targets)
-    admin.delete(orders, force=True)
-    (found,) = lifecycle.orphans(admin, namespace)
+    world.admin.delete(orders, force=True)
+    (found,) = lifecycle.orphans(world.admin, world.namespace)
     assert (found.topic, found.missing, found.entirely) == (
         description.topic,
         (orders.full,),
         False,
     )
     assert found.pending.parked == 1
-    admin.delete(others, force=True)
-    row = json.loads(run("orphans", namespace, "-o", "jsonl").stdout)
+    world.admin.delete(others, force=True)
+    row = json.loads(run("orphans", world.namespace, "-o", "jsonl").stdout)
     assert (row["topic"], row["entirely"], row["parked"]) == (description.topic, True, 1)
-    assert not admin.topic_exists(orders)
+    assert not world.admin.topic_exists(orders)
     # What is left of a deletion that was not finished by ours.
-    admin.delete(description.name)
-    parts = lifecycle.orphans(admin, namespace)
+    world.admin.delete(description.name)
+    parts = lifecycle.orphans(world.admin, world.namespace)
     assert [item.level_topic for item in parts] == [description.topic] * 2
     assert {item.topic for item in parts} == {
         description.held_topic.full,
@@ -416,11 +357,11 @@ def test_level_topics_without_business_topics_are_found(
 
 
 def test_the_commands_for_expanding_and_draining(
-    admin: Admin, level_topic: LevelTopic, dl_client: Clients, run: Callable[..., Result]
+    world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    description = level_topic(MINUTES)
+    description = world.level_topic(MINUTES)
     target = description.targets[0]
-    park(dl_client(), description, x=timedelta(minutes=3))
+    park(world.client(), description, x=timedelta(minutes=3))
     assert run("expand", target).exit_code == 2
     for arguments, words in (
         (("--max", "3m"), "cannot be made shorter"),
@@ -442,12 +383,12 @@ def test_the_commands_for_expanding_and_draining(
         "dropped": 0,
         "left": 0,
     }
-    assert lifecycle.pending_entries(admin, description).total == 0
+    assert lifecycle.pending_entries(world.admin, description).total == 0
 
 
-def test_what_is_no_expansion_is_refused(admin: Admin, level_topic: LevelTopic) -> None:
-    description = level_topic(MINUTES)
+def test_what_is_no_expansion_is_refused(world: RealWorld) -> None:
+    description = world.level_topic(MINUTES)
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5)))
     with pytest.raises(InvalidStrategyError, match="no expansion"):
-        lifecycle.expand(admin, description.topic, hours)
-    assert topics.describe(admin, description.topic) == description
+        lifecycle.expand(world.admin, description.topic, hours)
+    assert topics.describe(world.admin, description.topic) == description

@@ -6,94 +6,71 @@ What about too many partitions? Can it grow later?
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.local import LocalMover
-from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld
 
 FIVE_MINUTES = PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=5))
 
 
 @pytest.fixture
-def run(connection: Connection) -> Callable[..., Result]:
-    def invoke(*args: str) -> Result:
-        address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
-        return CliRunner().invoke(cli, [*address, "levels", *args])
-
-    return invoke
+def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
+    return functools.partial(invoke, "levels")
 
 
 @pytest.mark.parametrize("by", ["command", "producer"])
 def test_who_creates_it_and_how_long_is_data_kept(
-    admin: Admin,
-    namespace: str,
-    dl_client: Callable[..., DelayLevelClient],
-    mover: Callable[..., LocalMover],
-    run: Callable[..., Result],
-    clock: Any,
-    by: str,
+    world: RealWorld, run: Callable[..., Result], clock: Any, by: str
 ) -> None:
-    orders = f"persistent://{namespace}/orders"
+    orders = f"persistent://{world.namespace}/orders"
     if by == "command":
         made = run("create", orders, "--by", "minute", "--max", "5m")
         assert made.exit_code == 0, made.output
     else:
         with pytest.raises(LevelTopicError, match="does not exist"):
-            dl_client().create_producer(
+            world.client().create_producer(
                 orders, enable_delay_level_topic=True, create_level_topic=False
             )
-    producer = dl_client().create_producer(
+    producer = world.client().create_producer(
         orders, enable_delay_level_topic=True, partition_strategy=FIVE_MINUTES
     )
-    description = topics.describe(admin, orders)
+    description = topics.describe(world.admin, orders)
     producer.send(b"x", deliver_after=timedelta(minutes=2, seconds=30))
     for member in description.members():
-        policies = admin.topic_policies(member.topic)
+        policies = world.admin.topic_policies(member.topic)
         assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
-        for stats in admin.partitioned_stats(member.topic).values():
+        for stats in world.admin.partitioned_stats(member.topic).values():
             assert stats.subscriptions[SUBSCRIPTION].durable
 
     # It stays until it is handed off, and not longer.
     partition = description.name.partition(1)
-    moving = mover(description, clock)
+    moving = world.mover(description, clock)
     assert moving.run_once().total == 0
-    assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
+    assert world.admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
     clock.advance(125_000)
     assert moving.run_once().window == 1
     moving.close()
-    assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 0
+    assert world.admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 0
     producer.close()
 
 
 def test_what_happens_when_the_business_topic_is_deleted(
-    admin: Admin,
-    client: pulsar.Client,
-    namespace: str,
-    dl_client: Callable[..., DelayLevelClient],
-    mover: Callable[..., LocalMover],
-    stored: Callable[[str], list[ParkedMessage]],
-    run: Callable[..., Result],
-    clock: Any,
-    eventually: Callable[..., Any],
+    world: RealWorld, run: Callable[..., Result], clock: Any
 ) -> None:
-    orders = TopicName.parse(f"persistent://{namespace}/orders")
-    with dl_client(clock).create_producer(
+    orders = TopicName.parse(f"persistent://{world.namespace}/orders")
+    with world.client(clock).create_producer(
         orders.full,
         enable_delay_level_topic=True,
         partition_strategy=FIVE_MINUTES,
@@ -101,21 +78,21 @@ def test_what_happens_when_the_business_topic_is_deleted(
     ) as producer:
         for minutes in (2, 4):
             producer.send(b"%d" % minutes, deliver_after=timedelta(minutes=minutes))
-    admin.delete(orders, force=True)
-    description = topics.describe(admin, orders.full)
+    world.admin.delete(orders, force=True)
+    description = topics.describe(world.admin, orders.full)
 
     # The level topic stays, what becomes ripe is held, and nobody makes the business topic anew.
-    moving = mover(description, clock)
+    moving = world.mover(description, clock)
     clock.advance(125_000)
     assert moving.run_once().held[orders.full] >= 1
-    assert not admin.topic_exists(orders)
+    assert not world.admin.topic_exists(orders)
 
     def orphan() -> Any:
-        output = run("orphans", namespace, "-o", "jsonl").output
+        output = run("orphans", world.namespace, "-o", "jsonl").output
         (row,) = [json.loads(line) for line in output.split("\n") if line]
         return row if row["parked"] < 2 else None
 
-    row = eventually(orphan, "the acknowledgement of what is held", 60)
+    row = world.eventually(orphan, "the acknowledgement of what is held", 60)
     assert (row["missing"], row["entirely"], row["parked"]) == ([orders.full], True, 1)
     assert row["held"] >= 1
     refused = run("delete", orders.full)
@@ -123,32 +100,26 @@ def test_what_happens_when_the_business_topic_is_deleted(
     moving.close()
 
     # Made again, it gets all of it; then the level topic can go.
-    client.create_producer(orders.full).close()
+    world.plain_client.create_producer(orders.full).close()
     answer = run("delete", orders.full, "--drain")
     assert answer.exit_code == 0, answer.output
-    assert {item.value for item in stored(orders.full)} == {b"2", b"4"}
-    assert admin.list_partitioned_topics(namespace) == []
+    assert {item.value for item in world.stored(orders.full)} == {b"2", b"4"}
+    assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
 def test_too_many_partitions_are_refused_and_nothing_is_made(
-    admin: Admin, namespace: str, run: Callable[..., Result]
+    world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    refused = run("create", f"{namespace}/orders", "--by", "hour", "--max", "365d")
+    refused = run("create", f"{world.namespace}/orders", "--by", "hour", "--max", "365d")
     assert refused.exit_code == 2
     assert "needs 8,759 partitions" in refused.stderr
     assert "these levels fit: DAY for 365d, then HOUR for 1d" in refused.stderr
-    assert admin.list_partitioned_topics(namespace) == []
+    assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
-def test_it_grows_later(
-    admin: Admin,
-    namespace: str,
-    dl_client: Callable[..., DelayLevelClient],
-    stored: Callable[[str], list[ParkedMessage]],
-    run: Callable[..., Result],
-) -> None:
-    orders = f"persistent://{namespace}/orders"
-    producer = dl_client().create_producer(
+def test_it_grows_later(world: RealWorld, run: Callable[..., Result]) -> None:
+    orders = f"persistent://{world.namespace}/orders"
+    producer = world.client().create_producer(
         orders, enable_delay_level_topic=True, partition_strategy=FIVE_MINUTES
     )
     producer.send(b"before", deliver_after=timedelta(minutes=5))
@@ -159,5 +130,5 @@ def test_it_grows_later(
     producer.send(b"after", deliver_after=timedelta(minutes=20))
     producer.close()
     level_topic = TopicName.parse(f"{orders}-delay-level")
-    places = [stored(level_topic.partition(index).full) for index in (3, 18)]
+    places = [world.stored(level_topic.partition(index).full) for index in (3, 18)]
     assert [[item.value for item in found] for found in places] == [[b"before"], [b"after"]]

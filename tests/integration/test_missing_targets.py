@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
-from click.testing import CliRunner
+from click.testing import Result
 
 from delaylevel import topics
-from delaylevel.cli.main import cli
-from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
-from delaylevel.mover.local import LocalMover
-from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
+from world import RealWorld, Serving
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
-Stored = Callable[[str], list[ParkedMessage]]
 
 
 @pytest.fixture
-def half_gone(
-    admin: Admin,
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    clock: Any,
-) -> Callable[..., LevelTopicDescription]:
+def half_gone(world: RealWorld, clock: Any) -> Callable[..., LevelTopicDescription]:
     """``half_gone(policy)``: five ripe messages for each of two targets; the first was deleted."""
 
     def make(policy: MissingTarget) -> LevelTopicDescription:
-        made = level_topic(
+        made = world.level_topic(
             MINUTES, ("gone", "there"), on_missing_target=policy, hold_pause_ms=3_600_000
         )
-        client = dl_client(clock)
+        client = world.client(clock)
         for target in made.targets:
             with client.create_producer(
                 target, enable_delay_level_topic=True, delay_level_topic=made.topic
             ) as producer:
                 for number in range(5):
                     producer.send(b"%d" % number, deliver_after=timedelta(minutes=2))
-        admin.delete(TopicName.parse(made.targets[0]), force=True)
+        world.admin.delete(TopicName.parse(made.targets[0]), force=True)
         clock.advance(130_000)
         return made
 
@@ -66,94 +53,73 @@ FIVE = [b"%d" % number for number in range(5)]
 
 
 def test_dead_letters_that_come_back_with_their_target(
-    admin: Admin,
-    client: pulsar.Client,
-    half_gone: Callable[..., LevelTopicDescription],
-    mover: Callable[..., LocalMover],
-    stored: Stored,
-    drained: Callable[..., None],
-    clock: Any,
+    world: RealWorld, half_gone: Callable[..., LevelTopicDescription], clock: Any
 ) -> None:
     description = half_gone(MissingTarget.DEAD_LETTER)
     gone, there = description.targets
-    report = mover(description, clock).run_once()
+    report = world.mover(description, clock).run_once()
     assert (report.due, sum(report.dead.values()), report.held) == (5, 5, {})
-    assert bodies(stored(there)) == FIVE
-    drained(description)
-    letters = list(deadletters.dead_letters(client, admin, description))
+    assert bodies(world.stored(there)) == FIVE
+    world.drained(description)
+    letters = list(deadletters.dead_letters(world.plain_client, world.admin, description))
     assert bodies([letter.message for letter in letters]) == FIVE
     assert {letter.reason for letter in letters} == {f"target {gone} does not exist"}
-    assert not admin.topic_exists(TopicName.parse(gone))
+    assert not world.admin.topic_exists(TopicName.parse(gone))
 
     ids = sorted(letter.message.properties["delaylevel.id"] for letter in letters)
-    client.create_producer(gone).close()
-    again = deadletters.replay(client, admin, description, lambda _: True, clock=clock)
+    world.plain_client.create_producer(gone).close()
+    again = deadletters.replay(
+        world.plain_client, world.admin, description, lambda _: True, clock=clock
+    )
     assert again.forwarded.due == 5
-    assert bodies(stored(gone)) == FIVE
-    assert sorted(item.properties["delaylevel.id"] for item in stored(gone)) == ids
+    assert bodies(world.stored(gone)) == FIVE
+    assert sorted(item.properties["delaylevel.id"] for item in world.stored(gone)) == ids
 
 
 def test_what_is_dropped_is_counted(
-    admin: Admin,
-    half_gone: Callable[..., LevelTopicDescription],
-    mover: Callable[..., LocalMover],
-    stored: Stored,
-    drained: Callable[..., None],
-    clock: Any,
+    world: RealWorld, half_gone: Callable[..., LevelTopicDescription], clock: Any
 ) -> None:
     description = half_gone(MissingTarget.DROP)
     gone, there = description.targets
-    report = mover(description, clock).run_once()
+    report = world.mover(description, clock).run_once()
     assert (report.due, report.dropped, report.held, report.dead) == (5, {gone: 5}, {}, {})
     assert report.total == 10
-    assert bodies(stored(there)) == FIVE
-    drained(description)
-    assert lifecycle.pending_entries(admin, description).total == 0
-    assert not admin.topic_exists(TopicName.parse(gone))
+    assert bodies(world.stored(there)) == FIVE
+    world.drained(description)
+    assert lifecycle.pending_entries(world.admin, description).total == 0
+    assert not world.admin.topic_exists(TopicName.parse(gone))
 
 
 def test_the_policy_is_changed_and_what_is_held_follows_it(
-    admin: Admin,
-    connection: Connection,
+    world: RealWorld,
+    invoke: Callable[..., Result],
     half_gone: Callable[..., LevelTopicDescription],
-    mover: Callable[..., LocalMover],
-    stored: Stored,
-    drained: Callable[..., None],
     clock: Any,
 ) -> None:
     description = half_gone(MissingTarget.HOLD)
     gone, there = description.targets
-    moving = mover(description, clock)
+    moving = world.mover(description, clock)
     report = moving.run_once()
     assert (report.due, report.held[gone]) == (5, 5)
-    assert bodies(stored(there)) == FIVE
-    address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
-    arguments = ["levels", "set", there, "--on-missing-target", "dead-letter", "-o", "json"]
-    answer = CliRunner().invoke(cli, [*address, *arguments])
+    assert bodies(world.stored(there)) == FIVE
+    answer = invoke("levels", "set", there, "--on-missing-target", "dead-letter", "-o", "json")
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["on_missing_target"] == "dead-letter"
     # Making it again does not take the policy back.
-    assert topics.create(admin, description).on_missing_target is MissingTarget.DEAD_LETTER
+    assert topics.create(world.admin, description).on_missing_target is MissingTarget.DEAD_LETTER
     clock.advance(3_700_000)
     report = moving.run_once()
     assert (sum(report.dead.values()), report.held) == (5, {})
-    drained(description)
+    world.drained(description)
 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
 def test_the_dispatcher_goes_by_it_too(
-    admin: Admin,
-    client: pulsar.Client,
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    stored: Stored,
-    eventually: Callable[..., Any],
-    tmp_path: Path,
-    policy: MissingTarget,
+    world: RealWorld, tmp_path: Path, policy: MissingTarget
 ) -> None:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
 
-    description = level_topic(
+    description = world.level_topic(
         MINUTES,
         ("gone", "there"),
         final_window=FinalWindow.TRACKER,
@@ -162,38 +128,33 @@ def test_the_dispatcher_goes_by_it_too(
     )
     due_ms = SystemClock().now_ms() + 1500
     for target in description.targets:
-        with dl_client().create_producer(
+        with world.client().create_producer(
             target, enable_delay_level_topic=True, delay_level_topic=description.topic
         ) as producer:
             for number in range(5):
                 producer.send(b"%d" % number, deliver_at=due_ms)
     gone, there = description.targets
-    admin.delete(TopicName.parse(gone), force=True)
+    world.admin.delete(TopicName.parse(gone), force=True)
     settings = DispatchSettings(directory=tmp_path / "spill", checkpoint_ms=200)
-    dispatcher = Dispatcher(client, admin, [description.topic], settings)
-    thread = threading.Thread(target=dispatcher.run)
-    thread.start()
-    try:
-
-        def total(name: str) -> int:
-            return sum(getattr(each, name) for each in dispatcher.figures().values())
-
-        eventually(
+    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+    with Serving(dispatcher) as serving:
+        total = serving.total
+        world.eventually(
             lambda: total("released") == 5 and total("dead") + total("dropped") == 5,
             "the end of all ten",
             seconds=60,
         )
-        eventually(
-            lambda: lifecycle.pending_entries(admin, description).window == 0,
+        world.eventually(
+            lambda: lifecycle.pending_entries(world.admin, description).window == 0,
             "the acknowledgement of the window",
             seconds=60,
         )
-    finally:
-        dispatcher.stop()
-        thread.join()
-    assert bodies(stored(there)) == FIVE
-    assert not admin.topic_exists(TopicName.parse(gone))
-    assert stored(description.held_topic.full) == []
-    letters = [letter.message for letter in deadletters.dead_letters(client, admin, description)]
+    assert bodies(world.stored(there)) == FIVE
+    assert not world.admin.topic_exists(TopicName.parse(gone))
+    assert world.stored(description.held_topic.full) == []
+    letters = [
+        letter.message
+        for letter in deadletters.dead_letters(world.plain_client, world.admin, description)
+    ]
     assert bodies(letters) == (FIVE if policy is MissingTarget.DEAD_LETTER else [])
     assert all("delaylevel.attempt" not in letter.properties for letter in letters)

@@ -17,6 +17,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.local import LocalMover
+from world import RealWorld
 
 UNIT_MS = 600_000
 DAY_MS = 86_400_000
@@ -83,36 +84,27 @@ def move(
 def test_half_a_minute_off(
     lead_s: int,
     clocks_ms: tuple[int, ...],
-    level_topic: Callable[..., LevelTopicDescription],
+    world: RealWorld,
     park: Callable[..., dict[bytes, int]],
-    mover: Callable[..., LocalMover],
-    stored: Callable[[str], list[ParkedMessage]],
-    drained: Callable[[LevelTopicDescription], None],
     clock: Any,
 ) -> None:
-    description = level_topic(levels(lead_s))
+    description = world.level_topic(levels(lead_s))
     # In turns, then in runs: the front, the middle and the end belong to each of them once.
     sent = park(description, [*clocks_ms * 6, *(c for c in clocks_ms for _ in range(20))])
-    moving = mover(description, clock)
-    handed = move(moving, clock, clock.now_ms() + 2 * UNIT_MS, description.targets[0], stored)
+    moving = world.mover(description, clock)
+    handed = move(moving, clock, clock.now_ms() + 2 * UNIT_MS, description.targets[0], world.stored)
     assert set(handed) == set(sent)
     for value, due_ms in sent.items():
         assert handed[value] <= due_ms, "late"
         assert due_ms - handed[value] <= description.levels[0].near_due_ms, "handed off too early"
-    drained(description)
+    world.drained(description)
 
 
 @pytest.mark.parametrize("where", ["front", "middle", "end", "everywhere"])
 def test_a_day_ahead(
-    where: str,
-    level_topic: Callable[..., LevelTopicDescription],
-    park: Callable[..., dict[bytes, int]],
-    mover: Callable[..., LocalMover],
-    stored: Callable[[str], list[ParkedMessage]],
-    drained: Callable[[LevelTopicDescription], None],
-    clock: Any,
+    where: str, world: RealWorld, park: Callable[..., dict[bytes, int]], clock: Any
 ) -> None:
-    description = level_topic(levels(200))
+    description = world.level_topic(levels(200))
     right, wrong = [0] * 15, [DAY_MS] * 3
     offsets = {
         "front": [*wrong, *right],
@@ -125,9 +117,9 @@ def test_a_day_ahead(
     in_time = {value for value, due_ms in sent.items() if due_ms < start_ms + DAY_MS // 2}
     assert len(in_time) == offsets.count(0)
 
-    moving = mover(description, clock)
+    moving = world.mover(description, clock)
     orders = description.targets[0]
-    handed = move(moving, clock, start_ms + 750_000, orders, stored)
+    handed = move(moving, clock, start_ms + 750_000, orders, world.stored)
     assert set(handed) == in_time
     assert all(handed[value] <= sent[value] for value in in_time)
 
@@ -135,31 +127,24 @@ def test_a_day_ahead(
     clock.at_ms = SystemClock().now_ms()
     later = park(description, right, first=1000)
     moving.close()
-    moving = mover(description, clock)
-    handed = {**handed, **move(moving, clock, clock.now_ms() + 750_000, orders, stored)}
+    moving = world.mover(description, clock)
+    handed = {**handed, **move(moving, clock, clock.now_ms() + 750_000, orders, world.stored)}
     assert set(handed) == in_time | set(later)
 
     # A day later the others are due by anybody's clock.
     clock.at_ms = start_ms + DAY_MS + 450_000
     moving.run_once()
-    assert {m.value for m in stored(orders)} == set(sent) | set(later)
-    drained(description)
+    assert {m.value for m in world.stored(orders)} == set(sent) | set(later)
+    world.drained(description)
 
 
-def test_a_day_behind(
-    level_topic: Callable[..., LevelTopicDescription],
-    park: Callable[..., dict[bytes, int]],
-    mover: Callable[..., LocalMover],
-    stored: Callable[[str], list[ParkedMessage]],
-    drained: Callable[[LevelTopicDescription], None],
-    clock: Any,
-) -> None:
+def test_a_day_behind(world: RealWorld, park: Callable[..., dict[bytes, int]], clock: Any) -> None:
     """By any other clock these were due yesterday: they are delivered at once, none is lost."""
-    description = level_topic(levels(200))
+    description = world.level_topic(levels(200))
     sent = park(description, [-DAY_MS, 0, 0, -DAY_MS, 0, -DAY_MS])
     clock.at_ms = SystemClock().now_ms()
-    report = mover(description, clock).run_once()
+    report = world.mover(description, clock).run_once()
     # The right ones stand before a ripe one and are near-due: they go with it.
     assert (report.due, report.window) == (3, 3)
-    assert {m.value for m in stored(description.targets[0])} == set(sent)
-    drained(description)
+    assert {m.value for m in world.stored(description.targets[0])} == set(sent)
+    world.drained(description)

@@ -11,7 +11,6 @@ import pytest
 import urllib3
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -20,6 +19,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld
 
 BRIEF = Levels(
     PartitionStrategy(
@@ -27,9 +27,6 @@ BRIEF = Levels(
     )
 )
 DELAY = timedelta(milliseconds=500)
-
-Stored = Callable[[str], list[ParkedMessage]]
-Drained = Callable[[LevelTopicDescription], None]
 
 
 class Order(Record):
@@ -81,14 +78,9 @@ class Setting:
 
 
 @pytest.fixture
-def setting(
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    mover: Callable[..., LocalMover],
-    eventually: Callable[..., Any],
-) -> Setting:
-    description = level_topic(BRIEF, ("orders", "others"), hold_pause_ms=300)
-    made = Setting(description, dl_client(), mover(description), eventually)
+def setting(world: RealWorld) -> Setting:
+    description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=300)
+    made = Setting(description, world.client(), world.mover(description), world.eventually)
     made.park(made.orders, "a")
     made.park(made.others, "b")
     return made
@@ -100,44 +92,41 @@ def values(prefix: str) -> list[bytes]:
 
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_a_target_that_is_deleted_then_made_again(
-    setting: Setting,
-    admin: Admin,
-    client: pulsar.Client,
-    stored: Stored,
-    drained: Drained,
-    partitions: int,
+    setting: Setting, world: RealWorld, partitions: int
 ) -> None:
     orders = TopicName.parse(setting.orders)
-    admin.delete(orders, force=True)
+    world.admin.delete(orders, force=True)
 
     def held(attempt: int) -> list[ParkedMessage]:
         return [
             message
-            for message in stored(setting.description.held_topic.full)
+            for message in world.stored(setting.description.held_topic.full)
             if message.properties["delaylevel.attempt"] == str(attempt)
         ]
 
     setting.move_until(lambda: len(held(2)) == 10, "a second attempt at all of them")
     assert sorted(m.value or b"" for m in held(1)) == values("a")
     assert all("does not exist" in m.properties["delaylevel.reason"] for m in held(1))
-    assert sorted(m.value or b"" for m in stored(setting.others)) == values("b")
-    assert not admin.topic_exists(orders), "the mover made it anew"
+    assert sorted(m.value or b"" for m in world.stored(setting.others)) == values("b")
+    assert not world.admin.topic_exists(orders), "the mover made it anew"
 
     # It stays away, and others go on.
     setting.park(setting.others, "c")
-    setting.move_until(lambda: len(stored(setting.others)) == 20, "the other target's messages")
-    assert sorted(m.value or b"" for m in stored(setting.others)) == values("b") + values("c")
+    setting.move_until(
+        lambda: len(world.stored(setting.others)) == 20, "the other target's messages"
+    )
+    assert sorted(m.value or b"" for m in world.stored(setting.others)) == values("b") + values("c")
     setting.move_until(lambda: len(held(4)) == 10, "further attempts")
-    assert not admin.topic_exists(orders)
+    assert not world.admin.topic_exists(orders)
     assert set(setting.report.held) == {setting.orders}
 
     if partitions:
-        admin.create_partitioned(orders, partitions)
+        world.admin.create_partitioned(orders, partitions)
     else:
-        client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(stored(setting.orders)) >= 10, "what was held")
-    drained(setting.description)
-    found = stored(setting.orders)
+        world.plain_client.create_producer(setting.orders).close()
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "what was held")
+    world.drained(setting.description)
+    found = world.stored(setting.orders)
     assert sorted(m.value or b"" for m in found) == values("a")
     assert len({m.properties["delaylevel.id"] for m in found}) == 10
     for message in found:
@@ -145,43 +134,31 @@ def test_a_target_that_is_deleted_then_made_again(
         assert set(message.properties) == {"delaylevel.id", "delaylevel.due"}
 
 
-def test_a_target_that_is_terminated(
-    setting: Setting,
-    admin: Admin,
-    client: pulsar.Client,
-    stored: Stored,
-    drained: Drained,
-) -> None:
+def test_a_target_that_is_terminated(setting: Setting, world: RealWorld) -> None:
     orders = TopicName.parse(setting.orders)
-    admin.terminate(orders)
+    world.admin.terminate(orders)
     setting.move_until(
-        lambda: setting.report.held[setting.orders] >= 10 and len(stored(setting.others)) == 10,
+        lambda: (
+            setting.report.held[setting.orders] >= 10 and len(world.stored(setting.others)) == 10
+        ),
         "the other target's messages",
     )
-    held = stored(setting.description.held_topic.full)
+    held = world.stored(setting.description.held_topic.full)
     assert {m.properties["delaylevel.reason"] for m in held} == {"TopicTerminated"}
 
-    admin.delete(orders, force=True)
-    client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(stored(setting.orders)) >= 10, "what was held")
-    drained(setting.description)
-    assert sorted(m.value or b"" for m in stored(setting.orders)) == values("a")
+    world.admin.delete(orders, force=True)
+    world.plain_client.create_producer(setting.orders).close()
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "what was held")
+    world.drained(setting.description)
+    assert sorted(m.value or b"" for m in world.stored(setting.orders)) == values("a")
 
 
 @pytest.mark.parametrize("policy", ["producer_exception", "producer_request_hold"])
-def test_a_target_over_its_quota(
-    setting: Setting,
-    admin: Admin,
-    client: pulsar.Client,
-    stored: Stored,
-    drained: Drained,
-    eventually: Callable[..., Any],
-    policy: str,
-) -> None:
+def test_a_target_over_its_quota(setting: Setting, world: RealWorld, policy: str) -> None:
     orders = TopicName.parse(setting.orders)
-    full = f"{admin.admin_url}/admin/v2/{orders.rest_path}/backlogQuota"
-    consumer = client.subscribe(setting.orders, "slow")
-    plain = client.create_producer(setting.orders)
+    full = f"{world.admin.admin_url}/admin/v2/{orders.rest_path}/backlogQuota"
+    consumer = world.plain_client.subscribe(setting.orders, "slow")
+    plain = world.plain_client.create_producer(setting.orders)
     for _ in range(5):
         plain.send(b"x" * 1000)
     plain.close()
@@ -190,59 +167,54 @@ def test_a_target_over_its_quota(
 
     def refused() -> bool:
         try:
-            client.create_producer(setting.orders).close()
+            world.plain_client.create_producer(setting.orders).close()
         except pulsar.PulsarException:
             return True
         return False
 
-    eventually(refused, "the quota to count")
+    world.eventually(refused, "the quota to count")
     setting.move_until(
-        lambda: setting.report.held[setting.orders] >= 10 and len(stored(setting.others)) == 10,
+        lambda: (
+            setting.report.held[setting.orders] >= 10 and len(world.stored(setting.others)) == 10
+        ),
         "the other target's messages",
     )
-    held = stored(setting.description.held_topic.full)
+    held = world.stored(setting.description.held_topic.full)
     assert all("Quota" in m.properties["delaylevel.reason"] for m in held)
 
     for _ in range(5):
         consumer.acknowledge(consumer.receive(60_000))
     assert urllib3.request("DELETE", full).status == 204
-    setting.move_until(lambda: len(stored(setting.orders)) >= 15, "what was held")
-    drained(setting.description)
-    assert sorted(m.value or b"" for m in stored(setting.orders))[:10] == values("a")
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 15, "what was held")
+    world.drained(setting.description)
+    assert sorted(m.value or b"" for m in world.stored(setting.orders))[:10] == values("a")
 
 
-def test_a_target_that_lost_its_schema(
-    setting: Setting, admin: Admin, client: pulsar.Client, stored: Stored, drained: Drained
-) -> None:
+def test_a_target_that_lost_its_schema(setting: Setting, world: RealWorld) -> None:
     """Of one target, only messages of a schema that its registry does not know are held."""
     with setting.producer(setting.orders, schema=JsonSchema(Order)) as producer:
         producer.send(Order(note="typed"), deliver_after=DELAY)
-    admin.delete(TopicName.parse(setting.orders), force=True)
-    client.create_producer(setting.orders).close()
+    world.admin.delete(TopicName.parse(setting.orders), force=True)
+    world.plain_client.create_producer(setting.orders).close()
     setting.move_until(
-        lambda: bool(setting.report.held) and len(stored(setting.orders)) == 10, "those without"
+        lambda: bool(setting.report.held) and len(world.stored(setting.orders)) == 10,
+        "those without",
     )
-    assert sorted(m.value or b"" for m in stored(setting.orders)) == values("a")
-    held = stored(setting.description.held_topic.full)[0]
+    assert sorted(m.value or b"" for m in world.stored(setting.orders)) == values("a")
+    held = world.stored(setting.description.held_topic.full)[0]
     assert "no schema JSON:" in held.properties["delaylevel.reason"]
 
     setting.producer(setting.orders, schema=JsonSchema(Order)).close()  # registers it again
     setting.move_until(
-        lambda: len(stored(setting.orders)) == 11 and len(stored(setting.others)) == 10,
+        lambda: len(world.stored(setting.orders)) == 11 and len(world.stored(setting.others)) == 10,
         "the typed message",
     )
-    assert b"typed" in (stored(setting.orders)[-1].value or b"")
-    drained(setting.description)
+    assert b"typed" in (world.stored(setting.orders)[-1].value or b"")
+    world.drained(setting.description)
 
 
 def test_garbage_goes_to_the_dead_letters(
-    setting: Setting,
-    client: pulsar.Client,
-    admin: Admin,
-    namespace: str,
-    parked: Callable[..., dict[str, str]],
-    stored: Stored,
-    drained: Drained,
+    setting: Setting, world: RealWorld, parked: Callable[..., dict[str, str]]
 ) -> None:
     soon = SystemClock().now_ms() + 500
     garbage: dict[bytes, tuple[dict[str, str], str]] = {
@@ -258,7 +230,7 @@ def test_garbage_goes_to_the_dead_letters(
         b"attempt": (parked(soon, **{"delaylevel.attempt": "x"}), "not a whole number"),
     }
     topic = setting.description.name.partition(0).full
-    raw = client.create_producer(topic)
+    raw = world.plain_client.create_producer(topic)
     for value, (properties, _) in garbage.items():
         raw.send(value, {**properties, "own": "1"}, "key", event_timestamp=7)
     raw.send(None)
@@ -266,13 +238,13 @@ def test_garbage_goes_to_the_dead_letters(
     raw.send(b"good", good)
 
     setting.move_until(
-        lambda: len(stored(setting.orders)) == 11 and len(stored(setting.others)) == 10,
+        lambda: len(world.stored(setting.orders)) == 11 and len(world.stored(setting.others)) == 10,
         "the good ones",
     )
-    assert b"good" in [m.value for m in stored(setting.orders)]
+    assert b"good" in [m.value for m in world.stored(setting.orders)]
     assert setting.report.dead.total() == len(garbage) + 1
     assert not setting.report.held
-    dead = {m.value: m for m in stored(setting.description.dead_letter_topic.full)}
+    dead = {m.value: m for m in world.stored(setting.description.dead_letter_topic.full)}
     assert set(dead) == {*garbage, None}
     for value, (properties, reason) in garbage.items():
         message = dead[value]
@@ -283,7 +255,7 @@ def test_garbage_goes_to_the_dead_letters(
             topic.removeprefix("persistent://") + ":"
         )
         assert (message.key, message.event_ms) == ("key", 7)
-    strangers = TopicName.parse(f"persistent://{namespace}/strangers")
+    strangers = TopicName.parse(f"persistent://{world.namespace}/strangers")
     assert "strangers" in dead[b"stranger"].properties["delaylevel.reason"]
-    assert not admin.topic_exists(strangers)
-    drained(setting.description)
+    assert not world.admin.topic_exists(strangers)
+    world.drained(setting.description)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
-from delaylevel.cluster.reader import read_range
 from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
+from world import quiet_client, stored_messages
 
 MESSAGES = 3000
 
@@ -34,12 +32,7 @@ def send(outlet: Publisher[Any], first: int, count: int) -> set[str]:
 
 
 def stored(client: Any, admin: Admin, topic: TopicName) -> set[str]:
-    last = admin.last_message_id(topic)
-    assert last is not None
-    return {
-        message.properties["n"]
-        for message in read_range(client, topic.full, EARLIEST, last.next_entry)
-    }
+    return {message.properties["n"] for message in stored_messages(client, admin, topic.full)}
 
 
 def kept_topic(client: Any, name: str) -> TopicName:
@@ -92,8 +85,7 @@ def test_a_broker_that_is_killed_in_between(
 ) -> None:
     """With the shorter timeout the client drops what it has, and sends what comes after."""
     broker = private_broker()
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    client = pulsar.Client(**broker.connection.client_kwargs(), logger=quiet)
+    client = quiet_client(broker.connection)
     try:
         topic = kept_topic(client, "persistent://public/default/out")
         settings = {**BULK_SETTINGS, "send_timeout_millis": timeout_ms}

@@ -34,17 +34,14 @@ from delaylevel.errors import (
     UnsupportedOptionError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
+from world import MakeClient, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
 LONG = timedelta(hours=2)
-
-MakeClient = Callable[..., DelayLevelClient]
-Stored = Callable[[str], list[ParkedMessage]]
 
 
 @pytest.fixture
@@ -66,10 +63,10 @@ class Order(Record):
 # --- the drop-in ---------------------------------------------------------------------------
 
 
-def test_it_is_off_by_default(dl_client: MakeClient, orders: str, admin: Admin) -> None:
-    plain = dl_client().create_producer(orders)
+def test_it_is_off_by_default(world: RealWorld, orders: str) -> None:
+    plain = world.client().create_producer(orders)
     assert type(plain) is pulsar.Producer
-    assert topics.find(admin, f"{orders}-delay-level") is None
+    assert topics.find(world.admin, f"{orders}-delay-level") is None
 
 
 def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stored: Stored) -> None:
@@ -136,11 +133,9 @@ def test_the_applications_own_arguments_stay_untouched(producer: Any) -> None:
     assert properties == {"delaylevel.id": "old", "own": "1"}
 
 
-def test_close_sends_what_is_still_queued(
-    dl_client: MakeClient, orders: str, stored: Stored
-) -> None:
+def test_close_sends_what_is_still_queued(world: RealWorld, orders: str) -> None:
     outcomes: list[str] = []
-    with dl_client().create_producer(
+    with world.client().create_producer(
         orders,
         enable_delay_level_topic=True,
         partition_strategy=HOURS,
@@ -153,7 +148,7 @@ def test_close_sends_what_is_still_queued(
                 b"%d" % number, lambda r, _: outcomes.append(str(r)), deliver_after=after
             )
     assert outcomes == ["Result.Ok"] * 100
-    assert len(stored(orders)) == len(stored(f"{orders}-delay-level")) == 50
+    assert len(world.stored(orders)) == len(world.stored(f"{orders}-delay-level")) == 50
 
 
 def test_nothing_is_sent_by_a_closed_producer(producer: Any, orders: str, stored: Stored) -> None:
@@ -267,17 +262,15 @@ def test_a_level_topic_for_other_targets(dl_client: MakeClient, producer: Any, o
         )
 
 
-def test_a_level_topic_that_is_not_one(
-    dl_client: MakeClient, admin: Admin, client: pulsar.Client, orders: str
-) -> None:
-    client.create_producer(f"{orders}-delay-level").send(b"of somebody else")
+def test_a_level_topic_that_is_not_one(world: RealWorld, orders: str) -> None:
+    world.plain_client.create_producer(f"{orders}-delay-level").send(b"of somebody else")
     with pytest.raises(LevelTopicError, match=r"not a level topic|is not ours|no level topic"):
-        dl_client().create_producer(orders, enable_delay_level_topic=True)
+        world.client().create_producer(orders, enable_delay_level_topic=True)
     with pytest.raises(LevelTopicError, match="does not exist: create it"):
-        dl_client().create_producer(
+        world.client().create_producer(
             f"{orders}-2", enable_delay_level_topic=True, create_level_topic=False
         )
-    assert topics.find(admin, f"{orders}-2-delay-level") is None
+    assert topics.find(world.admin, f"{orders}-2-delay-level") is None
 
 
 # --- without admin access ------------------------------------------------------------------
@@ -307,14 +300,14 @@ def test_without_an_admin_url(
 # --- wrap ----------------------------------------------------------------------------------
 
 
-def test_wrap_a_producer_that_exists(
-    client: pulsar.Client, connection: Connection, orders: str, stored: Stored
-) -> None:
-    plain = client.create_producer(
+def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, orders: str) -> None:
+    plain = world.plain_client.create_producer(
         orders, producer_name="mine", initial_sequence_id=41, schema=JsonSchema(Order)
     )
     plain.send(Order(note="before"))
-    wrapped = wrap(plain, client, partition_strategy=HOURS, admin_url=connection.admin_url)
+    wrapped = wrap(
+        plain, world.plain_client, partition_strategy=HOURS, admin_url=connection.admin_url
+    )
     assert (wrapped.topic(), wrapped.producer_name()) == (orders, "mine")
     wrapped.send(Order(note="straight"))
     wrapped.send(Order(note="parked"), deliver_after=LONG)
@@ -322,22 +315,24 @@ def test_wrap_a_producer_that_exists(
     wrapped.close()
     assert not plain.is_connected()
 
-    straight = [json.loads(m.value or b"") for m in stored(orders)]
+    straight = [json.loads(m.value or b"") for m in world.stored(orders)]
     assert straight == [{"note": "before"}, {"note": "straight"}]
-    (parked,) = stored(f"{orders}-delay-level")
+    (parked,) = world.stored(f"{orders}-delay-level")
     assert json.loads(parked.value or b"") == {"note": "parked"}
     assert parked.properties["delaylevel.target"] == orders
     assert parked.properties["delaylevel.schema"].startswith("JSON:")
 
 
 def test_wrap_a_producer_of_one_partition(
-    client: pulsar.Client, connection: Connection, admin: Admin, orders: str, stored: Stored
+    world: RealWorld, connection: Connection, orders: str
 ) -> None:
-    admin.create_partitioned(TopicName.parse(orders), 2)
-    plain = client.create_producer(f"{orders}-partition-1")
-    with wrap(plain, client, partition_strategy=HOURS, admin_url=connection.admin_url) as wrapped:
+    world.admin.create_partitioned(TopicName.parse(orders), 2)
+    plain = world.plain_client.create_producer(f"{orders}-partition-1")
+    with wrap(
+        plain, world.plain_client, partition_strategy=HOURS, admin_url=connection.admin_url
+    ) as wrapped:
         wrapped.send(b"x", deliver_after=LONG)
-    (parked,) = stored(f"{orders}-delay-level")
+    (parked,) = world.stored(f"{orders}-delay-level")
     assert parked.properties["delaylevel.target"] == orders
 
 
@@ -415,7 +410,7 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
 
 
 def test_two_producers_create_at_once(
-    connection: Connection, admin: Admin, orders: str, stored: Stored
+    connection: Connection, world: RealWorld, orders: str
 ) -> None:
     """Threads in one process: every one gets a producer, and there is one level topic."""
     start = threading.Barrier(6)
@@ -440,15 +435,15 @@ def test_two_producers_create_at_once(
         thread.start()
     for thread in threads:
         thread.join()
-    described = topics.describe(admin, orders)
+    described = topics.describe(world.admin, orders)
     assert outcomes == [described] * 6
-    assert sorted(m.value or b"" for m in stored(described.topic)) == [
+    assert sorted(m.value or b"" for m in world.stored(described.topic)) == [
         b"%d" % number for number in range(6)
     ]
 
 
 def test_two_processes_create_at_once(
-    connection: Connection, admin: Admin, orders: str, stored: Stored
+    connection: Connection, world: RealWorld, orders: str
 ) -> None:
     program = f"""
 import sys
@@ -490,8 +485,8 @@ client.close()
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    assert topics.describe(admin, orders).levels == Levels(HOURS)
-    assert len(stored(f"{orders}-delay-level")) == 3
+    assert topics.describe(world.admin, orders).levels == Levels(HOURS)
+    assert len(world.stored(f"{orders}-delay-level")) == 3
 
 
 # --- the broker goes away ------------------------------------------------------------------

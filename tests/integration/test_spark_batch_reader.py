@@ -24,6 +24,7 @@ from delaylevel.spark_sync import pending
 from delaylevel.spark_sync.arrow_rows import PENDING_SCHEMA
 from delaylevel.spark_sync.batch_source import BatchOptions, PendingReader
 from delaylevel.spark_sync.options import SyncOptions, connection_options
+from world import MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.spark
 
@@ -34,7 +35,6 @@ LEVELS = Levels(
         PartitionStrategy(partition_by=timedelta(hours=2), maximum_delay=timedelta(hours=6)),
     ]
 )
-MakeLevelTopic = Callable[..., LevelTopicDescription]
 
 
 def moment(time_ms: int) -> datetime:
@@ -42,13 +42,11 @@ def moment(time_ms: int) -> datetime:
 
 
 @pytest.fixture
-def filled(
-    level_topic: MakeLevelTopic, dl_client: Callable[..., Any], clock: Any
-) -> tuple[LevelTopicDescription, dict[str, int]]:
+def filled(world: RealWorld, clock: Any) -> tuple[LevelTopicDescription, dict[str, int]]:
     """A level topic with a message for each hour from 2 to 23, and their due times."""
-    description = level_topic(LEVELS)
+    description = world.level_topic(LEVELS)
     due = {str(hours): clock.now_ms() + hours * HOUR + 60_000 for hours in range(2, 24)}
-    with dl_client(clock).create_producer(
+    with world.client(clock).create_producer(
         description.targets[0], enable_delay_level_topic=True
     ) as producer:
         for name, due_ms in due.items():
@@ -246,17 +244,16 @@ def test_beside_a_mover(
     spark: Any,
     connection: Connection,
     filled: tuple[LevelTopicDescription, dict[str, int]],
-    mover: Callable[..., Any],
+    world: RealWorld,
     clock: Any,
-    admin: Admin,
 ) -> None:
     description, due = filled
-    moving = mover(description, clock)
+    moving = world.mover(description, clock)
     owner = f"delaylevel-local@{socket.gethostname()}"
     source = TopicName.parse(description.level_topic(0).partition(0).full)
 
     def holders() -> list[str]:
-        consumers = admin.partition_stats(source).subscriptions[SUBSCRIPTION].consumers
+        consumers = world.admin.partition_stats(source).subscriptions[SUBSCRIPTION].consumers
         return [consumer.name.partition(":")[0] for consumer in consumers]
 
     frame = pending(spark, connection, description.topic)

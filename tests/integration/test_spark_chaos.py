@@ -6,7 +6,6 @@ What a topic holds in the end is read with a reader, which sees every copy that 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import subprocess
@@ -25,14 +24,13 @@ import pytest
 from delaylevel import Levels, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import ID
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.position import EARLIEST
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from world import QUIET, quiet_client, stored_messages
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -51,10 +49,9 @@ LEVELS = Levels(
     ]
 )
 MESSAGES = 4000
-QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
-class World:
+class SparkWorld:
     """A broker, a job in a process of its own, and what was sent."""
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, delivery: Delivery) -> None:
@@ -184,31 +181,25 @@ class World:
     def copies(self) -> dict[int, list[tuple[str, bytes]]]:
         """Return for each message the ids and bodies of all copies in the business topics."""
         found: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
-        with contextlib.closing(
-            pulsar.Client(self.broker.connection.service_url, logger=QUIET)
-        ) as client:
+        with contextlib.closing(quiet_client(self.broker.connection)) as client:
             for name in self.targets:
-                for partition in client.get_topic_partitions(name.full):
-                    last = self.admin.last_message_id(TopicName.parse(partition))
-                    if last is None or last.entry < 0:
-                        continue
-                    for item in read_range(client, partition, EARLIEST, last.next_entry):
-                        number = int(item.properties["n"])
-                        assert item.value == b"%d" % number
-                        assert item.key == (f"key-{number % 17}" if number % 4 < 2 else "")
-                        found[number].append((item.properties[ID], item.value))
+                for item in stored_messages(client, self.admin, name.full):
+                    number = int(item.properties["n"])
+                    assert item.value == b"%d" % number
+                    assert item.key == (f"key-{number % 17}" if number % 4 < 2 else "")
+                    found[number].append((item.properties[ID], item.value))
         return found
 
 
 @pytest.fixture
 def world(
     private_broker: Callable[..., EmbeddedBroker], tmp_path: Path
-) -> Iterator[Callable[[Delivery], World]]:
-    made: list[World] = []
+) -> Iterator[Callable[[Delivery], SparkWorld]]:
+    made: list[SparkWorld] = []
 
-    def make(delivery: Delivery) -> World:
+    def make(delivery: Delivery) -> SparkWorld:
         broker = private_broker({"brokerDeduplicationEnabled": True}, heap_mb=400)
-        made.append(World(broker, tmp_path, delivery))
+        made.append(SparkWorld(broker, tmp_path, delivery))
         return made[-1]
 
     yield make
@@ -223,7 +214,9 @@ def world(
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda item: item.value)
-def test_killed_at_random_moments(world: Callable[[Delivery], World], delivery: Delivery) -> None:
+def test_killed_at_random_moments(
+    world: Callable[[Delivery], SparkWorld], delivery: Delivery
+) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     choose = random.Random(seed)
     here = world(delivery)

@@ -27,7 +27,7 @@ import pytest
 
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld
 
 pytestmark = [
     pytest.mark.broker,
@@ -210,11 +210,9 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(
-    client: pulsar.Client, level_topic: Callable[..., LevelTopicDescription]
-) -> Iterator[tuple[LevelTopicDescription, Receiver]]:
-    description = level_topic(LEVELS)
-    receiver = Receiver(client, description.targets[0])
+def receiver(world: RealWorld) -> Iterator[tuple[LevelTopicDescription, Receiver]]:
+    description = world.level_topic(LEVELS)
+    receiver = Receiver(world.plain_client, description.targets[0])
     yield description, receiver
     receiver.close()
 
@@ -222,9 +220,7 @@ def receiver(
 def test_a_worker_that_is_killed_loses_nothing(
     cluster: StandaloneCluster,
     receiver: tuple[LevelTopicDescription, Receiver],
-    dl_client: Callable[..., DelayLevelClient],
-    backlog: Callable[[LevelTopicDescription], int],
-    eventually: Callable[..., Any],
+    world: RealWorld,
     environment: dict[str, str],
     cli_process: Callable[..., Any],
     tmp_path: Path,
@@ -266,12 +262,12 @@ def test_a_worker_that_is_killed_loses_nothing(
         return text
 
     # Both workers have an executor, and each executor its Python, before anything is sent.
-    eventually(
+    world.eventually(
         lambda: log() and all(cluster.executors(name) for name in ("one", "two")),
         "executors with Python workers",
         PATIENCE_S,
     )
-    producer = dl_client().create_producer(
+    producer = world.client().create_producer(
         description.targets[0],
         enable_delay_level_topic=True,
         partition_strategy=LEVELS,
@@ -291,22 +287,24 @@ def test_a_worker_that_is_killed_loses_nothing(
         assert set(outcomes) == {pulsar.Result.Ok}
 
     send(0, MESSAGES)
-    eventually(lambda: log() and len(arrived.seen) > MESSAGES // 10, "some messages", PATIENCE_S)
+    world.eventually(
+        lambda: log() and len(arrived.seen) > MESSAGES // 10, "some messages", PATIENCE_S
+    )
     cluster.kill_worker("one")
     assert len(arrived.seen) < MESSAGES, "all had arrived before the worker was killed"
-    assert backlog(description) > 0, "all had been moved before the worker was killed"
+    assert world.backlog(description) > 0, "all had been moved before the worker was killed"
     cluster.start_worker("one")
 
-    eventually(lambda: log() and len(arrived.seen) == MESSAGES, "every message", PATIENCE_S)
+    world.eventually(lambda: log() and len(arrived.seen) == MESSAGES, "every message", PATIENCE_S)
 
     # Now all rests on the worker that is new.
     cluster.kill_worker("two")
     send(MESSAGES, TOTAL)
-    eventually(lambda: log() and len(arrived.seen) == TOTAL, "the later messages", PATIENCE_S)
-    eventually(lambda: backlog(description) == 0, "acknowledgements", PATIENCE_S)
+    world.eventually(lambda: log() and len(arrived.seen) == TOTAL, "the later messages", PATIENCE_S)
+    world.eventually(lambda: world.backlog(description) == 0, "acknowledgements", PATIENCE_S)
     assert sorted(arrived.seen, key=int) == [str(number) for number in range(TOTAL)]
     assert {len(ids) for ids in arrived.ids.values()} == {1}, "a copy must keep its id"
-    eventually(
+    world.eventually(
         lambda: (figure("delaylevel_sync_rows_total") or 0) >= MESSAGES // 2, "figures", PATIENCE_S
     )
     assert figure("delaylevel_sync_broker_answers") == 1

@@ -8,19 +8,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client import DelayLevelClient
+from world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -56,11 +53,6 @@ BRIEF = Levels(
 # The broker delivers up to a tick early.
 TICK_MS = 1000
 
-MakeLevelTopic = Callable[..., LevelTopicDescription]
-MakeClient = Callable[..., DelayLevelClient]
-Stored = Callable[[str], list[ParkedMessage]]
-Drained = Callable[[LevelTopicDescription], None]
-
 
 def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) -> None:
     """Wait until everything that is parked in a brief level is past its due time."""
@@ -69,22 +61,16 @@ def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) 
 
 
 def test_every_delay_comes_out_at_its_time(
-    level_topic: MakeLevelTopic,
-    dl_client: MakeClient,
-    spark_job: Callable[..., Any],
-    receive: Callable[..., Any],
-    stored: Stored,
-    drained: Drained,
-    clock: Any,
+    world: RealWorld, spark_job: Callable[..., Any], clock: Any
 ) -> None:
     """Bounds of partitions, several levels, recirculation, and partitions that stay empty."""
-    description = level_topic(TWO_LEVELS)
+    description = world.level_topic(TWO_LEVELS)
     orders = description.targets[0]
-    get = receive(orders)
+    get = world.arrivals(orders)
     choose = random.Random(3)
     with (
         spark_job(description) as job,
-        dl_client(clock).create_producer(orders, enable_delay_level_topic=True) as producer,
+        world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer,
     ):
         job.ready()
         clock.at_ms = SystemClock().now_ms()
@@ -102,7 +88,7 @@ def test_every_delay_comes_out_at_its_time(
         count = len(on_bounds) + len(beyond) + len(mixed)
         undelayed = 1
         arrivals = get(count)
-        drained(description)
+        world.drained(description)
 
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(count))
     delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]
@@ -112,19 +98,17 @@ def test_every_delay_comes_out_at_its_time(
         due_ms = int(arrival.message.properties()["delaylevel.due"])
         number = int(arrival.message.data())
         assert due_ms == clock.at_ms + [*on_bounds, *beyond, *mixed][number]
-    assert len(stored(orders)) == count
+    assert len(world.stored(orders)) == count
 
 
 def test_what_is_far_from_due_is_parked_again(
-    level_topic: MakeLevelTopic,
+    world: RealWorld,
     skewed: Callable[..., None],
     parked: Callable[..., dict[str, str]],
     spark_once: Callable[..., None],
-    stored: Stored,
-    backlog: Callable[[LevelTopicDescription], int],
 ) -> None:
     """Parked long ago, as their stamps say: round the first level again, into a finer one, on."""
-    description = level_topic(HOURS)
+    description = world.level_topic(HOURS)
     coarse, fine = (description.level_topic(level) for level in range(2))
     now_ms = SystemClock().now_ms()
     for value, hours in ((b"20", 20), (b"10", 10), (b"4", 4), (b"0.5", 0.5), (b"-1", -1)):
@@ -133,27 +117,19 @@ def test_what_is_far_from_due_is_parked_again(
     spark_once(description)
 
     def again(topic: TopicName) -> list[bytes | None]:
-        return [m.value for m in stored(topic.full) if "delaylevel.id" in m.properties]
+        return [m.value for m in world.stored(topic.full) if "delaylevel.id" in m.properties]
 
     assert [again(coarse.partition(k)) for k in range(3)] == [[b"10"], [], [b"20"]]
     assert [again(fine.partition(k)) for k in range(5)] == [[], [], [b"4"], [], []]
-    assert [m.value for m in stored(description.targets[0])] == [b"0.5", b"-1"]
-    assert backlog(description) == 3
+    assert [m.value for m in world.stored(description.targets[0])] == [b"0.5", b"-1"]
+    assert world.backlog(description) == 3
 
 
-def test_a_trigger_that_comes_late(
-    level_topic: MakeLevelTopic,
-    dl_client: MakeClient,
-    spark_once: Callable[..., None],
-    receive: Callable[..., Any],
-    eventually: Callable[..., Any],
-    stored: Stored,
-    drained: Drained,
-) -> None:
+def test_a_trigger_that_comes_late(world: RealWorld, spark_once: Callable[..., None]) -> None:
     """Two level topics, several targets, one job that starts when all is overdue."""
-    first = level_topic(BRIEF, ("orders", "invoices"))
-    second = level_topic(BRIEF, ("letters",))
-    client = dl_client()
+    first = world.level_topic(BRIEF, ("orders", "invoices"))
+    second = world.level_topic(BRIEF, ("letters",))
+    client = world.client()
     for description in (first, second):
         for target in description.targets:
             with client.create_producer(
@@ -165,52 +141,44 @@ def test_a_trigger_that_comes_late(
                         None,
                         deliver_after=timedelta(milliseconds=300 + number % 400),
                     )
-    overdue(first, eventually)
+    overdue(first, world.eventually)
     spark_once(first, second)
     for description in (first, second):
-        drained(description)
+        world.drained(description)
         for target in description.targets:
             # At once: a plain message, for every kind of subscription.
-            arrivals = receive(target)(200)
+            arrivals = world.arrivals(target)(200)
             assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
             assert min(a.late_ms for a in arrivals) > 0
-            assert len(stored(target)) == 200
+            assert len(world.stored(target)) == 200
 
 
-def test_once_leaves_what_is_not_ripe(
-    level_topic: MakeLevelTopic,
-    dl_client: MakeClient,
-    spark_once: Callable[..., None],
-    stored: Stored,
-    admin: Admin,
-) -> None:
-    description = level_topic(
+def test_once_leaves_what_is_not_ripe(world: RealWorld, spark_once: Callable[..., None]) -> None:
+    description = world.level_topic(
         Levels(PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=3)))
     )
     orders = description.targets[0]
-    with dl_client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
         producer.send(b"x", deliver_after=timedelta(hours=1))
     spark_once(description)
     spark_once(description)
-    assert stored(orders) == []
-    subscription = admin.partition_stats(description.name.partition(0)).subscriptions["delaylevel"]
+    assert world.stored(orders) == []
+    subscription = world.admin.partition_stats(description.name.partition(0)).subscriptions[
+        "delaylevel"
+    ]
     assert (subscription.backlog_entries, subscription.consumers) == (1, ())
 
 
 @pytest.mark.parametrize("at", [20, 49])
 def test_a_start_in_the_middle_of_a_batch(
     at: int,
-    level_topic: MakeLevelTopic,
-    client: pulsar.Client,
+    world: RealWorld,
     parked: Callable[..., dict[str, str]],
     spark_once: Callable[..., None],
-    eventually: Callable[..., Any],
-    stored: Stored,
-    drained: Drained,
 ) -> None:
-    description = level_topic(BRIEF)
+    description = world.level_topic(BRIEF)
     topic = description.name.partition(1).full
-    producer = client.create_producer(
+    producer = world.plain_client.create_producer(
         topic,
         batching_enabled=True,
         batching_max_messages=50,
@@ -220,71 +188,57 @@ def test_a_start_in_the_middle_of_a_batch(
     for number in range(100):
         producer.send_async(b"%d" % number, None, parked(due_ms))
     producer.flush()
-    entries = stored(topic)
+    entries = world.stored(topic)
     assert sorted({(m.entry, m.batch) for m in entries}) == [
         (e, b) for e in (0, 1) for b in range(50)
     ]
-    overdue(description, eventually)
+    overdue(description, world.eventually)
 
     start = Position(entries[0].ledger, 0, at)
     spark_once(description, options={"startingOffsets": json.dumps({topic: str(start)})})
     # Exactly the rest of the batch, and what is behind it.
-    moved = [int(m.value or b"") for m in stored(description.targets[0])]
+    moved = [int(m.value or b"") for m in world.stored(description.targets[0])]
     assert moved == list(range(at, 100))
-    drained(description)
+    world.drained(description)
 
 
 def test_starting_offsets_that_do_not_fit(
-    level_topic: MakeLevelTopic, spark_once: Callable[..., None], namespace: str
+    world: RealWorld, spark_once: Callable[..., None]
 ) -> None:
-    description = level_topic(BRIEF)
-    wrong = f"persistent://{namespace}/other-partition-0"
+    description = world.level_topic(BRIEF)
+    wrong = f"persistent://{world.namespace}/other-partition-0"
     with pytest.raises(LevelTopicError, match=r"other-partition-0, which is no partition"):
         spark_once(description, options={"startingOffsets": json.dumps({wrong: "1:0"})})
 
 
 def test_earliest_moves_what_was_acknowledged_again(
-    level_topic: MakeLevelTopic,
-    dl_client: MakeClient,
-    spark_once: Callable[..., None],
-    eventually: Callable[..., Any],
-    stored: Stored,
-    drained: Drained,
-    tmp_path: Any,
+    world: RealWorld, spark_once: Callable[..., None], tmp_path: Any
 ) -> None:
     """A lost checkpoint means duplicates with the same id, and only where they are asked for."""
-    description = level_topic(BRIEF)
+    description = world.level_topic(BRIEF)
     orders = description.targets[0]
-    with dl_client().create_producer(orders, enable_delay_level_topic=True) as producer:
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
         for number in range(20):
             producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=400))
-    overdue(description, eventually)
+    overdue(description, world.eventually)
     spark_once(description)
-    drained(description)
+    world.drained(description)
     spark_once(description, checkpoint=str(tmp_path / "second"))
-    assert len(stored(orders)) == 20
+    assert len(world.stored(orders)) == 20
     spark_once(
         description, checkpoint=str(tmp_path / "third"), options={"startingOffsets": "earliest"}
     )
-    found = stored(orders)
+    found = world.stored(orders)
     assert len(found) == 40
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
 
 
 def test_a_target_that_is_deleted_holds_up_nobody(
-    level_topic: MakeLevelTopic,
-    dl_client: MakeClient,
-    spark_job: Callable[..., Any],
-    eventually: Callable[..., Any],
-    client: pulsar.Client,
-    admin: Admin,
-    parked: Callable[..., dict[str, str]],
-    stored: Stored,
-    drained: Drained,
+    world: RealWorld, spark_job: Callable[..., Any], parked: Callable[..., dict[str, str]]
 ) -> None:
-    description = level_topic(BRIEF, ("orders", "others"), hold_pause_ms=500)
+    description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=500)
     orders, others = description.targets
-    made = dl_client()
+    made = world.client()
 
     def park(target: str, value: bytes) -> None:
         with made.create_producer(
@@ -296,22 +250,22 @@ def test_a_target_that_is_deleted_holds_up_nobody(
     with spark_job(description) as job:
         job.ready()
         park(orders, b"before")
-        eventually(lambda: len(stored(orders)) == 20, "messages in time")
+        world.eventually(lambda: len(world.stored(orders)) == 20, "messages in time")
         park(others, b"0")
-        admin.delete(TopicName.parse(orders), force=True)
+        world.admin.delete(TopicName.parse(orders), force=True)
         # By a producer of the level topic alone: the wrapper's would make the target anew.
-        level = client.create_producer(description.level_topic(0).partition(0).full)
+        level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
         for _ in range(20):
             level.send(b"after", properties=parked(SystemClock().now_ms()))
         held = description.held_topic.full
-        eventually(lambda: len(stored(held)) >= 40, "a second attempt")
+        world.eventually(lambda: len(world.stored(held)) >= 40, "a second attempt")
         park(others, b"1")
-        eventually(lambda: len(stored(others)) == 40, "the other target's messages")
-        assert not admin.topic_exists(TopicName.parse(orders)), "the job made it anew"
-        client.create_producer(orders).close()
-        eventually(lambda: len(stored(orders)) >= 20, "what was held")
-        drained(description)
-    found = stored(orders)
+        world.eventually(lambda: len(world.stored(others)) == 40, "the other target's messages")
+        assert not world.admin.topic_exists(TopicName.parse(orders)), "the job made it anew"
+        world.plain_client.create_producer(orders).close()
+        world.eventually(lambda: len(world.stored(orders)) >= 20, "what was held")
+        world.drained(description)
+    found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
 

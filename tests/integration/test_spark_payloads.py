@@ -11,12 +11,9 @@ import pulsar
 import pytest
 from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, StringSchema
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -70,19 +67,10 @@ PROPERTIES = {
 }
 
 
-def test_everything_survives_both_levels(
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    spark_job: Callable[..., Any],
-    receive: Callable[..., Any],
-    stored: Callable[[str], list[ParkedMessage]],
-    drained: Callable[[LevelTopicDescription], None],
-    admin: Admin,
-    client: pulsar.Client,
-) -> None:
-    description = level_topic(TWO_LEVELS, ("bytes", "texts", "json", "avro"))
+def test_everything_survives_both_levels(world: RealWorld, spark_job: Callable[..., Any]) -> None:
+    description = world.level_topic(TWO_LEVELS, ("bytes", "texts", "json", "avro"))
     topics = {topic.rpartition("/")[2]: topic for topic in description.targets}
-    made = dl_client()
+    made = world.client()
 
     def producer(name: str, **options: Any) -> Any:
         return made.create_producer(
@@ -118,20 +106,20 @@ def test_everything_survives_both_levels(
             producer(name, schema=schema(Price1)).send(Price1(amount=100))
             producer(name, schema=schema(Price2)).send(Price2(amount=200, currency="USD"))
 
-        raw_arrivals = receive(topics["bytes"], consumer_type=ALONE)(len(PAYLOADS) + 1)
-        texts = receive(topics["texts"], consumer_type=ALONE, schema=StringSchema())(1)
+        raw_arrivals = world.arrivals(topics["bytes"], consumer_type=ALONE)(len(PAYLOADS) + 1)
+        texts = world.arrivals(topics["texts"], consumer_type=ALONE, schema=StringSchema())(1)
         records = {
-            name: receive(topics[name], consumer_type=ALONE, schema=schema(Price2))(10)
+            name: world.arrivals(topics[name], consumer_type=ALONE, schema=schema(Price2))(10)
             for name, schema in (("json", JsonSchema), ("avro", AvroSchema))
         }
-        drained(description)
+        world.drained(description)
 
     # By way of both levels.
-    assert all(any(stored(description.level_topic(level).full)) for level in range(2))
-    through_fine = stored(description.level_topic(1).full)
+    assert all(any(world.stored(description.level_topic(level).full)) for level in range(2))
+    through_fine = world.stored(description.level_topic(1).full)
     assert {m.properties["name"] for m in through_fine if "name" in m.properties} == set(PAYLOADS)
-    assert stored(description.dead_letter_topic.full) == []
-    assert stored(description.held_topic.full) == []
+    assert world.stored(description.dead_letter_topic.full) == []
+    assert world.stored(description.held_topic.full) == []
 
     bare = [a.message for a in raw_arrivals if a.message.data() == b"bare"]
     assert set(bare[0].properties()) == {"delaylevel.id", "delaylevel.due"}
@@ -156,7 +144,7 @@ def test_everything_survives_both_levels(
 
     assert [a.message.value() for a in texts] == ["caf\u00e9 \u2713"]
     for name, arrivals in records.items():
-        versions = admin.schemas(TopicName.parse(topics[name]))
+        versions = world.admin.schemas(TopicName.parse(topics[name]))
         assert len(versions) == 2, name
         seen: dict[bytes, set[str | None]] = {}
         for arrival in arrivals:

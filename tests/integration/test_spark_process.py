@@ -18,13 +18,11 @@ import psutil
 import pytest
 import urllib3
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.partition_lock import describe_owner
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -74,31 +72,23 @@ def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, see
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_killed_then_doubled_then_ended(
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    cli_process: Start,
-    eventually: Callable[..., Any],
-    stored: Callable[[str], list[ParkedMessage]],
-    drained: Callable[[LevelTopicDescription], None],
-    admin: Admin,
-    namespace: str,
-    tmp_path: Path,
+    world: RealWorld, cli_process: Start, tmp_path: Path
 ) -> None:
     """Spark's driver is killed below the program; then a second program is refused."""
-    url = f"{admin.admin_url}/admin/v2/namespaces/{namespace}/deduplication"
+    url = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
     assert urllib3.request("POST", url, json=True).status == 204
-    description = level_topic(LEVELS)
+    description = world.level_topic(LEVELS)
     orders = description.targets[0]
     source = source_partitions(description)[0]
     once = ("--delivery", "effectively-once")
     command = ("sync", "spark", orders, "--checkpoint", str(tmp_path / "checkpoint"), *once)
-    park(dl_client(), orders, 2000, 15_000, seed=7)
-    before = len(stored(orders))
+    park(world.client(), orders, 2000, 15_000, seed=7)
+    before = len(world.stored(orders))
     choose = random.Random(7)
 
     job = cli_process(*command)
-    eventually(
-        lambda: job.poll() is not None or len(stored(orders)) > before,
+    world.eventually(
+        lambda: job.poll() is not None or len(world.stored(orders)) > before,
         "the first batch",
         PATIENCE_S,
     )
@@ -111,24 +101,24 @@ def test_killed_then_doubled_then_ended(
     assert end(job) != 0
     _, alive = psutil.wait_procs(tree, PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    eventually(lambda: not describe_owner(admin, source), "the claim of a killed job")
+    world.eventually(lambda: not describe_owner(world.admin, source), "the claim of a killed job")
 
     job = cli_process(*command)
-    eventually(
-        lambda: job.poll() is not None or describe_owner(admin, source), "a claim", PATIENCE_S
+    world.eventually(
+        lambda: job.poll() is not None or describe_owner(world.admin, source), "a claim", PATIENCE_S
     )
     second = cli_process("sync", "spark", orders, "--checkpoint", str(tmp_path / "second"))
-    eventually(
-        lambda: len({m.value for m in stored(orders)}) == 2000,
+    world.eventually(
+        lambda: len({m.value for m in world.stored(orders)}) == 2000,
         "all messages of all runs",
         PATIENCE_S,
     )
-    drained(description)
+    world.drained(description)
     assert job.poll() is None, said(job)
     assert end(second) == 1
     refusal = said(second)
     assert "another mover is at work on level topic" in refusal
-    owner = describe_owner(admin, source)
+    owner = describe_owner(world.admin, source)
     assert owner.startswith(f"delaylevel-spark@{socket.gethostname()}:")
     assert owner.split(" ")[0] in refusal
     assert "Traceback" not in refusal
@@ -136,29 +126,22 @@ def test_killed_then_doubled_then_ended(
     job.send_signal(signal.SIGTERM)
     assert end(job) == 0, said(job)
     assert "Traceback" not in said(job)
-    eventually(lambda: not describe_owner(admin, source), "the claim of an ended job")
+    world.eventually(lambda: not describe_owner(world.admin, source), "the claim of an ended job")
 
     ids: dict[bytes, set[str]] = defaultdict(set)
-    for message in stored(orders):
+    for message in world.stored(orders):
         identity = message.properties.get("delaylevel.id", f"straight-{message.position}")
         ids[message.value or b""].add(identity)
     assert sorted(int(value) for value in ids) == list(range(2000))
     assert [value for value, found in ids.items() if len(found) > 1] == []
-    assert len(stored(orders)) == 2000, "what was sent before the kill was sent again"
-    assert stored(description.dead_letter_topic.full) == []
+    assert len(world.stored(orders)) == 2000, "what was sent before the kill was sent again"
+    assert world.stored(description.dead_letter_topic.full) == []
 
 
-def test_once_from_cron(
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., DelayLevelClient],
-    cli_process: Start,
-    stored: Callable[[str], list[ParkedMessage]],
-    backlog: Callable[[LevelTopicDescription], int],
-    admin: Admin,
-) -> None:
-    description = level_topic(BRIEF, ("orders", "invoices"))
+def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
+    description = world.level_topic(BRIEF, ("orders", "invoices"))
     for target in description.targets:
-        park_all = dl_client().create_producer(
+        park_all = world.client().create_producer(
             target, enable_delay_level_topic=True, delay_level_topic=description.topic
         )
         for number in range(100):
@@ -169,10 +152,10 @@ def test_once_from_cron(
     assert end(job) == 0, said(job)
     assert "200 messages moved" in said(job)
     assert job.log.with_suffix(".out").read_text() == ""
-    assert backlog(description) == 0
+    assert world.backlog(description) == 0
     for target in description.targets:
-        assert sorted(int(m.value or b"") for m in stored(target)) == list(range(100))
-    assert describe_owner(admin, source_partitions(description)[0]) == ""
+        assert sorted(int(m.value or b"") for m in world.stored(target)) == list(range(100))
+    assert describe_owner(world.admin, source_partitions(description)[0]) == ""
 
 
 def test_without_a_level_topic(cli_process: Start, namespace: str) -> None:

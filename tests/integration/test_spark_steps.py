@@ -25,18 +25,17 @@ from delaylevel.errors import ConfigError, StepsError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.spark_sync import SparkSyncJob, SyncSettings, job
 from delaylevel.spark_sync.arrow_rows import SCHEMA
 from delaylevel.spark_sync.steps import dropped, load_steps
+from world import RealWorld, Stored
 
 pytestmark = pytest.mark.spark
 
 HOUR = 3_600_000
 LEVELS = Levels(PartitionStrategy(partition_by=timedelta(hours=6), maximum_delay=timedelta(days=1)))
 Steps = Callable[[DataFrame], DataFrame]
-Stored = Callable[[str], list[ParkedMessage]]
 
 
 @pytest.fixture
@@ -77,10 +76,7 @@ def account() -> Any:
 
 
 def test_a_table_of_closed_accounts_and_changed_due_times(
-    ripe: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    stored: Stored,
-    drained: Callable[[LevelTopicDescription], None],
+    ripe: Callable[..., LevelTopicDescription], run_once: Callable[..., list[Any]], world: RealWorld
 ) -> None:
     description = ripe(["a-1", "closed-1", "later-1", "soon-1", "a-2", "closed-2", "unwanted-1"])
 
@@ -96,38 +92,37 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
 
     progress = run_once(description, steps)
     # What was dropped is acknowledged as well, and counted.
-    drained_to = [m.value for m in stored(description.topic) if m.properties["account"] == "later"]
+    drained_to = [
+        m.value for m in world.stored(description.topic) if m.properties["account"] == "later"
+    ]
     assert drained_to == [b"later-1", b"later-1"]
     assert sum(item.numInputRows for item in progress) == 7
     assert sum(dropped(item) for item in progress) == 3
 
-    sent = {m.value: m for m in stored(description.targets[0])}
+    sent = {m.value: m for m in world.stored(description.targets[0])}
     assert sent.keys() == {b"a-1", b"a-2", b"soon-1"}
     now_ms = SystemClock().now_ms()
     assert int(sent[b"soon-1"].properties["delaylevel.due"]) < now_ms
     assert int(sent[b"a-1"].properties["delaylevel.due"]) > now_ms
     (again,) = [
         m
-        for m in stored(description.level_topic(0).partition(0).full)
+        for m in world.stored(description.level_topic(0).partition(0).full)
         if m.value == b"later-1" and "delaylevel.id" in m.properties
     ]
     assert int(again.properties["delaylevel.due"]) > now_ms + 8 * HOUR
     # Only what was parked again waits.
     run_once(description, lambda frame: frame)
-    assert len(stored(description.targets[0])) == 3
+    assert len(world.stored(description.targets[0])) == 3
 
 
 def test_everything_is_dropped(
-    ripe: Callable[..., LevelTopicDescription],
-    run_once: Callable[..., list[Any]],
-    stored: Stored,
-    drained: Callable[[LevelTopicDescription], None],
+    ripe: Callable[..., LevelTopicDescription], run_once: Callable[..., list[Any]], world: RealWorld
 ) -> None:
     description = ripe(["a-1", "a-2"])
     progress = run_once(description, lambda frame: frame.filter("false"))
     assert sum(dropped(item) for item in progress) == 2
-    drained(description)
-    assert stored(description.targets[0]) == []
+    world.drained(description)
+    assert world.stored(description.targets[0]) == []
 
 
 def test_a_join_that_multiplies_is_an_error(
@@ -184,12 +179,10 @@ def test_what_the_steps_return_is_checked_before_the_first_batch(
 def test_effectively_once_keeps_the_order(
     ripe: Callable[..., LevelTopicDescription],
     run_once: Callable[..., list[Any]],
-    stored: Stored,
+    world: RealWorld,
     connection: Connection,
-    namespace: str,
-    eventually: Callable[..., Any],
 ) -> None:
-    url = f"{connection.admin_url}/admin/v2/namespaces/{namespace}/deduplication"
+    url = f"{connection.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
     answer = urllib3.PoolManager().request("POST", url, json=True)
     assert answer.status == 204, answer.data
     values = [f"a-{number:03d}" for number in range(40)]
@@ -203,7 +196,7 @@ def test_effectively_once_keeps_the_order(
 
     progress = run_once(description, reordered, **once)
     assert sum(dropped(item) for item in progress) == 1
-    found = [m.value.decode() for m in stored(description.targets[0]) if m.value]
+    found = [m.value.decode() for m in world.stored(description.targets[0]) if m.value]
     assert found == [value for value in values if value != "a-007"]
 
 

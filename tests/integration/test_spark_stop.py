@@ -18,6 +18,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from world import RealWorld
 
 pytestmark = [
     pytest.mark.broker,
@@ -49,24 +50,22 @@ def _running(checkpoint: Path) -> int | None:
 
 
 def test_a_stop_finishes_the_batch_that_runs(
-    client: pulsar.Client,
-    admin: Admin,
-    level_topic: Callable[..., Any],
+    world: RealWorld,
     parked: Callable[..., dict[str, str]],
-    stored: Callable[[str], list[Any]],
-    eventually: Callable[..., Any],
     cli_process: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    description = level_topic(LEVELS)
+    description = world.level_topic(LEVELS)
     target = description.targets[0]
     # Something has to keep what is delivered.
-    client.subscribe(target, "kept", initial_position=pulsar.InitialPosition.Earliest).close()
+    world.plain_client.subscribe(
+        target, "kept", initial_position=pulsar.InitialPosition.Earliest
+    ).close()
     (source,) = (
         item for item in source_partitions(description) if item.topic.endswith("level-partition-0")
     )
     outcomes: dict[Any, Any] = {}
-    producer = client.create_producer(
+    producer = world.plain_client.create_producer(
         source.topic, batching_enabled=True, batching_max_messages=1000, block_if_queue_full=True
     )
     due_ms = int(time.time() * 1000)
@@ -92,24 +91,24 @@ def test_a_stop_finishes_the_batch_that_runs(
         )
 
     def delivered() -> list[str]:
-        return [message.properties["number"] for message in stored(target)]
+        return [message.properties["number"] for message in world.stored(target)]
 
     # Twice: at once. What the batch had sent on by then comes again.
     job = start()
-    batch = eventually(lambda: _running(checkpoint), "a batch with rows", PATIENCE_S)
+    batch = world.eventually(lambda: _running(checkpoint), "a batch with rows", PATIENCE_S)
     job.send_signal(signal.SIGTERM)
     job.send_signal(signal.SIGINT)
     assert job.wait(PATIENCE_S) == 1, job.log.read_text()
     assert "the next run does it again" in job.log.read_text()
     assert not (checkpoint / "commits" / str(batch)).exists()
-    assert _acknowledged(admin, source) == 0
+    assert _acknowledged(world.admin, source) == 0
     before = delivered()
-    end = admin.last_message_id(TopicName.parse(target))
+    end = world.admin.last_message_id(TopicName.parse(target))
 
     # Once: the batch is done first, and none begins after it.
     job = start()
-    eventually(
-        lambda: admin.last_message_id(TopicName.parse(target)) != end,
+    world.eventually(
+        lambda: world.admin.last_message_id(TopicName.parse(target)) != end,
         "the batch's first messages",
         PATIENCE_S,
     )
@@ -120,8 +119,8 @@ def test_a_stop_finishes_the_batch_that_runs(
     moved = len(delivered()) - len(before)
     assert BATCH - 1000 < moved < BATCH + 1000
     # It is acknowledged on the broker too, up to the entry that the batch may have ended in.
-    last = stored(source.topic)[moved - 1]
-    assert _acknowledged(admin, source) in (last.entry, last.entry + 1)
+    last = world.stored(source.topic)[moved - 1]
+    assert _acknowledged(world.admin, source) in (last.entry, last.entry + 1)
 
     # Nothing of it is done again, and nothing is left out.
     job = start("--once")
@@ -132,18 +131,15 @@ def test_a_stop_finishes_the_batch_that_runs(
 
 
 def test_the_printed_command_runs_and_ends_where_its_jvm_is_told_to(
-    admin: Admin,
-    level_topic: Callable[..., Any],
+    world: RealWorld,
     parked: Callable[..., dict[str, str]],
-    client: pulsar.Client,
-    eventually: Callable[..., Any],
     cli_process: Callable[..., Any],
     environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    description = level_topic(LEVELS)
-    consumer = client.subscribe(description.targets[0], "kept")
-    producer = client.create_producer(f"{description.topic}-partition-0")
+    description = world.level_topic(LEVELS)
+    consumer = world.plain_client.subscribe(description.targets[0], "kept")
+    producer = world.plain_client.create_producer(f"{description.topic}-partition-0")
     producer.send(b"x", properties=parked(int(time.time() * 1000)))
     checkpoint = tmp_path / "checkpoint"
     printed = cli_process(
@@ -172,7 +168,7 @@ def test_the_printed_command_runs_and_ends_where_its_jvm_is_told_to(
             job.wait()
     assert "1 messages moved." in log.read_text()
     (source,) = (item for item in source_partitions(description) if item.role is Role.LEVEL)
-    assert _acknowledged(admin, source) == 1
+    assert _acknowledged(world.admin, source) == 1
 
 
 def _acknowledged(admin: Admin, source: Any) -> int:

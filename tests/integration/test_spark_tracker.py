@@ -19,6 +19,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from world import RealWorld, Serving
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -65,29 +66,22 @@ class Watch(threading.Thread):
 
 
 def test_from_wrapper_to_consumer_without_acknowledgement_holes(
-    admin: Admin,
-    client: pulsar.Client,
-    level_topic: Callable[..., LevelTopicDescription],
-    dl_client: Callable[..., Any],
-    spark_job: Callable[..., Any],
-    receive: Callable[..., Any],
-    drained: Callable[[LevelTopicDescription], None],
-    eventually: Callable[..., Any],
-    tmp_path: Path,
+    world: RealWorld, spark_job: Callable[..., Any], tmp_path: Path
 ) -> None:
-    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER)
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER)
     orders = description.targets[0]
-    get = receive(orders, consumer_type=pulsar.ConsumerType.Exclusive)
-    dispatcher = Dispatcher(client, admin, [orders], DispatchSettings(directory=tmp_path))
-    serving = threading.Thread(target=dispatcher.run)
-    watch = Watch(admin, description)
+    get = world.arrivals(orders, consumer_type=pulsar.ConsumerType.Exclusive)
+    dispatcher = Dispatcher(
+        world.plain_client, world.admin, [orders], DispatchSettings(directory=tmp_path)
+    )
+    watch = Watch(world.admin, description)
     delays = [random.Random(5).randint(0, 6000) for _ in range(600)]
-    serving.start()
+    serving = Serving(dispatcher)
     watch.start()
     try:
         with (
             spark_job(description) as job,
-            dl_client().create_producer(orders, enable_delay_level_topic=True) as producer,
+            world.client().create_producer(orders, enable_delay_level_topic=True) as producer,
         ):
             job.ready()
             begin_ms = SystemClock().now_ms()
@@ -100,21 +94,20 @@ def test_from_wrapper_to_consumer_without_acknowledgement_holes(
                 )
             producer.flush()
             arrivals = get(len(delays))
-            drained(description)
+            world.drained(description)
             window = description.window_topic
-            eventually(
+            world.eventually(
                 lambda: (
                     not any(
                         stats.subscriptions[SUBSCRIPTION].backlog_entries
-                        for stats in admin.partitioned_stats(window).values()
+                        for stats in world.admin.partitioned_stats(window).values()
                     )
                 ),
                 "the acknowledgement of the window",
             )
     finally:
         watch.end()
-        dispatcher.stop()
-        serving.join()
+        serving.stop()
 
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(len(delays)))
     delayed = [a for a in arrivals if "delaylevel.due" in a.message.properties()]

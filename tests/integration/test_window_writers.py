@@ -8,12 +8,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import pulsar
 import pytest
 
 import delaylevel.producer.aio
 from delaylevel import topics
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, LevelTopicError, UnsupportedOptionError
 from delaylevel.functions.consumer_loop import ConsumerLoop
@@ -21,10 +19,10 @@ from delaylevel.functions.settings import FunctionSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.message import ParkedMessage
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from world import RealWorld, Stored
 
 pytestmark = pytest.mark.broker
 
@@ -37,9 +35,6 @@ BRIEF = Levels(
 NEAR = timedelta(minutes=30)
 FAR = timedelta(hours=2)
 
-MakeClient = Callable[..., DelayLevelClient]
-Stored = Callable[[str], list[ParkedMessage]]
-
 
 def places(description: LevelTopicDescription, stored: Stored) -> dict[bytes, set[int]]:
     """Return in which window partitions each payload is."""
@@ -51,11 +46,9 @@ def places(description: LevelTopicDescription, stored: Stored) -> dict[bytes, se
 
 
 @pytest.mark.parametrize("mover", list(Mover))
-def test_the_wrapper_writes_batches_by_key(
-    mover: Mover, dl_client: MakeClient, namespace: str, stored: Stored
-) -> None:
-    orders = f"persistent://{namespace}/orders"
-    with dl_client().create_producer(
+def test_the_wrapper_writes_batches_by_key(world: RealWorld, mover: Mover) -> None:
+    orders = f"persistent://{world.namespace}/orders"
+    with world.client().create_producer(
         orders,
         enable_delay_level_topic=True,
         partition_strategy=HOURS,
@@ -76,23 +69,23 @@ def test_the_wrapper_writes_batches_by_key(
             producer.send(b"", deliver_after=NEAR, sequence_id=7)
         assert producer.is_connected()
 
-    assert places(description, stored) == {
+    assert places(description, world.stored) == {
         b"%d" % number: {description.window_partition(f"key-{number % 50}", "")}
         for number in range(200)
     }
-    window = stored(description.window_topic.full)
+    window = world.stored(description.window_topic.full)
     assert len(window) == 200
     assert {message.properties["delaylevel.target"] for message in window} == {orders}
     assert all(message.batch >= 0 for message in window)
     assert len({(m.ledger, m.entry) for m in window}) < 100
-    assert [message.value for message in stored(orders)] == [b"now", b"due"]
-    assert [message.value for message in stored(description.topic)] == [b"far"]
+    assert [message.value for message in world.stored(orders)] == [b"now", b"due"]
+    assert [message.value for message in world.stored(description.topic)] == [b"far"]
 
 
 def test_without_an_admin_url_the_window_is_found_by_its_partitions(
-    connection: Connection, admin: Admin, namespace: str, stored: Stored
+    connection: Connection, world: RealWorld
 ) -> None:
-    orders = f"persistent://{namespace}/orders"
+    orders = f"persistent://{world.namespace}/orders"
     wanted = LevelTopicDescription(
         f"{orders}-delay-level",
         Levels(HOURS),
@@ -100,7 +93,7 @@ def test_without_an_admin_url_the_window_is_found_by_its_partitions(
         final_window=FinalWindow.TRACKER,
         window_partitions=7,
     )
-    topics.create(admin, wanted)
+    topics.create(world.admin, wanted)
     options: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": HOURS}
     client = DelayLevelClient(connection.service_url)
     try:
@@ -108,20 +101,18 @@ def test_without_an_admin_url_the_window_is_found_by_its_partitions(
             assert producer.description.window_partitions == 7
             for number in range(20):
                 producer.send_async(b"%d" % number, None, None, f"{number}", deliver_after=NEAR)
-        assert places(wanted, stored) == {
+        assert places(wanted, world.stored) == {
             b"%d" % number: {wanted.window_partition(f"{number}", "")} for number in range(20)
         }
-        admin.delete(wanted.window_topic)
+        world.admin.delete(wanted.window_topic)
         with pytest.raises(LevelTopicError, match="final_window='broker'"):
             client.create_producer(orders, final_window="tracker", **options)
     finally:
         client.close()
 
 
-def test_the_asyncio_twin_writes_to_the_window(
-    connection: Connection, namespace: str, stored: Stored
-) -> None:
-    orders = f"persistent://{namespace}/orders"
+def test_the_asyncio_twin_writes_to_the_window(connection: Connection, world: RealWorld) -> None:
+    orders = f"persistent://{world.namespace}/orders"
 
     async def run() -> LevelTopicDescription:
         client = delaylevel.producer.aio.DelayLevelClient.from_connection(connection)
@@ -145,44 +136,43 @@ def test_the_asyncio_twin_writes_to_the_window(
         return producer.description
 
     description = asyncio.run(run())
-    assert places(description, stored) == {
+    assert places(description, world.stored) == {
         b"%d" % number: {description.window_partition(f"{number}", "")} for number in range(50)
     }
-    assert [message.value for message in stored(orders)] == [b"now"]
-    assert [message.value for message in stored(description.topic)] == [b"far"]
+    assert [message.value for message in world.stored(orders)] == [b"now"]
+    assert [message.value for message in world.stored(description.topic)] == [b"far"]
 
 
 def test_the_function_writes_to_the_window(
-    level_topic: Callable[..., LevelTopicDescription],
-    client: pulsar.Client,
-    admin: Admin,
-    parked: Callable[..., dict[str, str]],
-    eventually: Callable[..., Any],
-    stored: Stored,
-    drained: Callable[[LevelTopicDescription], None],
+    world: RealWorld, parked: Callable[..., dict[str, str]]
 ) -> None:
     """The Function's own loop, without a worker around it; for a target that is not there."""
-    description = level_topic(BRIEF, final_window=FinalWindow.TRACKER, mover=Mover.FUNCTION)
+    description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER, mover=Mover.FUNCTION)
     target = TopicName.parse(description.targets[0])
-    admin.delete(target)
-    producer = client.create_producer(description.name.partition(0).full)
+    world.admin.delete(target)
+    producer = world.plain_client.create_producer(description.name.partition(0).full)
     now_ms = SystemClock().now_ms()
     for number in range(100):
         key = f"key-{number}" if number % 2 else None
         own = {"delaylevel.id": f"id-{number}"}
         producer.send_async(b"%d" % number, None, parked(now_ms - number, **own), key)
     producer.flush()
-    held = client.create_producer(description.held_topic.partition(0).full)
+    held = world.plain_client.create_producer(description.held_topic.partition(0).full)
     tried = {"delaylevel.id": "held", "delaylevel.attempt": "3", "delaylevel.reason": "away"}
     held.send(b"held", parked(now_ms, **tried), "key-0")
 
     engine = ConsumerLoop(
-        client, admin, FunctionSettings(description.topic, admin.admin_url), "a test's"
+        world.plain_client,
+        world.admin,
+        FunctionSettings(description.topic, world.admin.admin_url),
+        "a test's",
     )
     engine.start()
     try:
-        eventually(lambda: len(stored(description.window_topic.full)) >= 101, "the window", 60)
-        drained(description)
+        world.eventually(
+            lambda: len(world.stored(description.window_topic.full)) >= 101, "the window", 60
+        )
+        world.drained(description)
     finally:
         engine.stop()
 
@@ -193,31 +183,26 @@ def test_the_function_writes_to_the_window(
         for number in range(100)
     }
     expected[b"held"] = {description.window_partition("key-0", "")}
-    assert places(description, stored) == expected
+    assert places(description, world.stored) == expected
     window = {
-        message.value: message.properties for message in stored(description.window_topic.full)
+        message.value: message.properties for message in world.stored(description.window_topic.full)
     }
     assert window[b"held"]["delaylevel.attempt"] == "3"
     assert "delaylevel.reason" not in window[b"held"]
-    assert not admin.topic_exists(target)
+    assert not world.admin.topic_exists(target)
 
 
 @pytest.mark.spark
 def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
-    level_topic: Callable[..., LevelTopicDescription],
-    client: pulsar.Client,
-    admin: Admin,
-    parked: Callable[..., dict[str, str]],
-    spark_once: Callable[..., None],
-    eventually: Callable[..., Any],
-    stored: Stored,
-    drained: Callable[[LevelTopicDescription], None],
+    world: RealWorld, parked: Callable[..., dict[str, str]], spark_once: Callable[..., None]
 ) -> None:
     """What is overdue, too, by key or id; for a target that is not there."""
-    description = level_topic(BRIEF, final_window=FinalWindow.TRACKER)
+    description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER)
     target = TopicName.parse(description.targets[0])
-    admin.delete(target)
-    producer = client.create_producer(description.name.partition(0).full, batching_enabled=True)
+    world.admin.delete(target)
+    producer = world.plain_client.create_producer(
+        description.name.partition(0).full, batching_enabled=True
+    )
     now_ms = SystemClock().now_ms()
     for number in range(400):
         producer.send_async(
@@ -227,23 +212,25 @@ def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
             f"key-{number}" if number % 2 else None,
         )
     producer.flush()
-    eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
+    world.eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
 
     with pytest.raises(InvalidInputError, match="dispatch run --delivery effectively-once"):
         spark_once(description, delivery=Delivery.EFFECTIVELY_ONCE)
     spark_once(description)
-    drained(description)
+    world.drained(description)
 
-    window = stored(description.window_topic.full)
+    window = world.stored(description.window_topic.full)
     assert Counter(message.value for message in window) == Counter(
         b"%d" % number for number in range(400)
     )
     assert all(m.properties["delaylevel.id"] == f"id-{int(m.value or b'')}" for m in window)
-    for value, indexes in places(description, stored).items():
+    for value, indexes in places(description, world.stored).items():
         number = int(value)
         key = f"key-{number}" if number % 2 else ""
         assert indexes == {description.window_partition(key, f"id-{number}")}
-    assert not admin.topic_exists(target)
+    assert not world.admin.topic_exists(target)
     for member in description.members():
         for index in range(member.partitions):
-            assert admin.acknowledged_ranges(member.topic.partition(index), SUBSCRIPTION) == ()
+            assert (
+                world.admin.acknowledged_ranges(member.topic.partition(index), SUBSCRIPTION) == ()
+            )

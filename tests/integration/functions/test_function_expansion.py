@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.admin import Admin
-from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.level_topic import Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics import lifecycle
+from world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -20,23 +20,18 @@ LEVELS = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=3 * UNIT))
 
 
 def test_a_running_function_moves_what_is_in_new_partitions(
-    admin: Admin,
-    level_topic: Callable[..., LevelTopicDescription],
-    deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
-    drained: Callable[..., None],
+    world: RealWorld, deployed: Callable[..., Any]
 ) -> None:
-    description = level_topic(LEVELS, mover=Mover.FUNCTION)
-    get = receive(description.targets[0])
+    description = world.level_topic(LEVELS, mover=Mover.FUNCTION)
+    get = world.arrivals(description.targets[0])
     deployed(description)
-    producer = dl_client().create_producer(
+    producer = world.client().create_producer(
         description.targets[0], enable_delay_level_topic=True, mover=Mover.FUNCTION
     )
     producer.send(b"first", deliver_after=UNIT)
     assert get(1, 90)[0].message.data() == b"first"
     longer = lifecycle.longer_levels(LEVELS, 8 * UNIT)
-    expanded = lifecycle.expand(admin, description.topic, longer)
+    expanded = lifecycle.expand(world.admin, description.topic, longer)
     sent = []
     for number in range(1, 8):
         body = f"{number}".encode()
@@ -44,6 +39,6 @@ def test_a_running_function_moves_what_is_in_new_partitions(
         sent.append(body)
     # The instance's client looks for new partitions once a minute.
     found = get(len(sent), 150)
-    drained(expanded)
+    world.drained(expanded)
     producer.close()
     assert sorted(item.message.data() for item in found) == sorted(sent)

@@ -12,13 +12,13 @@ import pulsar
 import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.errors import BrokerError, DelayLevelError
 from delaylevel.functions import deployment, health
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from world import RealWorld
 
 pytestmark = pytest.mark.long
 
@@ -71,27 +71,21 @@ def publish(client: Any, description: LevelTopicDescription, first_ms: int, spre
 def test_nothing_is_lost(
     fault: str,
     own_broker: EmbeddedBroker,
-    level_topic: Callable[..., LevelTopicDescription],
+    world: RealWorld,
     deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
     collector: Callable[[str], Any],
     pids: Callable[..., list[int]],
     kill: Callable[[int], None],
     connection: Connection,
-    admin: Admin,
-    client: pulsar.Client,
-    eventually: Callable[..., Any],
-    drained: Callable[..., None],
-    stored: Callable[[str], list[Any]],
 ) -> None:
-    description = level_topic(TWO_LEVELS, mover=Mover.FUNCTION)
+    description = world.level_topic(TWO_LEVELS, mover=Mover.FUNCTION)
     made = deployed(description)
     orphans: list[int] = []
     got = collector(description.targets[0])
     # Where something is killed, so much is due at once that much is in flight just then.
     crash = fault in ("kill", "broker")
-    publish(dl_client(), description, *((14_000, 6_000) if crash else (4_000, 46_000)))
-    eventually(lambda: len(got.ids) > MESSAGES // 5, "a fifth of the messages", 90)
+    publish(world.client(), description, *((14_000, 6_000) if crash else (4_000, 46_000)))
+    world.eventually(lambda: len(got.ids) > MESSAGES // 5, "a fifth of the messages", 90)
     if fault == "kill":
         (pid,) = pids(made.function, own_broker)
         kill(pid)
@@ -103,20 +97,22 @@ def test_nothing_is_lost(
         own_broker.start()
         _restart_when_ready(connection, made.function)
     try:
-        eventually(lambda: len(got.ids) == MESSAGES, "all messages", 240)
+        world.eventually(lambda: len(got.ids) == MESSAGES, "all messages", 240)
     finally:
         print(f"{fault}: {len(got.ids):,} of {MESSAGES:,}, {got.duplicates:,} duplicates")
         with contextlib.suppress(DelayLevelError):
-            lines = deployment.log_lines(client, admin, deployment.log_topic(description))
+            lines = deployment.log_lines(
+                world.plain_client, world.admin, deployment.log_topic(description)
+            )
             print("\n".join(lines))
-            at = health.status(connection, admin, description, made.function, 0)
+            at = health.status(connection, world.admin, description, made.function, 0)
             print([(item.counts, item.late_ms) for item in at.instances])
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 kill(pid)
-    drained(description)
+    world.drained(description)
     got.check_identities()
-    written = [item.value for item in stored(description.targets[0])]
+    written = [item.value for item in world.stored(description.targets[0])]
     print(f"{fault}: {len(written):,} written, {len(set(written)):,} different")
     if fault == "none":
         assert len(written) == MESSAGES
@@ -138,19 +134,16 @@ def _restart_when_ready(connection: Connection, function: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_brokers_index_of_a_partition_stays_small(
-    level_topic: Callable[..., LevelTopicDescription],
+    world: RealWorld,
     deployed: Callable[..., Any],
-    client: pulsar.Client,
     connection: Connection,
     collector: Callable[[str], Any],
     parked: Callable[..., dict[str, str]],
-    eventually: Callable[..., Any],
-    dl_client: Callable[..., Any],
 ) -> None:
     """200,000 messages pending in one partition: about 50,000 entries of index, not 200,000."""
     pending = 200_000
     levels = Levels([PartitionStrategy(maximum_delay=timedelta(days=2))])
-    description = level_topic(levels, mover=Mover.FUNCTION)
+    description = world.level_topic(levels, mover=Mover.FUNCTION)
     got = collector(description.targets[0])
     deployed(description)
     rest = Rest(connection.admin_url)
@@ -159,13 +152,13 @@ def test_the_brokers_index_of_a_partition_stays_small(
     def subscription() -> Any:
         return rest.get(f"{partition.rest_path}/stats")["subscriptions"][SUBSCRIPTION]
 
-    eventually(lambda: subscription()["consumers"], "the Function", 60)
+    world.eventually(lambda: subscription()["consumers"], "the Function", 60)
     # The engine takes over with the first message: one that is ripe.
-    level = client.create_producer(partition.full)
+    level = world.plain_client.create_producer(partition.full)
     level.send(b"first", properties=parked(int(time.time() * 1000)))
-    eventually(lambda: got.ids, "the first message", 60)
+    world.eventually(lambda: got.ids, "the first message", 60)
     outcomes: dict[Any, Any] = {}
-    producer = dl_client().create_producer(
+    producer = world.client().create_producer(
         description.targets[0],
         enable_delay_level_topic=True,
         partition_strategy=levels,
@@ -176,7 +169,7 @@ def test_the_brokers_index_of_a_partition_stays_small(
         producer.send_async(b"%d" % number, outcomes.setdefault, deliver_after=timedelta(hours=30))
     producer.flush()
     assert list(outcomes) == [pulsar.Result.Ok]
-    at = eventually(
+    at = world.eventually(
         lambda: (now := subscription())["msgBacklog"] >= pending and now, "the backlog", 60
     )
     print(f"{at['msgBacklog']:,} pending, {at['msgDelayed']:,} in the index")

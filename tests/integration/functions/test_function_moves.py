@@ -20,13 +20,13 @@ from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String, Strin
 
 from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import LevelTopicError
 from delaylevel.functions import deployment, health
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from world import RealWorld
 
 TWO_LEVELS = Levels(
     [
@@ -59,17 +59,12 @@ def wrapped(client: Any, description: LevelTopicDescription, **options: Any) -> 
 def test_everything_arrives_as_it_was_sent(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
-    drained: Callable[..., None],
-    admin: Admin,
+    world: RealWorld,
     connection: Connection,
-    eventually: Callable[..., Any],
-    client: pulsar.Client,
 ) -> None:
-    get = receive(description.targets[0])
+    get = world.arrivals(description.targets[0])
     made = deployed(description)
-    producer = wrapped(dl_client(), description)
+    producer = wrapped(world.client(), description)
     bodies = [b"007", b"1e5", b" 12 ", b"", None, b"\x00\xff", b'{"a": 1}', b"null", "ü".encode()]
     for number, body in enumerate(bodies):
         producer.send(
@@ -93,19 +88,19 @@ def test_everything_arrives_as_it_was_sent(
         assert own == {"number": str(number), "empty": ""}
         assert message.properties()["delaylevel.id"]
         assert found[number].late_ms > -1500, "early by a tick of the broker at the most"
-    drained(description)
+    world.drained(description)
 
     def at() -> health.FunctionStatus:
         now_ms = SystemClock().now_ms()
-        return health.status(connection, admin, description, made.function, now_ms)
+        return health.status(connection, world.admin, description, made.function, now_ms)
 
-    stands = eventually(
+    stands = world.eventually(
         lambda: (now := at()) and now.instances[0].counts["forwarded"] == len(bodies) and now,
         "the metrics of everything that was forwarded",
     )
     assert stands.running == 1
     assert stands.problems == ()
-    served = eventually(
+    served = world.eventually(
         lambda: {
             name: float(value)
             for name, value in re.findall(
@@ -121,19 +116,15 @@ def test_everything_arrives_as_it_was_sent(
         served["delaylevel_function_window_total"] + served["delaylevel_function_due_total"]
     )
     assert handed_off == len(bodies), "as docs/alerts.yml asks for them"
-    lines = list(deployment.log_lines(client, admin, deployment.log_topic(description)))
+    lines = list(
+        deployment.log_lines(world.plain_client, world.admin, deployment.log_topic(description))
+    )
     assert any("moving" in line for line in lines)
     names = {name for row in stands.level.partitions for name in row.consumers}
     assert names == {f"delaylevel-function@{made.function}#0"}, "the worker's own are closed"
 
 
-def test_schemas_arrive_as_they_were_sent(
-    level_topic: Callable[..., LevelTopicDescription],
-    deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
-    client: pulsar.Client,
-    namespace: str,
-) -> None:
+def test_schemas_arrive_as_they_were_sent(world: RealWorld, deployed: Callable[..., Any]) -> None:
     kinds: dict[str, tuple[Any, Any]] = {
         "avro": (AvroSchema(Order), Order(name="a", count=7)),
         "json": (JsonSchema(Order), Order(name="b", count=8)),
@@ -141,17 +132,17 @@ def test_schemas_arrive_as_they_were_sent(
     }
     levels = Levels([SHORT])
     names = [f"{kind}-orders" for kind in kinds]
-    first = level_topic(
+    first = world.level_topic(
         levels,
         targets=names,
         mover=Mover.FUNCTION,
-        topic=f"persistent://{namespace}/typed-delay-level",
+        topic=f"persistent://{world.namespace}/typed-delay-level",
     )
     consumers = {}
-    connected = dl_client()
+    connected = world.client()
     for name, (schema, value) in zip(names, kinds.values(), strict=True):
-        topic = f"persistent://{namespace}/{name}"
-        consumers[topic] = client.subscribe(
+        topic = f"persistent://{world.namespace}/{name}"
+        consumers[topic] = world.plain_client.subscribe(
             topic, "app", consumer_type=pulsar.ConsumerType.Shared, schema=schema
         )
         producer = connected.create_producer(
@@ -177,21 +168,16 @@ def test_schemas_arrive_as_they_were_sent(
 
 
 def test_a_target_that_is_added_later_is_known(
-    description: LevelTopicDescription,
-    deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
-    namespace: str,
-    admin: Admin,
+    description: LevelTopicDescription, deployed: Callable[..., Any], world: RealWorld
 ) -> None:
-    get = receive(description.targets[0])
+    get = world.arrivals(description.targets[0])
     deployed(description)
-    client = dl_client()
+    client = world.client()
     wrapped(client, description).send(b"first", deliver_after=timedelta(seconds=1.5))
     get(1, 60)  # it moves, and has read the description
-    later = f"persistent://{namespace}/later"
-    get_later = receive(later)
-    topics.create(admin, replace(description, targets=(*description.targets, later)))
+    later = f"persistent://{world.namespace}/later"
+    get_later = world.arrivals(later)
+    topics.create(world.admin, replace(description, targets=(*description.targets, later)))
     producer = client.create_producer(
         later,
         enable_delay_level_topic=True,
@@ -205,39 +191,35 @@ def test_a_target_that_is_added_later_is_known(
 def test_delete_keeps_what_is_parked_and_deploy_goes_on(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
-    backlog: Callable[[LevelTopicDescription], int],
-    drained: Callable[..., None],
+    world: RealWorld,
     connection: Connection,
-    admin: Admin,
 ) -> None:
-    get = receive(description.targets[0])
+    get = world.arrivals(description.targets[0])
     made = deployed(description)
     assert not made.updated
-    producer = wrapped(dl_client(), description)
+    producer = wrapped(world.client(), description)
     producer.send(b"first", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
-    drained(description)  # the consumer has it before the Function has acknowledged it
+    world.drained(description)  # the consumer has it before the Function has acknowledged it
     for number in range(20):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=8))
     deployment.delete(connection, description, made.function)
     # Nobody moves these, whatever their due times.
     for number in range(20, 40):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=4))
-    assert backlog(description) >= 20
+    assert world.backlog(description) >= 20
     for member in description.members():
-        assert SUBSCRIPTION in admin.subscriptions(member.topic.partition(0))
+        assert SUBSCRIPTION in world.admin.subscriptions(member.topic.partition(0))
     with pytest.raises(LevelTopicError, match="is not deployed"):
         deployment.restart(connection, made.function)
     with pytest.raises(LevelTopicError, match="is not deployed"):
-        health.status(connection, admin, description, made.function, 0)
+        health.status(connection, world.admin, description, made.function, 0)
     assert not deployed(description).updated
     again = deployed(description, parallelism=2)
     assert again.updated
     found = get(40, 120)  # an instance that dies at its start is back after 30 s
     assert {item.message.data() for item in found} == {b"%d" % n for n in range(40)}
-    at = health.status(connection, admin, description, made.function, SystemClock().now_ms())
+    at = health.status(connection, world.admin, description, made.function, SystemClock().now_ms())
     assert len(at.instances) == 2
 
 
@@ -252,26 +234,22 @@ def test_a_level_topic_for_spark_is_refused(
 def test_poison_and_what_is_undue(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
-    client: pulsar.Client,
+    world: RealWorld,
     parked: Callable[..., dict[str, str]],
-    stored: Callable[[str], list[Any]],
-    receive: Callable[..., Any],
-    backlog: Callable[[LevelTopicDescription], int],
-    eventually: Callable[..., Any],
 ) -> None:
-    get = receive(description.targets[0])
+    get = world.arrivals(description.targets[0])
     deployed(description)
     due_ms = SystemClock().now_ms() + 7_000
     far_ms = due_ms + 3_600_000
-    level = client.create_producer(description.level_topic(0).partition(0).full)
+    level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
     level.send(b"not ours")
     level.send(b"damaged", properties={"delaylevel.due": "soon"})
     level.send(b"elsewhere", properties=parked(due_ms, "somebody-elses"))
     # Without deliver_at, as if a producer for Spark had written it: it arrives at once.
     level.send(b"undue", properties=parked(due_ms))
     level.send(b"far", properties=parked(far_ms))
-    dead = eventually(
-        lambda: len(found := stored(description.dead_letter_topic.full)) == 3 and found,
+    dead = world.eventually(
+        lambda: len(found := world.stored(description.dead_letter_topic.full)) == 3 and found,
         "three dead letters",
         60,
     )
@@ -285,11 +263,11 @@ def test_poison_and_what_is_undue(
         return sum(
             item.value == body
             for level in range(2)
-            for item in stored(description.level_topic(level).full)
+            for item in world.stored(description.level_topic(level).full)
         )
 
-    eventually(lambda: hops(b"far") >= 2, "what is far from due to be parked again")
-    eventually(lambda: backlog(description) == 1, "all acknowledgements but its own")
+    world.eventually(lambda: hops(b"far") >= 2, "what is far from due to be parked again")
+    world.eventually(lambda: world.backlog(description) == 1, "all acknowledgements but its own")
     for body in (b"far", b"undue"):
         assert hops(body) <= 6, "parked again, not spun on"
 
@@ -297,11 +275,9 @@ def test_poison_and_what_is_undue(
 def test_the_command_line(
     description: LevelTopicDescription,
     connection: Connection,
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
+    world: RealWorld,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    eventually: Callable[..., Any],
 ) -> None:
     from click.testing import CliRunner
 
@@ -318,8 +294,8 @@ def test_the_command_line(
 
     assert "is not deployed" in run("status", target, code=1).stderr
     assert json.loads(run("deploy", target, "-o", "json").stdout)["updated"] is False
-    get = receive(target)
-    wrapped(dl_client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
+    get = world.arrivals(target)
+    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
     at = json.loads(run("status", target, "-o", "json").stdout)
     assert at["running"] == "1 of 1"
@@ -327,7 +303,7 @@ def test_the_command_line(
     assert "RUNNING" in run("status", target).stdout
     assert "moving" in run("logs", target).stdout
     run("restart", target)
-    eventually(
+    world.eventually(
         lambda: CliRunner().invoke(cli, ["function", "status", target]).exit_code == 0,
         "the restarted instance",
         60,
@@ -337,13 +313,9 @@ def test_the_command_line(
 
 @pytest.mark.slow
 def test_the_line_for_pulsar_admin(
-    description: LevelTopicDescription,
-    connection: Connection,
-    dl_client: Callable[..., Any],
-    receive: Callable[..., Any],
-    tmp_path: Path,
+    description: LevelTopicDescription, connection: Connection, world: RealWorld, tmp_path: Path
 ) -> None:
-    get = receive(description.targets[0])
+    get = world.arrivals(description.targets[0])
     options = deployment.FunctionOptions()
     line = deployment.write_package(tmp_path, description, connection, options)
     done = subprocess.run(
@@ -354,6 +326,6 @@ def test_the_line_for_pulsar_admin(
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    wrapped(dl_client(), description).send(b"1", deliver_after=timedelta(seconds=2))
+    wrapped(world.client(), description).send(b"1", deliver_after=timedelta(seconds=2))
     get(1, 90)
     deployment.delete(connection, description, deployment.function_name(description))

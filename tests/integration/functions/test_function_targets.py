@@ -10,13 +10,13 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from world import RealWorld
 
 LEVELS = Levels(
     [PartitionStrategy(partition_by=timedelta(seconds=3), maximum_delay=timedelta(seconds=30))]
@@ -28,31 +28,24 @@ MOST_RANGES = 100
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_target_that_fails_stops_nobody_else(
     when: str,
-    level_topic: Callable[..., LevelTopicDescription],
+    world: RealWorld,
     deployed: Callable[..., Any],
-    dl_client: Callable[..., Any],
     collector: Callable[[str], Any],
-    client: pulsar.Client,
-    admin: Admin,
     connection: Connection,
-    namespace: str,
-    stored: Callable[[str], list[Any]],
     parked: Callable[..., dict[str, str]],
     ranges: Callable[[LevelTopicDescription], int],
-    eventually: Callable[..., Any],
-    drained: Callable[..., None],
 ) -> None:
-    description = level_topic(
+    description = world.level_topic(
         LEVELS, targets=("bad", "good"), mover=Mover.FUNCTION, hold_pause_ms=4000
     )
     bad, good = description.targets
     # A connected producer would make the deleted topic anew.
     Rest(connection.admin_url).post(
-        f"namespaces/{namespace}/autoTopicCreation", {"allowAutoTopicCreation": False}
+        f"namespaces/{world.namespace}/autoTopicCreation", {"allowAutoTopicCreation": False}
     )
     deployed(description)
     good_got = collector(good)
-    connected = dl_client()
+    connected = world.client()
     producers = [
         connected.create_producer(
             target,
@@ -64,7 +57,7 @@ def test_a_target_that_fails_stops_nobody_else(
         for target in (bad, good)
     ]
     if when == "before":
-        admin.delete(TopicName.parse(bad), force=True)
+        world.admin.delete(TopicName.parse(bad), force=True)
     most = 0
     watching = threading.Event()
 
@@ -90,23 +83,25 @@ def test_a_target_that_fails_stops_nobody_else(
             producer.close()
         assert list(outcomes) == [pulsar.Result.Ok]
         if when == "meanwhile":
-            eventually(lambda: len(good_got.ids) > 200, "the first to arrive")
-            admin.delete(TopicName.parse(bad), force=True)
-        eventually(lambda: len(good_got.ids) == MESSAGES, "everything of the other target")
+            world.eventually(lambda: len(good_got.ids) > 200, "the first to arrive")
+            world.admin.delete(TopicName.parse(bad), force=True)
+        world.eventually(lambda: len(good_got.ids) == MESSAGES, "everything of the other target")
         # One at least comes after the end of its target, however late this test is.
-        level = client.create_producer(description.level_topic(0).partition(0).full)
+        level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
         level.send(b"last", properties=parked(SystemClock().now_ms(), "bad"))
-        eventually(lambda: stored(description.held_topic.full), "messages that are held")
+        world.eventually(
+            lambda: world.stored(description.held_topic.full), "messages that are held"
+        )
 
         Rest(connection.admin_url).put(TopicName.parse(bad).rest_path)
         bad_got = collector(bad)
         arrived_before = {
             item.value
-            for item in stored(description.held_topic.full)
+            for item in world.stored(description.held_topic.full)
             if item.properties["delaylevel.target"] == bad
         }
-        eventually(lambda: arrived_before <= set(bad_got.ids), "what was held")
-        drained(description)
+        world.eventually(lambda: arrived_before <= set(bad_got.ids), "what was held")
+        world.drained(description)
     finally:
         watching.set()
         watcher.join()
@@ -120,9 +115,10 @@ def test_a_target_that_fails_stops_nobody_else(
     # The end of one topic makes no copies for the other. Only a send without an answer for seconds
     # may be one too many: such a message is held.
     unsure = sum(
-        item.properties["delaylevel.target"] == good for item in stored(description.held_topic.full)
+        item.properties["delaylevel.target"] == good
+        for item in world.stored(description.held_topic.full)
     )
-    copies = len(stored(good)) - MESSAGES
+    copies = len(world.stored(good)) - MESSAGES
     print(f"{when}: {copies} copies, {unsure} held, {most} ranges at the most")
     assert copies <= unsure
-    eventually(lambda: good_got.duplicates == copies, "every entry once")
+    world.eventually(lambda: good_got.duplicates == copies, "every entry once")

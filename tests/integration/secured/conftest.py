@@ -43,6 +43,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from world import QUIET
 
 UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20
@@ -207,8 +208,7 @@ class Roles:
 
     def client(self, role: str, **settings: Any) -> DelayLevelClient:
         """Return a client with a role's token; its own log is left out."""
-        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        return DelayLevelClient.from_connection(self.load(role, **settings), logger=quiet)
+        return DelayLevelClient.from_connection(self.load(role, **settings), logger=QUIET)
 
     def admin(self, role: str) -> Admin:
         """Return an admin client with a role's token."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import status as levelstatus
+from world import QUIET, Serving, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
@@ -33,8 +33,7 @@ COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.LOG)
 
 
 def publish(connection: Connection) -> None:
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    client = pulsar.Client(**connection.client_kwargs(), logger=quiet)
+    client = quiet_client(connection)
     try:
         consumer = client.subscribe(TOPIC, "s")
         client.create_producer(TOPIC).send(b"body")
@@ -134,8 +133,7 @@ def test_the_doctor_says_what_a_token_may_not_do(secured: Any) -> None:
 def test_inspection_needs_no_more_than_consume(secured: Any) -> None:
     pytest.importorskip("duckdb")
     owner = secured.load(token=secured.token)
-    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-    client = DelayLevelClient.from_connection(owner, logger=quiet)
+    client = DelayLevelClient.from_connection(owner, logger=QUIET)
     try:
         with client.create_producer("looked-at", enable_delay_level_topic=True) as producer:
             producer.send(b"due in days", deliver_after=timedelta(days=2))
@@ -144,10 +142,10 @@ def test_inspection_needs_no_more_than_consume(secured: Any) -> None:
         client.close()
     reader = secured.load(token=secured.reader_token)
     with pytest.raises(PermissionDeniedError):
-        Inspector.connect(reader, "looked-at", client_options={"logger": quiet})
+        Inspector.connect(reader, "looked-at", client_options={"logger": QUIET})
     rest = Admin.from_connection(owner)._rest
     rest.post("namespaces/public/default/permissions/reader", ["consume"])
-    with Inspector.connect(reader, "looked-at", client_options={"logger": quiet}) as look:
+    with Inspector.connect(reader, "looked-at", client_options={"logger": QUIET}) as look:
         assert look.horizon().messages == 2
         assert [row.size for row in look.rows()] == [12, 11]
 
@@ -194,10 +192,7 @@ def test_each_role_needs_its_own_topics_only(
         dispatcher = Dispatcher(
             clients["dispatcher"], admins["dispatcher"], [description.topic], settings
         )
-        thread = threading.Thread(target=dispatcher.run)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(dispatcher.stop)
+        stack.enter_context(Serving(dispatcher))
         mover = LocalMover(clients["mover"], admins["mover"], description)
         stack.callback(mover.close)
         producer = clients["sender"].create_producer(target, enable_delay_level_topic=True)

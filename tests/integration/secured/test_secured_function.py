@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from delaylevel.functions import deployment
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import status as levelstatus
+from world import Serving
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -119,10 +119,7 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
         owner = stack.enter_context(roles.owner())
         settings = DispatchSettings(directory=tmp_path / "spill")
         dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
-        thread = threading.Thread(target=dispatcher.run)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(dispatcher.stop)
+        stack.enter_context(Serving(dispatcher))
         producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
         producer.send(b"first", deliver_after=3 * unit)
         eventually(

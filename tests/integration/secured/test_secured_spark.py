@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.level_topic import FinalWindow, Role
 from delaylevel.topics import status as levelstatus
+from world import Serving
 
 pytestmark = [
     pytest.mark.broker,
@@ -128,10 +128,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
         admin = stack.enter_context(Admin.from_connection(roles.load("dispatcher")))
         settings = DispatchSettings(directory=tmp_path / "spill")
         dispatcher = Dispatcher(clients["dispatcher"], admin, [description.topic], settings)
-        thread = threading.Thread(target=dispatcher.run)
-        thread.start()
-        stack.callback(thread.join)
-        stack.callback(dispatcher.stop)
+        stack.enter_context(Serving(dispatcher))
         environment = {**os.environ, "DELAYLEVEL_TOKEN": token}
         job = cli_process(*words, env=environment)
 

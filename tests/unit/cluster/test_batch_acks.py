@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster import batch_acks as _outlet_proof
 from delaylevel.cluster.batch_acks import UNPROVEN, BatchAckTracker
+from fakes import serialized_id
 
 OK, TIMEOUT = pulsar.Result.Ok, pulsar.Result.Timeout
 LEDGER = 7
@@ -25,19 +26,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def message_id(entry: int, index: int, size: int) -> Any:
-    """Return an id as the client gives it to callbacks, with the size of the batch."""
-    fields = [(1, LEDGER), (2, entry), (4, index), (6, size)]
-    return pulsar.MessageId.deserialize(
-        b"".join(bytes([tag << 3]) + _varint(value) for tag, value in fields)
-    )
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value > 0x7F:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])
+    """Return an ID as the client passes it to callbacks, with the size of the batch."""
+    return pulsar.MessageId.deserialize(serialized_id(LEDGER, entry, index, size))
 
 
 @dataclass

@@ -14,83 +14,14 @@ from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import BrokerError
 from delaylevel.model.message import ParkedMessage, batch_size
 from delaylevel.model.position import EARLIEST, Position
+from fakes import FakeMessage, FakeMessageId, serialized_id
 
 TOPIC = "persistent://public/default/orders-delay-level-partition-2"
 
 
-def varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def serialized(
-    ledger: int, entry: int, batch: int, size: int | None, *, more: bool = False
-) -> bytes:
-    """Return Pulsar's MessageIdData: ledgerId=1, entryId=2, partition=3, batch_index=4, size=6."""
-    parts = [b"\x08", varint(ledger), b"\x10", varint(entry), b"\x18", varint(2)]
-    parts += [b"\x20", varint(batch)]
-    if more:  # ack_set is repeated int64 (5); first_chunk_message_id (7) is a message
-        parts += [b"\x2a", varint(2), b"\x30\x07", b"\x3a", varint(4), b"\x30\x7f\x30\x7f"]
-    if size is not None:
-        parts += [b"\x30", varint(size)]
-    return b"".join(parts)
-
-
-@dataclass
-class FakeId:
-    position: Position
-    size: int | None
-
-    def ledger_id(self) -> int:
-        return self.position.ledger
-
-    def entry_id(self) -> int:
-        return self.position.entry
-
-    def batch_index(self) -> int:
-        return self.position.batch
-
-    def serialize(self) -> bytes:
-        return serialized(self.position.ledger, self.position.entry, self.position.batch, self.size)
-
-
-@dataclass
-class FakeMessage:
-    id: FakeId
-    value: bytes | None = b"body"
-
-    def message_id(self) -> FakeId:
-        return self.id
-
-    def publish_timestamp(self) -> int:
-        return 11
-
-    def partition_key(self) -> str:
-        return "key"
-
-    def ordering_key(self) -> str:
-        return "order"
-
-    def event_timestamp(self) -> int:
-        return 12
-
-    def properties(self) -> dict[str, str]:
-        return {"a": "b"}
-
-    def has_null_value(self) -> bool:
-        return self.value is None
-
-    def data(self) -> bytes:
-        return self.value or b""
-
-
 @dataclass
 class FakeReader:
-    client: FakeClient
+    client: PartitionClient
     messages: list[FakeMessage]
     closed: bool = False
 
@@ -112,10 +43,12 @@ class FakeReader:
 
 
 @dataclass
-class FakeClient:
-    """A partition of entries, (ledger, entry, batch size or 0 for unbatched), in order.
+class PartitionClient:
+    """A client of a partition with these entries.
 
-    ``silences``: for the first reads, whether the broker delivers at once.
+    Attributes:
+        entries: ledger, entry and batch size (0 if not batched) of each, in order.
+        silences: for each of the first reads, whether the broker delivers at once.
     """
 
     entries: list[tuple[int, int, int]]
@@ -128,7 +61,7 @@ class FakeClient:
 
     def all(self) -> list[FakeMessage]:
         return [
-            FakeMessage(FakeId(Position(ledger, entry, batch), size or None))
+            FakeMessage(FakeMessageId(Position(ledger, entry, batch), size or None))
             for ledger, entry, size in self.entries
             for batch in (range(size) if size else [-1])
         ]
@@ -143,7 +76,7 @@ class FakeClient:
         return self.readers[-1]
 
 
-def read(client: FakeClient, start: Position, end: Position, **options: Any) -> list[Position]:
+def read(client: PartitionClient, start: Position, end: Position, **options: Any) -> list[Position]:
     found = [item.position for item in read_range(client, TOPIC, start, end, **options)]
     assert all(reader.closed for reader in client.readers)
     return found
@@ -163,7 +96,7 @@ layouts = st.lists(
 @settings(max_examples=300)
 @given(layouts, st.data())
 def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.DataObject) -> None:
-    client = FakeClient(layout)
+    client = PartitionClient(layout)
     stored = [message.id.position for message in client.all()]
     fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
     ends = sorted({*stored, *fronts, *(front.next_entry for front in fronts)})
@@ -182,22 +115,22 @@ def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.Data
 
 
 def test_an_empty_range_asks_nobody() -> None:
-    client = FakeClient([(10, 0, 0)])
+    client = PartitionClient([(10, 0, 0)])
     assert read(client, Position(10, 1), Position(10, 1)) == []
     assert read(client, Position(10, 2), Position(10, 1)) == []
     assert client.readers == []
 
 
 def test_all_of_a_message_is_read() -> None:
-    (message,) = read_range(FakeClient([(10, 0, 0)]), TOPIC, EARLIEST, Position(10, 1))
+    (message,) = read_range(PartitionClient([(10, 0, 0)]), TOPIC, EARLIEST, Position(10, 1))
     assert message == ParkedMessage(10, 0, -1, 11, "key", "order", 12, {"a": "b"}, b"body")
     assert message.stable_id(TOPIC) == f"{TOPIC.removeprefix('persistent://')}:10:0:-1"
 
 
 @pytest.mark.parametrize("value", [None, b"", b"\x00"])
 def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = FakeClient([(10, 0, 0)])
-    given = [FakeMessage(FakeId(Position(10, 0), None), value)]
+    client = PartitionClient([(10, 0, 0)])
+    given = [FakeMessage(FakeMessageId(Position(10, 0), None), value)]
     monkeypatch.setattr(client, "all", lambda: given)
     (message,) = read_range(client, TOPIC, EARLIEST, Position(10, 1))
     assert message.value == value
@@ -205,7 +138,7 @@ def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_partition_is_followed_without_an_end() -> None:
-    client = FakeClient([(10, 0, 0), (10, 1, 2), (10, 2, 0)])
+    client = PartitionClient([(10, 0, 0), (10, 1, 2), (10, 2, 0)])
     reader = PartitionReader(client, TOPIC, Position(10, 1))
     first = reader.receive(200)
     assert reader.has_message_available()
@@ -219,7 +152,7 @@ def test_a_partition_is_followed_without_an_end() -> None:
 
 
 def test_a_burst_that_is_not_read_to_its_end_loses_nothing() -> None:
-    client = FakeClient([(10, 0, 0), (10, 1, 0), (10, 2, 0)])
+    client = PartitionClient([(10, 0, 0), (10, 1, 0), (10, 2, 0)])
     reader = PartitionReader(client, TOPIC, EARLIEST)
     for message in reader.burst(reader.receive(200)):
         if message.id.position == Position(10, 1):
@@ -230,7 +163,7 @@ def test_a_burst_that_is_not_read_to_its_end_loses_nothing() -> None:
 
 
 def test_readers_do_not_share_a_name() -> None:
-    client = FakeClient([(10, 0, 0)])
+    client = PartitionClient([(10, 0, 0)])
     for _ in range(2):
         read(client, EARLIEST, Position(10, 1))
     one, other = client.given
@@ -238,15 +171,15 @@ def test_readers_do_not_share_a_name() -> None:
 
 
 def test_what_was_trimmed_is_passed_over() -> None:
-    client = FakeClient([(10, 0, 0)])
+    client = PartitionClient([(10, 0, 0)])
     # The range speaks of entries that the broker has no more.
     assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
     assert client.asked == 1
-    assert read(FakeClient([]), Position(3, 0), Position(10, 5)) == []
+    assert read(PartitionClient([]), Position(3, 0), Position(10, 5)) == []
 
 
 def test_a_range_that_ends_in_a_ledger_behind() -> None:
-    client = FakeClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
+    client = PartitionClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
     assert read(client, EARLIEST, Position(12, 1)) == [
         Position(10, 0, 0),
         Position(10, 0, 1),
@@ -255,7 +188,7 @@ def test_a_range_that_ends_in_a_ledger_behind() -> None:
 
 
 def test_a_slow_broker_is_waited_for() -> None:
-    client = FakeClient([(10, 0, 0), (10, 1, 0)], silences=[False, True, False, True])
+    client = PartitionClient([(10, 0, 0), (10, 1, 0)], silences=[False, True, False, True])
     end = Position(10, 2)
     assert read(client, EARLIEST, end, poll_timeout_ms=5000) == [Position(10, 0), Position(10, 1)]
     # Short first, so that a range with nothing left costs little; long where there is more.
@@ -263,7 +196,7 @@ def test_a_slow_broker_is_waited_for() -> None:
 
 
 def test_a_broker_that_delivers_nothing_is_an_error() -> None:
-    client = FakeClient([(10, 0, 0)], silences=[False, False])
+    client = PartitionClient([(10, 0, 0)], silences=[False, False])
     with pytest.raises(BrokerError) as caught:
         read(client, EARLIEST, Position(10, 1), poll_timeout_ms=5000)
     for part in (TOPIC, "10:1:-1", "5000 ms", "Nothing was acknowledged"):
@@ -272,7 +205,7 @@ def test_a_broker_that_delivers_nothing_is_an_error() -> None:
 
 
 def test_a_reader_is_closed_when_its_user_stops() -> None:
-    client = FakeClient([(10, 0, 0), (10, 1, 0)])
+    client = PartitionClient([(10, 0, 0), (10, 1, 0)])
     messages = read_range(client, TOPIC, EARLIEST, Position(10, 2))
     next(messages)
     messages.close()  # type: ignore[attr-defined]
@@ -290,12 +223,12 @@ class Bytes:
 @pytest.mark.parametrize("size", [1, 7, 127, 128, 1000, 1024, 70_000])
 @pytest.mark.parametrize("more", [False, True])
 def test_batch_size_from_the_serialized_id(size: int, more: bool) -> None:
-    assert batch_size(Bytes(serialized(1 << 40, 1 << 33, 3, size, more=more))) == size
+    assert batch_size(Bytes(serialized_id(1 << 40, 1 << 33, 3, size, more=more))) == size
 
 
 def test_batch_size_where_there_is_none() -> None:
     assert batch_size(Bytes(b"")) == 0
-    assert batch_size(Bytes(serialized(5, 3, -1, None))) == 0
+    assert batch_size(Bytes(serialized_id(5, 3, -1, None))) == 0
     # The client's own bytes for an unbatched message: a negative batch index takes ten bytes.
     assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
     assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,20 +14,12 @@ from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, Reso
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from delaylevel.testing import ManualClock
+from fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000
 Spec = tuple[Any, ...]  # entry, due - T0, and maybe key and id
-
-
-class Clock:
-    """Moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = T0
-
-    def now_ms(self) -> int:
-        return self.now
 
 
 def arrivals(*rows: Spec) -> Arrivals:
@@ -54,7 +45,7 @@ class Fixture:
     """A window, and what it was made of."""
 
     def __init__(self, directory: Path, state: JournalState | None = None, **options: Any) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(T0)
         self.segments = PendingSegments(
             directory, precision_ms=1, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
         )
@@ -150,14 +141,14 @@ def test_numbers_go_on_and_none_is_given_twice(fix: Fixture, tmp_path: Path) -> 
 
 def test_what_is_late_keeps_its_place_among_the_others(fix: Fixture) -> None:
     fix.offer((1, 100), (2, 105))
-    fix.clock.now = T0 + 110
+    fix.clock.move_to(T0 + 110)
     fix.offer((3, 102), (4, 101), (5, 120))
     assert fix.take(110) == [1, 4, 3, 2]
     assert fix.take(120) == [5]
 
 
 def test_a_tracker_with_a_clock_of_its_own_may_refuse(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(T0)
     segments = PendingSegments(tmp_path, precision_ms=1, clock=clock.now_ms)
     tracker = TimeBucketTracker(precision_ms=1, clock=lambda: T0 + 50)
     window = DelayQueue(JournalState(CAPACITY), segments, tracker=tracker, clock=clock)
@@ -478,27 +469,8 @@ def test_what_comes_out_of_order_above_the_mark_is_not_lost(fix: Fixture) -> Non
 
 
 def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: Path) -> None:
-    free = [0]
-
-    class File:
-        def __init__(self, path: Path) -> None:
-            self.inner = path.open("ab", buffering=0)
-
-        def __enter__(self) -> File:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.inner.close()
-
-        def truncate(self, size: int) -> None:
-            self.inner.truncate(size)
-
-        def write(self, data: memoryview) -> int:
-            if not free[0]:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return self.inner.write(data)
-
-    fix = Fixture(tmp_path, opener=File)
+    disk = SmallDisk(0)
+    fix = Fixture(tmp_path, opener=disk)
     calls = []
     for start in range(0, 2000, 100):
         some = arrivals(*((entry, 100_000 + entry) for entry in range(start, start + 100)))
@@ -516,8 +488,8 @@ def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: P
         fix.window.offer(calls[taken])
     assert (len(fix.window), fix.window.mark(), fix.window.next_due_ms()) == before
     assert before[0] == 100 * taken > 0
-    free[0] = 1
-    fix.clock.now += 5000
+    disk.free = 1 << 30
+    fix.clock.advance(timedelta(seconds=5))
     for some in calls[taken:]:
         assert fix.window.offer(some) == Offered(100, 0, 0)
     out: list[int] = []
@@ -551,7 +523,7 @@ def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
 
 
 def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(T0)
     state = JournalState(CAPACITY)
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
         DelayQueue(state, PendingSegments(tmp_path), clock=clock)

@@ -6,6 +6,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from delaylevel.dispatcher.journal.state import (
     encode,
 )
 from delaylevel.structures.segments.pending import PendingSegments
+from delaylevel.testing import ManualClock
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000
@@ -96,16 +98,6 @@ class Model:
                     self.ids.add((intent.id_keys[key], identity))
 
 
-class Clock:
-    """Moved by hand."""
-
-    def __init__(self, now: int) -> None:
-        self.now = now
-
-    def now_ms(self) -> int:
-        return self.now
-
-
 class Simulation:
     """The outside world, and the one process that runs at a time."""
 
@@ -132,7 +124,7 @@ class Simulation:
 
     def start(self) -> None:
         log = self.log[self.rng.randint(0, self.snapshot_start()) :]
-        self.clock = Clock(self.now - self.rng.choice([0, 0, 40]))
+        self.clock = ManualClock(self.now - self.rng.choice([0, 0, 40]))
         segments = PendingSegments(
             self.directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
         )
@@ -238,17 +230,17 @@ class Simulation:
     def time_passes(self) -> None:
         step = self.rng.choice([1, 10, 300, 3000, 30_000])
         self.now += step
-        self.clock.now += step
+        self.clock.advance(timedelta(milliseconds=step))
 
     def advance(self) -> None:
         if self.deduplicating and self.to_settle:
             return  # an outlet's last id says no more once it publishes
-        batch = self.window.advance(self.clock.now, self.rng.choice([1, 3, 10, 100]))
+        batch = self.window.advance(self.clock.now_ms(), self.rng.choice([1, 3, 10, 100]))
         if batch is None:
             return
         order = list(zip(batch.due_ms.tolist(), batch.positions.tolist(), strict=True))
         assert order == sorted(set(order))
-        assert order[-1][0] <= self.clock.now
+        assert order[-1][0] <= self.clock.now_ms()
         rows = [self.row_at(position) for position in batch.positions.tolist()]
         assert [(row.key, row.id, row.payload) for row in rows] == batch.records
         assert [row.due for row in rows] == batch.due_ms.tolist()
@@ -390,7 +382,7 @@ class Simulation:
             self.offer(rows)
             self.reader = len(self.source)
             self.now += 300_000
-            self.clock.now = self.now
+            self.clock.move_to(self.now)
             self.advance()
             self.flush()
             while any(self.queues):

@@ -29,6 +29,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import ManualClock
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
@@ -39,13 +40,8 @@ BROKER = replace(TRACKER, final_window=FinalWindow.BROKER)
 NOW = 1_800_000_000_000
 
 
-class Here:
-    def now_ms(self) -> int:
-        return NOW
-
-
-class Admin:
-    """Answers what a test has written down."""
+class ScriptedAdmin:
+    """An admin client with an answer for each method; an exception is raised."""
 
     def __init__(self, **answers: Any) -> None:
         self._answers = answers
@@ -64,8 +60,8 @@ class Admin:
 def cluster(options: ExamOptions | None = None, **answers: Any) -> ClusterContext:
     answers.setdefault("broker_settings", BrokerSettings(topic_policies=True))
     answers.setdefault("runtime_configuration", {})
-    admin: Any = Admin(**answers)
-    return ClusterContext(Connection(), admin, Here(), options or ExamOptions())
+    admin: Any = ScriptedAdmin(**answers)
+    return ClusterContext(Connection(), admin, ManualClock(NOW), options or ExamOptions())
 
 
 def patient(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +19,10 @@ from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import STALL_S, Relay
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import ManualClock
+from fakes import FakeAdmin, FakeClient, FakeMessage, FakeMessageId
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -34,93 +36,15 @@ OK = pulsar.Result.Ok
 LEVELS = Levels([PartitionStrategy(maximum_delay=timedelta(days=5))])
 
 
-class Id:
-    def __init__(self, entry: int) -> None:
-        self.entry = entry
-
-    def ledger_id(self) -> int:
-        return 7
-
-    def entry_id(self) -> int:
-        return self.entry
-
-    def batch_index(self) -> int:
-        return -1
-
-
-@dataclass
-class Received:
-    """What a consumer delivers."""
-
-    entry: int
-    given: dict[str, str]
-    topic: str = FIRST
-    value: bytes = b"body"
-    published_ms: int = T0 - DAY
-
-    def topic_name(self) -> str:
-        return self.topic
-
-    def message_id(self) -> Id:
-        return Id(self.entry)
-
-    def publish_timestamp(self) -> int:
-        return self.published_ms
-
-    def partition_key(self) -> str:
-        return "key"
-
-    def ordering_key(self) -> str:
-        return ""
-
-    def event_timestamp(self) -> int:
-        return 5
-
-    def properties(self) -> dict[str, str]:
-        return self.given
-
-    def has_null_value(self) -> bool:
-        return False
-
-    def data(self) -> bytes:
-        return self.value
-
-
-@dataclass
-class Producer:
-    topic: str
-    sent: list[tuple[bytes, dict[str, Any]]] = field(default_factory=list)
-    callbacks: list[Any] = field(default_factory=list)
-    closed: bool = False
-
-    def send_async(self, value: bytes, callback: Any, **given: Any) -> None:
-        self.sent.append((value, given))
-        self.callbacks.append(callback)
-
-    def answer(self, outcome: Any = OK, count: int | None = None) -> None:
-        """Let the broker answer the oldest messages."""
-        take = self.callbacks[: count if count is not None else len(self.callbacks)]
-        del self.callbacks[: len(take)]
-        for callback in take:
-            callback(outcome, None)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class World:
-    """Client, consumer, admin and clocks in one."""
+class StreamWorld(FakeClient):
+    """The surroundings of a stream: client, consumer, admin and clock."""
 
     def __init__(self, **description: Any) -> None:
-        self.settings: list[dict[str, Any]] = []
-        self.producers: dict[str, list[Producer]] = {}
-        self.refused: dict[str, Exception] = {}
-        self.missing: set[str] = set()
+        super().__init__()
+        self.admin = FakeAdmin()
+        self.clock = ManualClock(T0)
         self.acknowledged: list[int] = []
         self.given_back: list[int] = []
-        self.at_ms = T0
-        self.at_s = 100.0
-        self.closed = False
         self.description = LevelTopicDescription(
             FAMILY,
             LEVELS,
@@ -136,57 +60,47 @@ class World:
     def stream(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Relay:
         return Relay(
             self,
-            self,  # type: ignore[arg-type]
+            self.admin,  # type: ignore[arg-type]
             self.description,
             self,
-            clock=self,
+            clock=self.clock,
             describe=self.describe,
             in_flight=in_flight,
             start=self.openings.append if later else lambda work: work(),
-            now_s=lambda: self.at_s,
+            now_s=lambda: self.clock.now_ms() / 1000,
             **more,
         )
 
-    def now_ms(self) -> int:
-        return self.at_ms
-
     def advance(self, seconds: float) -> None:
-        self.at_s += seconds
-        self.at_ms += round(seconds * 1000)
+        self.clock.advance(timedelta(seconds=seconds))
 
-    def create_producer(self, topic: str, **settings: Any) -> Producer:
-        if topic in self.refused:
-            raise self.refused[topic]
-        self.settings.append(settings)
-        self.producers.setdefault(topic, []).append(Producer(topic))
-        return self.producers[topic][-1]
+    def acknowledge(self, message_id: FakeMessageId) -> None:
+        self.acknowledged.append(message_id.entry_id())
 
-    def topic_exists(self, name: TopicName) -> bool:
-        return name.full not in self.missing
-
-    def acknowledge(self, message_id: Id) -> None:
-        self.acknowledged.append(message_id.entry)
-
-    def negative_acknowledge(self, message_id: Id) -> None:
-        self.given_back.append(message_id.entry)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def __getitem__(self, topic: str) -> Producer:
-        return self.producers[topic][-1]
+    def negative_acknowledge(self, message_id: FakeMessageId) -> None:
+        self.given_back.append(message_id.entry_id())
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> StreamWorld:
+    return StreamWorld()
 
 
-def parked(entry: int, due_ms: int = T0 + 3_600_000, target: str = ORDERS, **more: Any) -> Received:
-    return Received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
+def received(
+    entry: int, given: dict[str, str], topic: str = FIRST, published_ms: int = T0 - DAY
+) -> FakeMessage:
+    """Return a message of a level or held partition."""
+    place = FakeMessageId(Position(7, entry))
+    return FakeMessage(place, b"body", given, topic, published_ms, order="", event_ms=5)
 
 
-def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: World) -> None:
+def parked(
+    entry: int, due_ms: int = T0 + 3_600_000, target: str = ORDERS, **more: Any
+) -> FakeMessage:
+    return received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
+
+
+def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: StreamWorld) -> None:
     stream = world.stream()
     for entry in range(3):
         stream.offer(parked(entry))
@@ -200,8 +114,9 @@ def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: World) 
     stream.poll()
     assert world.acknowledged == [0, 1, 2]
     assert (stream.in_flight, stream.unacknowledged) == (0, 0)
-    value, given_ = world[ORDERS].sent[0]
-    assert value == b"body"
+    sent = world[ORDERS].sent[0]
+    given_ = sent.given
+    assert sent.value == b"body"
     assert given_["deliver_at"] == T0 + 3_600_000
     assert (given_["partition_key"], given_["event_timestamp"]) == ("key", 5)
     assert given_["properties"] == {
@@ -213,8 +128,8 @@ def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: World) 
 
 
 def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is_like() -> None:
-    world = World(final_window=FinalWindow.TRACKER, window_partitions=8)
-    world.missing.add(ORDERS)
+    world = StreamWorld(final_window=FinalWindow.TRACKER, window_partitions=8)
+    world.admin.missing.add(ORDERS)
     stream = world.stream()
     stream.offer(parked(0))
     stream.offer(parked(1, due_ms=T0 - 700))
@@ -223,8 +138,8 @@ def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is
     stream.offer(held)
     stream.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
     window = f"{FAMILY}-window-partition-{world.description.window_partition('key', '')}"
-    assert list(world.producers) == [window, f"{FAMILY}-partition-2"]
-    first, second, third = (given_ for _, given_ in world[window].sent)
+    assert world.topics == [window, f"{FAMILY}-partition-2"]
+    first, second, third = (sent.given for sent in world[window].sent)
     assert first["deliver_at"] is second["deliver_at"] is third["deliver_at"] is None
     assert first["properties"] == {
         "mine": "1",
@@ -236,7 +151,7 @@ def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is
     assert (third["properties"][ID], third["properties"][ATTEMPT]) == ("mine", "3")
     assert REASON not in third["properties"]
     assert (first["partition_key"], first["event_timestamp"]) == ("key", 5)
-    assert all(settings["batching_enabled"] for settings in world.settings)
+    assert all(producer.settings["batching_enabled"] for producer in world.producers)
     stream.poll()
     assert world.acknowledged == []
     world[window].answer()
@@ -249,29 +164,29 @@ def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is
 
 
 def test_a_window_that_does_not_confirm_gives_back() -> None:
-    world = World(final_window=FinalWindow.TRACKER)
+    world = StreamWorld(final_window=FinalWindow.TRACKER)
     stream = world.stream()
     stream.offer(parked(0))
-    (window,) = world.producers
+    (window,) = world.topics
     world[window].answer(pulsar.Result.Timeout)
     stream.poll()
     assert (world.acknowledged, world.given_back) == ([], [0])
     stream.offer(parked(0))
-    assert len(world.producers[window]) == 2
+    assert world.opened(window) == 2
     world[window].answer()
     stream.poll()
     assert world.acknowledged == [0]
 
 
 def test_what_is_due_goes_at_once_and_what_is_undue_is_parked_until_its_hand_off(
-    world: World,
+    world: StreamWorld,
 ) -> None:
     stream = world.stream()
     stream.offer(parked(0, due_ms=T0 - 1))
     stream.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
-    assert world[ORDERS].sent[0][1]["deliver_at"] is None
+    assert world[ORDERS].sent[0].given["deliver_at"] is None
     again = f"{FAMILY}-partition-2"
-    assert world[again].sent[0][1]["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
+    assert world[again].sent[0].given["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
     world[ORDERS].answer()
     world[again].answer()
     stream.poll()
@@ -280,23 +195,23 @@ def test_what_is_due_goes_at_once_and_what_is_undue_is_parked_until_its_hand_off
     assert (report.due, report.parked.total()) == (1, 1)
 
 
-def test_what_the_broker_would_release_at_once_is_not_parked_again(world: World) -> None:
+def test_what_the_broker_would_release_at_once_is_not_parked_again(world: StreamWorld) -> None:
     second = Levels(
         [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
     )
     world.description = replace(world.description, levels=second)
     stream = world.stream()
     stream.offer(parked(0, due_ms=T0 + 1500))
-    assert list(world.producers) == [ORDERS]
-    assert world[ORDERS].sent[0][1]["deliver_at"] == T0 + 1500
+    assert world.topics == [ORDERS]
+    assert world[ORDERS].sent[0].given["deliver_at"] == T0 + 1500
 
 
-def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: World) -> None:
+def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: StreamWorld) -> None:
     stream = world.stream()
-    stream.offer(Received(0, {"mine": "1"}))
+    stream.offer(received(0, {"mine": "1"}))
     stream.offer(parked(1, target="persistent://public/default/not-ours"))
-    assert [given_["properties"]["mine"] for _, given_ in world[DEAD].sent] == ["1", "1"]
-    assert all(given_["properties"][REASON] for _, given_ in world[DEAD].sent)
+    assert [sent.properties["mine"] for sent in world[DEAD].sent] == ["1", "1"]
+    assert all(sent.properties[REASON] for sent in world[DEAD].sent)
     stream.poll()
     assert world.acknowledged == []
     world[DEAD].answer()
@@ -307,8 +222,8 @@ def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: World) -> 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
 def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget) -> None:
-    world = World(on_missing_target=policy)
-    world.missing.add(ORDERS)
+    world = StreamWorld(on_missing_target=policy)
+    world.admin.missing.add(ORDERS)
     stream = world.stream()
     stream.offer(parked(0))
     stream.poll()
@@ -316,10 +231,10 @@ def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget
     stream.offer(parked(1))
     stream.offer(parked(2, target=BILLS))
     world[BILLS].answer()
-    assert HELD not in world.producers
+    assert HELD not in world.topics
     if policy is MissingTarget.DEAD_LETTER:
         assert world.acknowledged == []
-        assert {given_["properties"][REASON] for _, given_ in world[DEAD].sent} == {
+        assert {sent.properties[REASON] for sent in world[DEAD].sent} == {
             f"target {ORDERS} does not exist"
         }
         world[DEAD].answer()
@@ -335,7 +250,7 @@ def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget
     }
 
 
-def test_a_target_that_was_added_later_is_looked_up_once(world: World) -> None:
+def test_a_target_that_was_added_later_is_looked_up_once(world: StreamWorld) -> None:
     added = "persistent://public/default/added"
     asked = 0
 
@@ -356,7 +271,7 @@ def test_a_target_that_was_added_later_is_looked_up_once(world: World) -> None:
     assert len(world[DEAD].sent) == 1
 
 
-def test_where_the_description_cannot_be_read_the_message_is_given_back(world: World) -> None:
+def test_where_the_description_cannot_be_read_the_message_is_given_back(world: StreamWorld) -> None:
     def describe() -> LevelTopicDescription:
         raise BrokerUnreachableError("nobody answers")
 
@@ -370,7 +285,9 @@ def test_where_the_description_cannot_be_read_the_message_is_given_back(world: W
     assert stream.unacknowledged == 0
 
 
-def test_what_a_target_refuses_is_held_for_the_pause_and_the_others_flow(world: World) -> None:
+def test_what_a_target_refuses_is_held_for_the_pause_and_the_others_flow(
+    world: StreamWorld,
+) -> None:
     stream = world.stream()
     stream.offer(parked(0, target=BILLS))
     stream.offer(parked(1))
@@ -378,7 +295,7 @@ def test_what_a_target_refuses_is_held_for_the_pause_and_the_others_flow(world: 
     world[ORDERS].answer()
     stream.poll()
     assert world.acknowledged == [1]
-    held = world[HELD].sent[0][1]
+    held = world[HELD].sent[0].given
     assert held["deliver_at"] == T0 + 30_000
     assert held["properties"][ATTEMPT] == "1"
     assert held["properties"][REASON] == "TopicTerminated"
@@ -389,26 +306,26 @@ def test_what_a_target_refuses_is_held_for_the_pause_and_the_others_flow(world: 
     # For the pause nothing is tried; then the target is, with a producer of its own.
     stream.offer(parked(2, target=BILLS))
     assert len(world[HELD].sent) == 2
-    assert len(world.producers[BILLS]) == 1
-    assert world.producers[BILLS][0].closed
+    assert world.opened(BILLS) == 1
+    assert world.closings == [BILLS]
     world.advance(30)
-    back = Received(3, held["properties"], topic=HELD, published_ms=T0)
+    back = received(3, held["properties"], topic=HELD, published_ms=T0)
     stream.offer(back)
-    assert len(world.producers[BILLS]) == 2
-    assert world[BILLS].sent[0][1]["properties"][ID].endswith("partition-0:7:0:-1"), "its first id"
-    assert ATTEMPT not in world[BILLS].sent[0][1]["properties"]
+    assert world.opened(BILLS) == 2
+    assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "its first id"
+    assert ATTEMPT not in world[BILLS].sent[0].properties
 
 
-def test_a_target_that_is_gone_is_not_made_anew(world: World) -> None:
-    world.missing.add(BILLS)
+def test_a_target_that_is_gone_is_not_made_anew(world: StreamWorld) -> None:
+    world.admin.missing.add(BILLS)
     stream = world.stream()
     stream.offer(parked(0, target=BILLS))
     stream.poll()
-    assert BILLS not in world.producers
-    assert world[HELD].sent[0][1]["properties"][REASON] == "the topic does not exist"
+    assert BILLS not in world.topics
+    assert world[HELD].sent[0].properties[REASON] == "the topic does not exist"
 
 
-def test_where_it_cannot_be_held_either_the_broker_keeps_it(world: World) -> None:
+def test_where_it_cannot_be_held_either_the_broker_keeps_it(world: StreamWorld) -> None:
     stream = world.stream()
     stream.offer(parked(0, target=BILLS))
     world[BILLS].answer(pulsar.Result.Timeout)
@@ -420,7 +337,7 @@ def test_where_it_cannot_be_held_either_the_broker_keeps_it(world: World) -> Non
     assert stream.take_report().given_back.total() == 1
 
 
-def test_while_a_producer_is_opened_the_others_flow(world: World) -> None:
+def test_while_a_producer_is_opened_the_others_flow(world: StreamWorld) -> None:
     stream = world.stream(later=True)
     stream.offer(parked(0, target=BILLS))
     stream.offer(parked(1))
@@ -436,7 +353,7 @@ def test_while_a_producer_is_opened_the_others_flow(world: World) -> None:
     assert world.acknowledged == [1, 0]
 
 
-def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: World) -> None:
+def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: StreamWorld) -> None:
     stream = world.stream(in_flight=4)
     for entry in range(4):
         stream.offer(parked(entry, target=BILLS))
@@ -452,17 +369,17 @@ def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: Worl
     assert len(world[HELD].sent) == 1
 
 
-def test_where_nothing_answers_everything_waits(world: World) -> None:
+def test_where_nothing_answers_everything_waits(world: StreamWorld) -> None:
     stream = world.stream(in_flight=2)
     stream.offer(parked(0))
     stream.offer(parked(1, target=BILLS))
     world.advance(STALL_S * 3)
     stream.poll()
     assert not stream.has_room
-    assert HELD not in world.producers
+    assert HELD not in world.topics
 
 
-def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: World) -> None:
+def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: StreamWorld) -> None:
     stream = world.stream()
     stream.offer(parked(0))
     stream.offer(parked(0))
@@ -475,7 +392,7 @@ def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: World
 
 
 def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_sent(
-    world: World,
+    world: StreamWorld,
 ) -> None:
     stream = world.stream()
     stream.offer(parked(0))
@@ -489,10 +406,10 @@ def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_s
     assert (stream.in_flight, stream.unacknowledged) == (1, 1)
 
 
-def test_what_was_given_back_is_sent_when_it_comes_again(world: World) -> None:
+def test_what_was_given_back_is_sent_when_it_comes_again(world: StreamWorld) -> None:
     stream = world.stream()
     stream.offer(parked(0, due_ms=T0 + 3 * DAY))
-    (again,) = world.producers
+    (again,) = world.topics
     world[again].answer(pulsar.Result.Timeout)
     stream.poll()
     assert world.given_back == [0]
@@ -511,38 +428,39 @@ def test_only_the_latest_are_remembered() -> None:
 
 
 def test_each_target_has_a_client_of_its_own_until_there_are_many() -> None:
-    made: list[World] = []
+    made: list[FakeClient] = []
 
-    def make() -> World:
-        made.append(World())
+    def make() -> FakeClient:
+        made.append(FakeClient())
         return made[-1]
 
     clients = TargetClients(make, most=2, start=lambda work: work())
     assert [made.index(clients.of(target)) for target in "abcab"] == [0, 1, 0, 0, 1]
     clients.close()
-    assert [world.closed for world in made] == [True, True]
+    assert [client.closed for client in made] == [True, True]
     assert clients.of("b") is made[2]
 
 
-def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: World) -> None:
-    other = World()
+def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: StreamWorld) -> None:
+    other = FakeClient()
     stream = world.stream(target_client={ORDERS: other}.__getitem__)
     stream.offer(parked(0))
     stream.offer(parked(1, due_ms=T0 + 3 * DAY))
-    assert list(other.producers) == [ORDERS]
-    assert list(world.producers) == [f"{FAMILY}-partition-2"]
+    assert other.topics == [ORDERS]
+    assert world.topics == [f"{FAMILY}-partition-2"]
 
 
-def test_an_idle_producer_of_a_target_is_closed(world: World) -> None:
+def test_an_idle_producer_of_a_target_is_closed(world: StreamWorld) -> None:
     stream = world.stream()
     stream.offer(parked(0))
     world[ORDERS].answer()
     stream.poll()
     world.advance(60)
     stream.poll()
-    assert [producer.closed for producer in world.producers[ORDERS]] == [True]
+    assert world.closings == [ORDERS]
+    assert world.opened(ORDERS) == 1
     stream.offer(parked(1))
-    assert len(world.producers[ORDERS]) == 2
+    assert world.opened(ORDERS) == 2
 
 
 @dataclass

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from delaylevel import PartitionStrategy
 from delaylevel.cli import top as command
 from delaylevel.cli.main import cli
 from delaylevel.cli.views.pending import flow_text, flow_view
@@ -21,12 +20,10 @@ from delaylevel.inspection.flow import Flow, Stage, quantile, rates
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from fakes import days_and_hours
 
 NOW = 1_800_000_000_000
-LEVELS = [
-    PartitionStrategy(maximum_delay=timedelta(days=30)),
-    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-]
+LEVELS = days_and_hours()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel import PartitionStrategy, topics
+from delaylevel import topics
 from delaylevel.cli import horizon as command
 from delaylevel.cli.main import cli
 from delaylevel.cli.views.pending import (
@@ -50,12 +50,10 @@ from delaylevel.model.level_topic import SUBSCRIPTION, Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from fakes import days_and_hours
 
 NOW = 1_800_000_000_000
-LEVELS = [
-    PartitionStrategy(maximum_delay=timedelta(days=30)),
-    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-]
+LEVELS = days_and_hours()
 PARTS = (Part("DAY", Role.LEVEL, 0), Part("HOUR", Role.LEVEL, 1), Part("window", Role.WINDOW))
 
 times = st.integers(NOW - 1000, NOW + 1000)

@@ -19,7 +19,6 @@ pytest.importorskip("duckdb")
 
 import pyarrow as pa
 
-from delaylevel import PartitionStrategy
 from delaylevel.cli import pending as command
 from delaylevel.cli.inspecting import reading
 from delaylevel.cli.main import cli
@@ -30,12 +29,10 @@ from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
+from fakes import days_and_hours
 
 HOUR, DAY = 3_600_000, 86_400_000
-LEVELS = [
-    PartitionStrategy(maximum_delay=timedelta(days=10)),
-    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-]
+LEVELS = days_and_hours(10)
 TOPIC = TopicName.parse("orders").full
 
 

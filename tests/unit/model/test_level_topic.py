@@ -21,20 +21,9 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from fakes import describe
 
-LEVELS = Levels(
-    [
-        PartitionStrategy(),
-        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-    ]
-)
 TOPIC = "persistent://public/default/orders-delay-level"
-
-
-def describe(**changes: Any) -> LevelTopicDescription:
-    return LevelTopicDescription(
-        **{"topic": "orders-delay-level", "levels": LEVELS, "targets": ("orders",), **changes}
-    )
 
 
 @pytest.mark.parametrize(

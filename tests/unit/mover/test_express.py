@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import _pulsar
@@ -15,28 +14,18 @@ from hypothesis import strategies as st
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.source_partition import source_partitions
-from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover import sequencing as _numbering
 from delaylevel.mover.express import forward_range
 from delaylevel.mover.forwarder import Forwarder
+from fakes import FakeAdmin, describe
 
 T0 = 1_800_000_000_000
 HOUR = 3_600_000
 ORDERS = "persistent://public/default/orders"
-DESCRIPTION = LevelTopicDescription(
-    topic="orders-delay-level",
-    levels=Levels(
-        [
-            PartitionStrategy(),
-            PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-        ]
-    ),
-    targets=("orders",),
-    final_window=FinalWindow.BROKER,
-)
+DESCRIPTION = describe(final_window=FinalWindow.BROKER)
 SOURCE = source_partitions(DESCRIPTION)[0]
 
 
@@ -88,11 +77,6 @@ class Core:
     def close(self) -> None: ...
 
 
-class Admin:
-    def topic_exists(self, _: Any) -> bool:
-        return True
-
-
 def raw(
     entry: int,
     properties: dict[str, str],
@@ -117,7 +101,7 @@ def raw(
 
 
 def forwarder(client: Client, sequence: Sequence | None = None) -> Forwarder:
-    admin: Any = Admin()
+    admin: Any = FakeAdmin()
     return Forwarder(client, admin, DESCRIPTION, sequence=sequence)
 
 
@@ -151,15 +135,10 @@ messages_given = st.lists(
 )
 
 
-class WithoutSchemas(Admin):
-    def schemas(self, _: Any) -> list[Any]:
-        return []
-
-
 @given(messages_given)
 def test_the_same_is_written_and_reported(found: list[tuple[Any, ...]]) -> None:
     rows = [raw(number, *fields) for number, fields in enumerate(found)]
-    admin: Any = WithoutSchemas()
+    admin: Any = FakeAdmin()
     short, long = Client(), Client()
     express = Forwarder(short, admin, DESCRIPTION)
     assert forward_range(express, SOURCE, rows, lambda: T0) == len(rows)

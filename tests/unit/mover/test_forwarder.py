@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -16,15 +14,15 @@ from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import forwarder as forwarder_module
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.mover.hop import check_delivery
+from delaylevel.testing import ManualClock
+from fakes import FakeAdmin, FakeClient, describe
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -36,120 +34,13 @@ DEAD = f"{FAMILY}-DLQ-partition-0"
 OK = pulsar.Result.Ok
 
 
-@dataclass
-class Sent:
-    """One message that a producer was given."""
-
-    topic: str
-    value: bytes | None
-    given: dict[str, Any]
-
-    @property
-    def properties(self) -> dict[str, str]:
-        return dict(self.given["properties"])
-
-
-@dataclass
-class FakeProducer:
-    """Confirms at flush, with the outcome that the client has for its topic."""
-
-    client: FakeClient
-    topic: str
-    settings: dict[str, Any]
-    pending: list[Callable[[Any, Any], Any]] = field(default_factory=list)
-    closed: int = 0
-
-    def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
-        assert not self.closed
-        self.client.sent.append(Sent(self.topic, value, given))
-        self.pending.append(callback)
-
-    def flush(self) -> None:
-        pending, self.pending = self.pending, []
-        outcome = self.client.outcomes.get(self.topic, OK)
-        for number, callback in enumerate(pending):
-            if isinstance(outcome, list):
-                callback(outcome[number], None)
-            elif isinstance(outcome, pulsar.Result):
-                callback(outcome, None)
-        if isinstance(outcome, Exception):
-            raise outcome
-
-    def close(self) -> None:
-        self.closed += 1
-        self.client.closings.append(self.topic)
-        if self.topic in self.client.close_fails:
-            raise pulsar.AlreadyClosed("closed")
-
-
-@dataclass
-class FakeClient:
-    """Makes producers; ``refusals`` and ``outcomes`` say what goes wrong, by topic."""
-
-    refusals: dict[str, Exception] = field(default_factory=dict)
-    outcomes: dict[str, Any] = field(default_factory=dict)
-    close_fails: set[str] = field(default_factory=set)
-    producers: list[FakeProducer] = field(default_factory=list)
-    sent: list[Sent] = field(default_factory=list)
-    closings: list[str] = field(default_factory=list)
-
-    def create_producer(self, topic: str, **settings: Any) -> FakeProducer:
-        if topic in self.refusals:
-            raise self.refusals[topic]
-        self.producers.append(FakeProducer(self, topic, settings))
-        return self.producers[-1]
-
-    def to(self, topic: str) -> list[Sent]:
-        return [item for item in self.sent if item.topic == topic]
-
-    def opened(self, topic: str) -> int:
-        return sum(producer.topic == topic for producer in self.producers)
-
-
-@dataclass
-class FakeAdmin:
-    """Knows which business topics there are, and their schemas."""
-
-    topics: set[str] = field(default_factory=lambda: {ORDERS, BILLS})
-    versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
-    away: bool = False
-
-    def topic_exists(self, topic: TopicName) -> bool:
-        if self.away:
-            raise BrokerUnreachableError("nothing answers")
-        return topic.full in self.topics
-
-    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        return self.versions.get(topic.full, [])
-
-
-@dataclass
-class HandClock:
-    now: int = T0
-
-    def now_ms(self) -> int:
-        return self.now
-
-
 class Bench:
     """A forwarder with everything around it faked."""
 
     def __init__(self, **changes: Any) -> None:
-        self.description = LevelTopicDescription(
-            **{
-                "topic": "orders-delay-level",
-                "levels": Levels(
-                    [
-                        PartitionStrategy(),
-                        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-                    ]
-                ),
-                "targets": ("orders", "bills"),
-                "final_window": FinalWindow.BROKER,
-                **changes,
-            }
-        )
-        self.client, self.admin, self.clock = FakeClient(), FakeAdmin(), HandClock()
+        given = {"targets": ("orders", "bills"), "final_window": FinalWindow.BROKER, **changes}
+        self.description = describe(**given)
+        self.client, self.admin, self.clock = FakeClient(), FakeAdmin(), ManualClock(T0)
         self.forwarder = Forwarder(
             self.client,
             self.admin,  # type: ignore[arg-type]
@@ -177,7 +68,7 @@ class Bench:
 
     def forward(self, *messages: ParkedMessage, source: str = "level-hour-partition-3") -> None:
         for message in messages:
-            self.forwarder.forward(self.source(source), message, self.clock.now)
+            self.forwarder.forward(self.source(source), message, self.clock.now_ms())
 
 
 @pytest.fixture
@@ -303,7 +194,7 @@ def held_reason(bench: Bench) -> list[tuple[str, str]]:
 
 
 def test_target_that_was_deleted_is_not_made_anew(bench: Bench) -> None:
-    bench.admin.topics.discard(ORDERS)
+    bench.admin.missing.add(ORDERS)
     bench.forward(bench.message(), bench.message(target=BILLS), bench.message())
     report = bench.forwarder.flush()
     assert bench.client.opened(ORDERS) == 0
@@ -367,14 +258,14 @@ def test_target_that_fails_on_send(bench: Bench, outcome: Any) -> None:
     # Its producer is not used again.
     assert ORDERS in bench.client.closings
     del bench.client.outcomes[ORDERS]
-    bench.clock.now += bench.description.hold_pause_ms
+    bench.clock.move_to(T0 + bench.description.hold_pause_ms)
     bench.forward(bench.message())
     assert bench.client.opened(ORDERS) == 2
     assert bench.forwarder.flush().total == 1
 
 
 def test_attempts_are_counted(bench: Bench) -> None:
-    bench.admin.topics.clear()
+    bench.admin.missing |= {ORDERS, BILLS}
     bench.forward(bench.message(**{ATTEMPT: "4", REASON: "old"}), source="held-partition-0")
     bench.forwarder.flush()
     assert held_reason(bench) == [("5", "the topic does not exist")]
@@ -393,12 +284,12 @@ def test_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:
     bench.client.refusals[ORDERS] = pulsar.TopicTerminated("over")
     bench.forward(bench.message())
     del bench.client.refusals[ORDERS]
-    bench.clock.now = T0 + bench.description.hold_pause_ms - 1
+    bench.clock.move_to(T0 + bench.description.hold_pause_ms - 1)
     bench.forward(bench.message(T0 + DAY // 24))
     assert bench.client.opened(ORDERS) == 0
     assert bench.forwarder.flush().held == {ORDERS: 2}
     assert held_reason(bench)[1] == held_reason(bench)[0]
-    bench.clock.now += 1
+    bench.clock.advance(timedelta(milliseconds=1))
     bench.forward(bench.message(T0 + DAY // 24))
     assert bench.client.opened(ORDERS) == 1
     assert bench.forwarder.flush().window == 1
@@ -478,7 +369,7 @@ def test_own_topic_that_does_not_confirm(bench: Bench, outcome: Any) -> None:
 @pytest.mark.parametrize("topic", [HELD, DEAD])
 def test_held_and_dead_letters_have_to_be_confirmed_too(bench: Bench, topic: str) -> None:
     bench.client.outcomes[topic] = pulsar.Result.Timeout
-    bench.admin.topics.discard(ORDERS)
+    bench.admin.missing.add(ORDERS)
     bench.forward(bench.message(), bench.message(properties={}))
     with pytest.raises(BrokerError, match="did not confirm"):
         bench.forwarder.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import pulsar
 import pytest
 
+import fakes
 from delaylevel.errors import (
     DelayTooLongError,
     InvalidDelayError,
@@ -29,34 +31,12 @@ from delaylevel.producer.routing import (
     level_producer_settings,
     window_producer_settings,
 )
+from delaylevel.testing import ManualClock
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
 ORDERS = "persistent://public/default/orders"
-
-
-class StoppedClock:
-    """It is always the same moment."""
-
-    def now_ms(self) -> int:
-        return T0
-
-
-def describe(**changes: Any) -> LevelTopicDescription:
-    return LevelTopicDescription(
-        **{
-            "topic": "orders-delay-level",
-            "levels": Levels(
-                [
-                    PartitionStrategy(maximum_delay=timedelta(days=365)),
-                    PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
-                ]
-            ),
-            "targets": ("orders",),
-            "final_window": FinalWindow.BROKER,
-            **changes,
-        }
-    )
+describe = functools.partial(fakes.describe, 365, final_window=FinalWindow.BROKER)
 
 
 def route(
@@ -69,7 +49,7 @@ def route(
     description: LevelTopicDescription | None = None,
     **unsupported: Any,
 ) -> Route:
-    routing = Routing(description or describe(), ORDERS, schema, StoppedClock())
+    routing = Routing(description or describe(), ORDERS, schema, ManualClock(T0))
     return routing.route(deliver_at, deliver_after, properties, message_id, **unsupported)
 
 
@@ -80,7 +60,7 @@ TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
 def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> None:
     tracker = replace(TRACKER, mover=mover)
     soon = timedelta(minutes=5)
-    routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), StoppedClock())
+    routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), ManualClock(T0))
     placed = routing.route(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
     assert placed == Route(
         WINDOW,
@@ -111,7 +91,7 @@ def test_copies_of_one_id_meet_in_one_window_partition() -> None:
 
 
 def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> None:
-    routing = Routing(TRACKER, ORDERS, None, StoppedClock())
+    routing = Routing(TRACKER, ORDERS, None, ManualClock(T0))
     soon = timedelta(minutes=5)
     found = [routing.route(None, soon, None, None).partition for _ in range(16_000)]
     runs = [(key, len(list(group))) for key, group in itertools.groupby(found)]

@@ -15,19 +15,13 @@ from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.producer.routing import BUSINESS, WINDOW, Route, Routing
+from delaylevel.testing import ManualClock
 
 T0 = 1_800_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000
 BOUNDS = sorted(
     {at + off for at in (0, 1000, HOUR, 23 * HOUR, DAY, 29 * DAY, 30 * DAY) for off in (-1, 0, 1)}
 )
-
-
-class StoppedClock:
-    """It is always the same moment."""
-
-    def now_ms(self) -> int:
-        return T0
 
 
 def routing(overflow: str, **changes: Any) -> Routing:
@@ -38,8 +32,7 @@ def routing(overflow: str, **changes: Any) -> Routing:
         ]
     )
     description = LevelTopicDescription("orders-delay-level", levels, ("orders",), **changes)
-    target = "persistent://public/default/orders"
-    return Routing(description, target, changes.pop("schema", None), StoppedClock())
+    return Routing(description, description.targets[0], None, ManualClock(T0))
 
 
 delays = st.one_of(st.sampled_from(BOUNDS), st.integers(-DAY, 400 * DAY))
@@ -86,7 +79,7 @@ def test_as_the_long_way(
     schema: SchemaRef | None,
 ) -> None:
     where = routing(overflow, final_window=window, mover=mover)
-    where = Routing(where.description, "persistent://public/default/orders", schema, StoppedClock())
+    where = Routing(where.description, where.description.targets[0], schema, ManualClock(T0))
     asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     given_to_it = None if own is None else dict(own)
     placed, found = outcome(where.route, asked), outcome(where.route_common, asked)

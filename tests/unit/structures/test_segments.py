@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from delaylevel.structures.segments.pending import (
     PendingSegments,
 )
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
+from fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 Row = tuple[int, int, int, float, bytes]
@@ -94,37 +94,6 @@ def test_the_order_is_that_of_the_tracker(tmp_path: Path) -> None:
         _, entries = tracker.get_scheduled_messages(20_000, now)
         assert store.read_due(now, 20_000).entry_ids.tolist() == entries.tolist()
     assert len(store) == len(tracker) == 0
-
-
-class SmallDisk:
-    """A disk of so many bytes, over real files."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-    def __call__(self, path: Path) -> Any:
-        disk = self
-        inner = path.open("ab", buffering=0)
-
-        class File:
-            def __enter__(self) -> File:
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                inner.close()
-
-            def write(self, data: memoryview) -> int:
-                if not disk.free:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                count = inner.write(data[: disk.free])
-                disk.free -= count
-                return count
-
-            def truncate(self, size: int) -> None:
-                disk.free += os.fstat(inner.fileno()).st_size - size
-                inner.truncate(size)
-
-        return File()
 
 
 def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:

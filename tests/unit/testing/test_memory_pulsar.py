@@ -16,10 +16,12 @@ from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, testing
 from delaylevel.cluster.port import NamespacePolicies, TopicAdmin
 from delaylevel.errors import AlreadyRunningError, InvalidInputError, UnsafeNamespaceError
 from delaylevel.model import envelope as env
+from delaylevel.model.clock import duration_ms
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
+from fakes import SkewedClock
 
 DAYS_AND_HOURS = [
     PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=30)),
@@ -215,7 +217,7 @@ def test_hand_offs_continue_across_ledgers() -> None:
 @pytest.mark.parametrize("skew", [timedelta(seconds=-30), timedelta(seconds=30), timedelta(days=1)])
 def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
-    wrong = memory.client(clock=Skewed(memory.clock, skew))
+    wrong = memory.client(clock=SkewedClock(duration_ms(skew), memory.clock))
     skewed = wrong.create_producer("orders", enable_delay_level_topic=True)
     right = delayed(memory)
     due_ms = NOON_MS + 3 * 86_400_000
@@ -229,17 +231,6 @@ def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> N
         for m in memory.delivered("orders")
     ]
     assert late_ms == [0] * 6
-
-
-class Skewed:
-    """A clock that is wrong."""
-
-    def __init__(self, clock: ManualClock, by: timedelta) -> None:
-        self._clock = clock
-        self._by_ms = int(by.total_seconds() * 1000)
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms() + self._by_ms
 
 
 def test_advance_does_not_interfere_with_a_mover_of_the_test() -> None:

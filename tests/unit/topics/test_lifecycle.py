@@ -14,7 +14,7 @@ from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import Routing
-from delaylevel.testing import MemoryPulsar
+from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
 
 DAY = timedelta(days=1)
@@ -87,10 +87,6 @@ def test_a_mover_claims_new_partitions_and_others_are_shut_out() -> None:
 
 
 def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
-    class Clock:
-        def now_ms(self) -> int:
-            return 1_800_000_000_000
-
     with MemoryPulsar() as memory:
         producer = memory.client().create_producer(
             "orders", enable_delay_level_topic=True, partition_strategy=WEEK
@@ -109,7 +105,7 @@ def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
         asked.append(now[0])
         return known[0]
 
-    routing = Routing(description, description.targets[0], None, Clock())
+    routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
     cache = LevelTopicCache(routing, describe, lambda: now[0])  # type: ignore[arg-type]
 
     def route() -> int:

@@ -1,0 +1,355 @@
+"""Fakes, clocks and builders that several test modules share.
+
+Use :mod:`delaylevel.testing` first: ``MemoryPulsar`` is a whole Pulsar in memory, and
+``ManualClock`` is a clock that a test moves forward. The fakes here are for the rest: failures
+that a test scripts, and values that the client creates in C++.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from delaylevel.cluster.port import SchemaVersion
+from delaylevel.errors import BrokerUnreachableError
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.position import Position
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+
+# -- clocks
+
+
+class HandClock:
+    """A clock that stands still until a test sets it, backwards too (``ManualClock`` cannot).
+
+    Attributes:
+        at_ms: the current time, in ms since the epoch; the machine's own at first.
+    """
+
+    def __init__(self) -> None:
+        self.at_ms = SystemClock().now_ms()
+
+    def now_ms(self) -> int:
+        """Return the current time, in ms since the epoch."""
+        return self.at_ms
+
+    def advance(self, ms: int) -> None:
+        """Move the clock by a number of ms; a negative one moves it back."""
+        self.at_ms += ms
+
+
+class SkewedClock:
+    """A clock that is ahead of another one by a fixed time, or behind it.
+
+    Args:
+        ahead_ms: the difference, in ms; negative if the clock is behind.
+        clock: the right clock; the machine's own by default.
+    """
+
+    def __init__(self, ahead_ms: int, clock: Clock | None = None) -> None:
+        self._ahead_ms = ahead_ms
+        self._clock = clock or SystemClock()
+
+    def now_ms(self) -> int:
+        """Return the wrong time, in ms since the epoch."""
+        return self._clock.now_ms() + self._ahead_ms
+
+
+# -- level topics
+
+
+def days_and_hours(days: int = 30) -> list[PartitionStrategy]:
+    """Return a level by DAY up to a number of days, and one by HOUR up to a day."""
+    return [
+        PartitionStrategy(maximum_delay=timedelta(days=days)),
+        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+    ]
+
+
+def describe(days: int = 30, **changes: Any) -> LevelTopicDescription:
+    """Return the level topic of ``orders`` with :func:`days_and_hours`, and these changes."""
+    return LevelTopicDescription(
+        **{
+            "topic": "orders-delay-level",
+            "levels": Levels(days_and_hours(days)),
+            "targets": ("orders",),
+            **changes,
+        }
+    )
+
+
+# -- messages
+
+
+def varint(value: int) -> bytes:
+    """Return a number as Protocol Buffers write it; a negative one takes ten bytes."""
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def serialized_id(
+    ledger: int, entry: int, batch: int, size: int | None, *, more: bool = False
+) -> bytes:
+    """Return Pulsar's MessageIdData: ledgerId=1, entryId=2, partition=3, batch_index=4, size=6.
+
+    Args:
+        ledger: the ledger ID.
+        entry: the entry ID.
+        batch: the index in the batch; -1 if the message is not batched.
+        size: the number of messages in the batch; None to leave it out.
+        more: whether the fields that the client adds to some IDs are in it too.
+    """
+    parts = [b"\x08", varint(ledger), b"\x10", varint(entry), b"\x18", varint(2)]
+    parts += [b"\x20", varint(batch)]
+    if more:  # ack_set is repeated int64 (5); first_chunk_message_id (7) is a message
+        parts += [b"\x2a", varint(2), b"\x30\x07", b"\x3a", varint(4), b"\x30\x7f\x30\x7f"]
+    if size is not None:
+        parts += [b"\x30", varint(size)]
+    return b"".join(parts)
+
+
+@dataclass
+class FakeMessageId:
+    """The ID of a received message, with the size of its batch."""
+
+    position: Position
+    size: int | None = None
+
+    def ledger_id(self) -> int:
+        return self.position.ledger
+
+    def entry_id(self) -> int:
+        return self.position.entry
+
+    def batch_index(self) -> int:
+        return self.position.batch
+
+    def serialize(self) -> bytes:
+        position = self.position
+        return serialized_id(position.ledger, position.entry, position.batch, self.size)
+
+
+@dataclass
+class FakeMessage:
+    """A message as a consumer or a reader returns it."""
+
+    id: FakeMessageId
+    value: bytes | None = b"body"
+    given: dict[str, str] = field(default_factory=lambda: {"a": "b"})
+    topic: str = ""
+    published_ms: int = 11
+    order: str = "order"
+    event_ms: int = 12
+
+    def topic_name(self) -> str:
+        return self.topic
+
+    def message_id(self) -> FakeMessageId:
+        return self.id
+
+    def publish_timestamp(self) -> int:
+        return self.published_ms
+
+    def partition_key(self) -> str:
+        return "key"
+
+    def ordering_key(self) -> str:
+        return self.order
+
+    def event_timestamp(self) -> int:
+        return self.event_ms
+
+    def properties(self) -> dict[str, str]:
+        return self.given
+
+    def has_null_value(self) -> bool:
+        return self.value is None
+
+    def data(self) -> bytes:
+        return self.value or b""
+
+
+# -- a cluster
+
+
+@dataclass
+class Sent:
+    """A message that a producer was given, with the arguments of the call."""
+
+    topic: str
+    value: bytes | None
+    given: dict[str, Any]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self.given["properties"])
+
+
+@dataclass(eq=False)
+class FakeProducer:
+    """A producer that confirms only when a test answers, or at a flush."""
+
+    client: FakeClient
+    topic: str
+    settings: dict[str, Any]
+    sent: list[Sent] = field(default_factory=list)
+    pending: list[Callable[[Any, Any], Any]] = field(default_factory=list)
+    closed: int = 0
+
+    def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
+        assert not self.closed
+        message = Sent(self.topic, value, given)
+        self.sent.append(message)
+        self.client.sent.append(message)
+        self.pending.append(callback)
+
+    def answer(self, outcome: Any = pulsar.Result.Ok, count: int | None = None) -> None:
+        """Confirm the oldest messages with an outcome; all of them by default."""
+        answered = self.pending[:count]
+        del self.pending[: len(answered)]
+        for callback in answered:
+            callback(outcome, None)
+
+    def flush(self) -> None:
+        """Confirm every message with the outcome that the client has for the topic.
+
+        A list has an outcome for each message. An exception is raised, and confirms nothing.
+        """
+        pending, self.pending = self.pending, []
+        outcome = self.client.outcomes.get(self.topic, pulsar.Result.Ok)
+        for number, callback in enumerate(pending):
+            if isinstance(outcome, list):
+                callback(outcome[number], None)
+            elif isinstance(outcome, pulsar.Result):
+                callback(outcome, None)
+        if isinstance(outcome, Exception):
+            raise outcome
+
+    def close(self) -> None:
+        self.closed += 1
+        self.client.closings.append(self.topic)
+        if self.topic in self.client.close_fails:
+            raise pulsar.AlreadyClosed("closed")
+
+
+@dataclass(eq=False)
+class FakeClient:
+    """A client that records what its producers send, and fails as scripted.
+
+    Attributes:
+        refusals: the errors of ``create_producer``, by topic.
+        outcomes: the outcomes of ``flush``, by topic; see :meth:`FakeProducer.flush`.
+        close_fails: the topics whose producers cannot be closed.
+        producers: every producer, in the order of their creation.
+        sent: every message, in the order of sending.
+        closings: the topics of closed producers, in the order of closing.
+        closed: whether the client was closed.
+    """
+
+    refusals: dict[str, Exception] = field(default_factory=dict)
+    outcomes: dict[str, Any] = field(default_factory=dict)
+    close_fails: set[str] = field(default_factory=set)
+    producers: list[FakeProducer] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
+    closings: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def create_producer(self, topic: str, **settings: Any) -> FakeProducer:
+        if topic in self.refusals:
+            raise self.refusals[topic]
+        self.producers.append(FakeProducer(self, topic, settings))
+        return self.producers[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics that have had a producer, each of them once."""
+        return list(dict.fromkeys(producer.topic for producer in self.producers))
+
+    def __getitem__(self, topic: str) -> FakeProducer:
+        """Return the latest producer of a topic."""
+        return next(item for item in reversed(self.producers) if item.topic == topic)
+
+    def to(self, topic: str) -> list[Sent]:
+        """Return the messages that were sent to a topic."""
+        return [item for item in self.sent if item.topic == topic]
+
+    def opened(self, topic: str) -> int:
+        """Return the number of producers that a topic has had."""
+        return sum(producer.topic == topic for producer in self.producers)
+
+
+@dataclass(eq=False)
+class FakeAdmin:
+    """An admin client that knows which topics exist, and their schemas.
+
+    Attributes:
+        missing: the topics that do not exist.
+        versions: the schemas of topics, oldest first.
+        away: whether no broker answers.
+    """
+
+    missing: set[str] = field(default_factory=set)
+    versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
+    away: bool = False
+
+    def topic_exists(self, topic: TopicName) -> bool:
+        if self.away:
+            raise BrokerUnreachableError("nothing answers")
+        return topic.full not in self.missing
+
+    def schemas(self, topic: TopicName) -> list[SchemaVersion]:
+        return self.versions.get(topic.full, [])
+
+
+# -- a disk
+
+
+class SmallDisk:
+    """An opener of files on a disk with little space; the files are real.
+
+    Attributes:
+        free: the free space, in bytes.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def __call__(self, path: Path) -> Any:
+        disk = self
+        inner = path.open("ab", buffering=0)
+
+        class File:
+            def __enter__(self) -> File:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                inner.close()
+
+            def write(self, data: memoryview) -> int:
+                if not disk.free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                count = inner.write(data[: disk.free])
+                disk.free -= count
+                return count
+
+            def truncate(self, size: int) -> None:
+                disk.free += os.fstat(inner.fileno()).st_size - size
+                inner.truncate(size)
+
+        return File()

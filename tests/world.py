@@ -1,0 +1,444 @@
+"""A Pulsar to test on, in memory or real, and its time.
+
+The contract suite runs the same tests on both. The fixtures of the integration tests are short
+names for what a :class:`RealWorld` does. Tests that bring a broker of their own use the functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pulsar
+
+from delaylevel import DelayLevelClient, topics
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import read_range
+from delaylevel.model.clock import Clock, SystemClock, duration_ms
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.report import ForwardReport
+from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
+from delaylevel.testing import MemoryPulsar
+from fakes import SkewedClock
+
+# The client's own log, without what is expected when a test breaks something.
+QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+
+Self = TypeVar("Self", bound="Background")
+
+# The types of fixtures.
+Backlog = Callable[[LevelTopicDescription], int]
+Drained = Callable[[LevelTopicDescription], None]
+Eventually = Callable[..., Any]
+MakeClient = Callable[..., DelayLevelClient]
+MakeLevelTopic = Callable[..., LevelTopicDescription]
+MakeMover = Callable[..., LocalMover]
+Stored = Callable[[str], list[ParkedMessage]]
+
+
+def quiet_client(connection: Connection) -> pulsar.Client:
+    """Return a plain Pulsar client that logs nothing."""
+    return pulsar.Client(**connection.client_kwargs(), logger=QUIET)
+
+
+def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """Wait until a condition holds.
+
+    Args:
+        condition: the function that is called until it returns a true value.
+        what: the words for the condition in the failure.
+        seconds: the longest time to wait, in s.
+
+    Returns:
+        The first true value.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+    return found
+
+
+def stored_messages(client: pulsar.Client, admin: Any, topic: str) -> list[ParkedMessage]:
+    """Return everything that a topic holds, one partition after another.
+
+    It is read from the beginning by readers, from which ``deliver_at`` hides nothing. So there is
+    nothing to wait for. A topic that does not exist holds nothing.
+    """
+    found: list[ParkedMessage] = []
+    if not admin.topic_exists(TopicName.parse(topic)):
+        return found
+    for partition in client.get_topic_partitions(topic):
+        last = admin.last_message_id(TopicName.parse(partition))
+        if last is not None and last.entry >= 0:
+            found += read_range(client, partition, EARLIEST, last.next_entry)
+    return found
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that a consumer received, and the time of its arrival in ms since the epoch."""
+
+    message: Any
+    at_ms: int
+
+    @property
+    def late_ms(self) -> int:
+        """The time between due time and arrival, in ms; negative if it came early."""
+        return self.at_ms - int(self.message.properties()["delaylevel.due"])
+
+
+class Background:
+    """Something that runs in a thread of its own until it is stopped; a context manager.
+
+    Args:
+        run: the function that runs until it is told to stop.
+        stop: the function that tells it to.
+
+    Attributes:
+        failure: the exception that ended it early.
+        patience_s: the longest time that the end may take, in s; None for no limit.
+    """
+
+    patience_s: float | None = 60
+
+    def __init__(self, run: Callable[[], Any], stop: Callable[[], Any]) -> None:
+        self.failure: BaseException | None = None
+        self._run = run
+        self._stop = stop
+        self._thread = threading.Thread(target=self._guarded, name="background")
+        self._thread.start()
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:  # raised by stop()
+            self.failure = error
+
+    def stop(self) -> None:
+        """End it, and raise its failure."""
+        self._stop()
+        self._thread.join(self.patience_s)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Serving(Background):
+    """A dispatcher in a thread of its own."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        self.dispatcher = dispatcher
+        super().__init__(dispatcher.run, dispatcher.stop)
+
+    @property
+    def owned(self) -> list[int]:
+        """The window partitions that it owns and has read again."""
+        return sorted(
+            index
+            for (_, index), figures in self.dispatcher.figures().items()
+            if figures.state == "releasing"
+        )
+
+    def total(self, name: str) -> int:
+        """Return the sum of a figure over its partitions."""
+        return sum(getattr(each, name) for each in self.dispatcher.figures().values())
+
+
+class World:
+    """A Pulsar, and its time.
+
+    Attributes:
+        namespace: the test's own namespace.
+        admin: the admin interface; it has ``delete`` and ``terminate`` in addition to the port.
+        plain_client: a client for readers and consumers.
+        clock: the time.
+        early_ms: the longest time before its due time at which a message may come (the broker's
+            tick), in ms.
+        slack_ms: the time by which a test sets its own clocks ahead, in ms, so that a pause of
+            the machine makes nothing late.
+        late_ms: the longest time after its due time at which a message may come, in ms.
+    """
+
+    early_ms: int
+    slack_ms: int
+    late_ms: int
+    namespace: str
+    admin: Any
+    plain_client: Any
+    clock: Clock
+
+    def client(self, clock: Clock | None = None) -> DelayLevelClient:
+        """Return a new client, closed at the end; on a broker it goes by ``clock``."""
+        raise NotImplementedError
+
+    def advance(self, delta: timedelta) -> ForwardReport:
+        """Let time pass, with a mover at work for every level topic."""
+        raise NotImplementedError
+
+    def receive(self, consumer: Any) -> Any:
+        """Return a message that has to come."""
+        raise NotImplementedError
+
+    def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
+        """Return the expected number of messages, and any that follow them."""
+        raise NotImplementedError
+
+    def eventually(
+        self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
+    ) -> Any:
+        """Wait for something that the broker does in its own time; see :func:`eventually`."""
+        raise NotImplementedError
+
+    def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
+        """Return a mover of this process, closed at the end."""
+        raise NotImplementedError
+
+    def topic(self, name: str) -> str:
+        """Return the full name of a topic in the namespace."""
+        return f"persistent://{self.namespace}/{name}"
+
+    def name(self, name: str) -> TopicName:
+        """Return the parsed name of a topic in the namespace."""
+        return TopicName.parse(self.topic(name))
+
+    def ahead(self, by_ms: int) -> Clock:
+        """Return a clock that is ahead of the right one by a number of ms."""
+        return SkewedClock(by_ms, self.clock)
+
+    def catch_up(self, ahead: timedelta) -> ForwardReport:
+        """Run every mover once, by clocks that are ahead of the right one.
+
+        It delivers at once what is due by then, and no test has to wait for it.
+        """
+        report = ForwardReport()
+        client = self.client()
+        clock = self.ahead(duration_ms(ahead))
+        for item in topics.list_level_topics(self.admin, self.namespace):
+            if item.description is not None:
+                with LocalMover(client, self.admin, item.description, clock) as mover:
+                    report.add(mover.run_once())
+        return report
+
+    def bodies(self, consumer: Any, expected: int) -> list[bytes]:
+        """Return the payloads of :meth:`drain`."""
+        return [message.data() for message in self.drain(consumer, expected)]
+
+    def level_topic(
+        self, levels: Levels, targets: Sequence[str] = ("orders",), **values: Any
+    ) -> LevelTopicDescription:
+        """Create a level topic with its targets.
+
+        Its final window is ``broker`` unless the test names another, because no dispatcher runs.
+
+        Args:
+            levels: the levels.
+            targets: the names of the business topics in the namespace.
+            **values: further fields of the description.
+        """
+        names = tuple(self.topic(target) for target in targets)
+        for name in names:
+            self.plain_client.create_producer(name).close()
+        topic = values.pop("topic", f"{names[0]}-delay-level")
+        values.setdefault("final_window", FinalWindow.BROKER)
+        return topics.create(self.admin, LevelTopicDescription(topic, levels, names, **values))
+
+    def stored(self, topic: str) -> list[ParkedMessage]:
+        """Return everything that a topic holds; see :func:`stored_messages`."""
+        return stored_messages(self.plain_client, self.admin, topic)
+
+    def backlog(self, description: LevelTopicDescription) -> int:
+        """Return the number of entries in level and held topics that are not acknowledged."""
+        return sum(
+            stats.subscriptions[SUBSCRIPTION].backlog_entries
+            for member in description.members()
+            if member.role in (Role.LEVEL, Role.HELD)
+            for stats in self.admin.partitioned_stats(member.topic).values()
+        )
+
+    def drained(self, description: LevelTopicDescription) -> None:
+        """Wait until everything is acknowledged."""
+        what = f"the acknowledgement of everything in {description.topic}"
+        self.eventually(lambda: not self.backlog(description), what)
+
+
+class MemoryWorld(World):
+    """The in-memory Pulsar."""
+
+    early_ms = 0
+    slack_ms = 0
+    late_ms = 500  # tests look every 500 ms
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.namespace = "acme/test"
+        self._memory = MemoryPulsar(namespaces=[self.namespace])
+        self._stack = stack
+        self.admin = self._memory.admin
+        self.clock = self._memory.clock
+        self.plain_client = self._memory.client()
+
+    def client(self, clock: Clock | None = None) -> DelayLevelClient:
+        return self._memory.client()
+
+    def advance(self, delta: timedelta) -> ForwardReport:
+        return self._memory.advance(delta)
+
+    def receive(self, consumer: Any) -> Any:
+        return _next(consumer, 0)
+
+    def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
+        return _drain(consumer, expected, 0, 0)
+
+    def eventually(
+        self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
+    ) -> Any:
+        found = condition()
+        assert found, what
+        return found
+
+    def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
+        made = LocalMover(self.plain_client, self.admin, description, clock or self.clock)
+        return self._stack.enter_context(made)
+
+
+class RealWorld(World):
+    """A real broker; time passes by itself.
+
+    Args:
+        connection: the address of the broker.
+        stack: the exit stack that closes everything at the end.
+        namespace: the test's own namespace.
+        client: a client for readers, consumers and movers; by default one is made when needed.
+    """
+
+    early_ms = 1000
+    slack_ms = 60_000
+    late_ms = 600_000  # a real machine may pause for any time
+
+    def __init__(
+        self,
+        connection: Connection,
+        stack: ExitStack,
+        namespace: str,
+        client: pulsar.Client | None = None,
+    ) -> None:
+        self._connection = connection
+        self._stack = stack
+        self._client = client
+        self.namespace = namespace
+        self.admin = stack.enter_context(Admin.from_connection(connection))
+        self.clock = SystemClock()
+
+    @property
+    def plain_client(self) -> pulsar.Client:
+        """The client for readers, consumers and movers."""
+        if self._client is None:
+            self._client = quiet_client(self._connection)
+            self._stack.callback(self._client.close)
+        return self._client
+
+    def client(self, clock: Clock | None = None) -> DelayLevelClient:
+        made = DelayLevelClient.from_connection(self._connection, logger=QUIET, clock=clock)
+        self._stack.callback(made.shutdown)
+        return made
+
+    def advance(self, delta: timedelta) -> ForwardReport:
+        until_ms = self.clock.now_ms() + duration_ms(delta)
+        report = ForwardReport()
+        client = self.client()
+        found = topics.list_level_topics(self.admin, self.namespace)
+        with ExitStack() as stack:
+            movers = [
+                stack.enter_context(LocalMover(client, self.admin, item.description))
+                for item in found
+                if item.description is not None
+            ]
+            while True:
+                for mover in movers:
+                    report.add(mover.run_once())
+                left_ms = until_ms - self.clock.now_ms()
+                if left_ms <= 0:
+                    return report
+                threading.Event().wait(min(0.05, left_ms / 1000))
+
+    def receive(self, consumer: Any) -> Any:
+        limit = time.monotonic() + 60
+        while True:
+            try:
+                return _next(consumer, 500)
+            except pulsar.Timeout:
+                # If the machine has paused, a message may still be on its way.
+                if time.monotonic() > limit:
+                    raise
+                self.advance(timedelta(0))
+
+    def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
+        found = [self.receive(consumer) for _ in range(expected)]
+        return found + _drain(consumer, 0, 0, 400)
+
+    def eventually(
+        self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
+    ) -> Any:
+        return eventually(condition, what, seconds)
+
+    def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
+        return self._stack.enter_context(
+            LocalMover(self.plain_client, self.admin, description, clock)
+        )
+
+    def arrivals(self, topic: str, **options: Any) -> Callable[..., list[Arrival]]:
+        """Subscribe to a topic (Shared), from its beginning.
+
+        Returns:
+            A function that waits for a number of messages: ``get(5)`` or ``get(5, seconds=90)``.
+        """
+        options.setdefault("consumer_type", pulsar.ConsumerType.Shared)
+        consumer = self.plain_client.subscribe(
+            topic, "application", initial_position=pulsar.InitialPosition.Earliest, **options
+        )
+
+        def get(count: int, seconds: float = 60) -> list[Arrival]:
+            found: list[Arrival] = []
+            deadline = time.monotonic() + seconds
+            while len(found) < count:
+                left_ms = int((deadline - time.monotonic()) * 1000)
+                assert left_ms > 0, f"{len(found)} of {count} messages came within {seconds} s"
+                with contextlib.suppress(pulsar.Timeout):
+                    message = consumer.receive(left_ms)
+                    found.append(Arrival(message, self.clock.now_ms()))
+                    consumer.acknowledge(message)
+            return found
+
+        return get
+
+
+def _next(consumer: Any, timeout_ms: int) -> Any:
+    receive = consumer.receive if hasattr(consumer, "receive") else consumer.read_next
+    return receive(timeout_ms)
+
+
+def _drain(consumer: Any, expected: int, timeout_ms: int, more_ms: int) -> list[Any]:
+    found = [_next(consumer, timeout_ms) for _ in range(expected)]
+    try:
+        while True:
+            found.append(_next(consumer, more_ms))
+    except pulsar.Timeout:
+        return found
