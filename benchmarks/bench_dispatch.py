@@ -100,7 +100,7 @@ class DispatcherProcess:
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
                 *("dispatcher", "run", topic, "--delivery", delivery, "--metrics-port", "0"),
-                *("--directory", str(directory)),
+                *("--spill-dir", str(directory)),
             ],
             stderr=subprocess.PIPE,
             text=True,

@@ -1,1 +1,1 @@
-"""The command line: one module a command group, printing only."""
+"""The command line: one module for each group of commands. It prints; other rooms do the work."""

@@ -1,4 +1,4 @@
-"""``delaylevel broker``: a real Pulsar broker on this machine, for tests and first steps."""
+"""``delaylevel broker``: a real Pulsar broker on this machine, for first steps and tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import click
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.errors import AlreadyRunningError
 
-from .options import examples, output_option
+from .options import RenamedOption, examples, log_options, output_option
 from .output import Column, emit, emit_one, note
+from .values import parse_pairs
 
 _COLUMNS = (
     Column("name"),
@@ -28,12 +29,12 @@ _EXIT_NOT_REACHED = 3
 _FOLLOW_SECONDS = 0.3
 
 name_option = click.option(
-    "--name", default="default", show_default=True, help="Which of this user's instances."
+    "--name", default="default", show_default=True, metavar="NAME", help="Name of the instance."
 )
 
 
 def view(status: BrokerStatus) -> dict[str, Any]:
-    """An instance as it is printed."""
+    """Return an instance as one row."""
     return {
         "name": status.name,
         "state": "running" if status.running else "stopped",
@@ -46,18 +47,6 @@ def view(status: BrokerStatus) -> dict[str, Any]:
     }
 
 
-def _settings(
-    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
-) -> dict[str, str] | None:
-    settings = {}
-    for value in values:
-        name, separator, text = value.partition("=")
-        if not separator or not name.strip():
-            raise click.BadParameter(f"{value!r} is not KEY=VALUE", ctx, param)
-        settings[name.strip()] = text.strip()
-    return settings or None
-
-
 @click.group(
     epilog=examples(
         "delaylevel broker start",
@@ -67,10 +56,10 @@ def _settings(
     )
 )
 def broker() -> None:
-    """Run a real Pulsar broker of your own, without Docker.
+    """Run a private Pulsar broker, without Docker.
 
-    It listens on free loopback ports and keeps its data in your state directory. The other
-    commands find it by themselves while no other cluster is configured.
+    It listens on free loopback ports and keeps its data in your state folder. The other commands
+    use it while no other cluster is configured.
     """
 
 
@@ -78,44 +67,53 @@ def broker() -> None:
     epilog=examples(
         "delaylevel broker start",
         "delaylevel broker start --functions --name second",
-        "delaylevel broker start --conf brokerDeduplicationEnabled=true",
+        "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true",
     )
 )
 @name_option
 @click.option(
     "--functions/--no-functions",
     default=None,
-    help="With the functions worker; without either, as at the last start.",
+    help="Start with a functions worker, or without; by default as at the last start.",
 )
 @click.option(
-    "--conf",
+    "--broker-conf",
+    "conf",
     metavar="KEY=VALUE",
     multiple=True,
-    callback=_settings,
-    help="A setting of standalone.conf, or else of functions_worker.yml; those of the last start "
-    "are kept unless one is given.",
+    callback=parse_pairs,
+    cls=RenamedOption,
+    former=["--conf"],
+    help="Setting of standalone.conf or functions_worker.yml; by default those of the last start. "
+    "Repeatable.",
 )
 @click.option(
-    "--heap-mb", type=click.IntRange(min=128), help="The largest Java heap, 400 at first."
+    "--heap-mb",
+    type=click.IntRange(min=128),
+    metavar="MIB",
+    help="Size of the Java heap; 400 at the first start.",
 )
 @output_option
 def start(
     name: str,
     functions: bool | None,
-    conf: dict[str, str] | None,
+    conf: dict[str, str],
     heap_mb: int | None,
     output: str,
 ) -> None:
-    """Start an instance, and fetch the server before if need be.
+    """Start an instance. The first start downloads the server.
 
-    Starting what runs already only says so, unless it would have to change for it.
+    An instance that already runs is left as it is; a start with other settings is refused.
     """
-    instance = EmbeddedBroker(name, functions=functions, conf=conf, heap_mb=heap_mb, report=note)
+    settings = {key.strip(): value.strip() for key, value in conf.items()} or None
+    instance = EmbeddedBroker(
+        name, functions=functions, conf=settings, heap_mb=heap_mb, report=note
+    )
     try:
         status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
-        changes = conf is not None or heap_mb is not None
+        changes = settings is not None or heap_mb is not None
         if changes or functions not in (None, status.functions):
             raise
         note(f"The broker {name!r} runs already.")
@@ -125,14 +123,19 @@ def start(
 @broker.command(
     epilog=examples("delaylevel broker status", "delaylevel broker status --name default -o json")
 )
-@click.option("--name", help="Only this instance; the exit code is 3 when it does not run.")
+@click.option("--name", metavar="NAME", help="Name of the instance.")
 @output_option
 @click.pass_context
 def status(ctx: click.Context, name: str | None, output: str) -> None:
-    """Show this user's instances and their addresses."""
+    """Show your instances and their addresses.
+
+    With --name, the exit code is 3 if that instance does not run.
+    """
     if name is None:
         found = [view(status) for status in instances()]
-        emit(found, _COLUMNS, output, empty="There is no broker yet: `delaylevel broker start`.")
+        emit(
+            found, _COLUMNS, output, empty="There is no broker yet: run `delaylevel broker start`."
+        )
         return
     one = EmbeddedBroker(name).status()
     emit_one(view(one), _COLUMNS, output)
@@ -144,9 +147,9 @@ def status(ctx: click.Context, name: str | None, output: str) -> None:
     epilog=examples("delaylevel broker stop", "delaylevel broker stop --name second --delete-data")
 )
 @name_option
-@click.option("--delete-data", is_flag=True, help="Delete its topics, settings and logs, too.")
+@click.option("--delete-data", is_flag=True, help="Delete its topics, settings and logs.")
 def stop(name: str, delete_data: bool) -> None:
-    """Stop an instance; its data stays for the next start."""
+    """Stop an instance. Its data stays for the next start."""
     instance = EmbeddedBroker(name)
     note(f"The broker {name!r} {'is stopped' if instance.stop() else 'does not run'}.")
     if delete_data:
@@ -156,17 +159,17 @@ def stop(name: str, delete_data: bool) -> None:
 
 @broker.command(epilog=examples("delaylevel broker logs -n 20", "delaylevel broker logs --follow"))
 @name_option
-@click.option(
-    "-n", "--lines", type=click.IntRange(min=0), default=100, show_default=True, help="How many."
-)
-@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C or the broker ends.")
+@log_options
 def logs(name: str, lines: int, follow: bool) -> None:
-    """Print what an instance logged since its last start."""
+    """Print the log of an instance since its last start.
+
+    --follow also ends when the broker ends.
+    """
     instance = EmbeddedBroker(name)
     if not instance.log_file.exists():
         note(f"The broker {name!r} has not logged anything.")
         return
-    # Where following begins is taken before the last lines are read: nothing is missed.
+    # Taken before the last lines are read, so that --follow misses no line in between.
     position = instance.log_file.stat().st_size
     text = instance.logs(lines)
     if text:
@@ -195,5 +198,8 @@ def _follow(instance: EmbeddedBroker, position: int) -> None:
 
 @broker.command("fetch", epilog=examples("delaylevel broker fetch"))
 def fetch_command() -> None:
-    """Fetch the server with Maven, so that a later start needs no network."""
+    """Download the server with Maven.
+
+    A later start then needs no network.
+    """
     click.echo(str(fetch(note)))

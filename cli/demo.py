@@ -1,4 +1,4 @@
-"""``delaylevel demo``: see it work, on a real broker, in about two minutes."""
+"""``delaylevel demo``: a demonstration on a real broker, in about two minutes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.model.formatting import format_duration
 
 from .options import examples, output_option
-from .output import Column, emit, format_duration, note
+from .output import Column, emit, note
 
 _PARTITIONS = (
     Column("level"),
@@ -31,21 +32,22 @@ _LINE_EVERY_S = 5.0
     type=click.IntRange(1, 1_000_000),
     default=3000,
     show_default=True,
-    help="How many to send.",
+    help="Number of messages to send.",
 )
 @output_option
 def demo(messages: int, output: str) -> None:
-    """Start a broker, send delayed messages through two levels, and watch them come out in time.
+    """Watch delayed messages arrive on time.
 
-    Everything is real, and runs on this machine only: a Pulsar broker of its own, the producer
-    wrapper, the Spark sync job, a dispatcher, consumers that check every message. Exit 0 only if
-    nothing was lost, duplicated, changed, or early.
+    The demo starts a broker and sends messages through two levels. Everything is real and runs on
+    this machine only: a private Pulsar broker, the producer wrapper, the Spark job, a dispatcher,
+    and consumers that check every message. The exit code is 0 only if no message is lost,
+    duplicated, changed or early.
     """
     from delaylevel.demo import run
-    from delaylevel.spark_sync import SparkSyncJob  # noqa: F401 - says at once what is missing
+    from delaylevel.spark_sync import SparkSyncJob  # noqa: F401 - reports a missing extra at once
 
     with tempfile.TemporaryDirectory(prefix="delaylevel-demo-") as folder:
-        note("Starting a Pulsar broker of its own (the first time it is fetched with Maven)...")
+        note("Starting a private Pulsar broker (downloaded with Maven the first time)...")
         with (
             EmbeddedBroker(
                 "demo", directory=Path(folder) / "broker", follow_parent=True, report=note
@@ -83,17 +85,17 @@ def _verdict(summary: dict[str, Any]) -> str:
     )
     return (
         f"{summary['sent']:,} sent, {summary['straight_to_business_topic']:,} of them due at once "
-        f"and straight to their topic; {summary['lost']:,} lost, "
+        f"and sent straight to their topic; {summary['lost']:,} lost, "
         f"{summary['duplicated']:,} duplicated, {summary['changed']:,} changed, "
         f"{summary['early']:,} early.\n"
         f"Lateness: {late}.\n"
-        + ("All is well." if summary["ok"] else "This is not as it should be.")
+        + ("All is well." if summary["ok"] else "Some messages did not arrive as they should.")
     )
 
 
 @contextmanager
 def _view() -> Iterator[Callable[[Any], None]]:
-    """What shows how far it is: a live table on a terminal, now and then a line elsewhere."""
+    """Yield a function that shows progress: a live table on a terminal, or a line at times."""
     if sys.stderr.isatty():
         try:
             from rich.console import Console

@@ -1,4 +1,4 @@
-"""``delaylevel dlq``: messages that could not be understood."""
+"""``delaylevel dlq``: dead letters, the messages in level topics with unreadable properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.dead_letters import DeadLetter
 from delaylevel.topics import registry as topics
 
-from .options import TIME, Settings, examples, output_option, pass_settings
+from .options import (
+    RenamedOption,
+    Settings,
+    at_option,
+    examples,
+    output_option,
+    pass_settings,
+)
 from .output import Column, emit, emit_one, note
 
 _LIST = (
@@ -59,8 +66,8 @@ class _Id(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 o
 
 
 _ids = click.argument("ids", nargs=-1, type=_Id(), metavar="[ID]...")
-_all = click.option("--all", "everything", is_flag=True, help="All of them.")
-_reason = click.option("--reason", metavar="TEXT", help="Those whose reason contains this.")
+_all = click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
+_reason = click.option("--reason", metavar="TEXT", help="Part of the reason to match.")
 
 
 @click.group(
@@ -72,7 +79,10 @@ _reason = click.option("--reason", metavar="TEXT", help="Those whose reason cont
     )
 )
 def dlq() -> None:
-    """Dead letters: messages in level topics that could not be understood."""
+    """Show, replay or discard dead letters.
+
+    A dead letter is a message in a level topic whose properties a mover could not read.
+    """
 
 
 @dlq.command(
@@ -84,10 +94,10 @@ def dlq() -> None:
 @output_option
 @pass_settings
 def list_(settings: Settings, topic: str, reason: str | None, output: str) -> None:
-    """List the dead letters of TOPIC, oldest first, with the reason of each.
+    """List the dead letters of TOPIC.
 
-    TOPIC is a business topic, its level topic, or any topic that belongs to it. Nothing is
-    acknowledged or moved.
+    The list is in order of age, oldest first, with the reason of each. TOPIC is a business topic,
+    its level topic, or any topic that belongs to it. Nothing is acknowledged or moved.
     """
     with _connected(settings, topic) as (client, admin, described):
         rows = [
@@ -108,9 +118,9 @@ def list_(settings: Settings, topic: str, reason: str | None, output: str) -> No
 @output_option
 @pass_settings
 def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
-    """Show the dead letter ID of TOPIC with its properties and payload.
+    """Show a dead letter of TOPIC.
 
-    A payload that is no text is shown in base64.
+    The result has its properties and payload. A payload that is not text is shown in base64.
     """
     with _connected(settings, topic) as (client, admin, described):
         letter = deadletters.find(client, admin, described, id_)
@@ -123,16 +133,23 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
 @dlq.command(
     epilog=examples(
         "delaylevel dlq replay orders --all",
-        "delaylevel dlq replay orders 12:0:-1 --target persistent://public/default/invoices",
-        "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --due +10m",
+        "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
+        "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
     )
 )
 @click.argument("topic")
 @_ids
 @_all
 @_reason
-@click.option("--target", metavar="TOPIC", help="Their business topic, instead of what they say.")
-@click.option("--due", "due_ms", type=TIME, metavar="TIME", help="When they are due, likewise.")
+@click.option(
+    "--new-target",
+    "target",
+    metavar="TOPIC",
+    cls=RenamedOption,
+    former=["--target"],
+    help="Business topic to send them to, instead of their own.",
+)
+@at_option("--due")
 @output_option
 @pass_settings
 def replay(
@@ -145,10 +162,10 @@ def replay(
     due_ms: int | None,
     output: str,
 ) -> None:
-    """Send dead letters of TOPIC on their way again.
+    """Route dead letters of TOPIC again.
 
-    For example after `delaylevel levels create` has added the target that they name. They keep
-    their id; what cannot be understood still stays.
+    For example, after `delaylevel levels create` has added the target that they name. --at replaces
+    their due times. They keep their IDs. Those that still cannot be read stay dead letters.
     """
     chosen = _chooser(ids, everything, reason)
     full = TopicName.parse(target).full if target is not None else None
@@ -175,9 +192,9 @@ def replay(
     missing = len(set(ids)) - report.replayed - report.refused.total()
     if ids and missing:
         raise LevelTopicError(
-            f"no dead letter of {described.topic} stands at {missing} of the ids: those of a batch "
-            "change when a part of it is taken out, and `delaylevel dlq list` shows those that "
-            "are there"
+            f"{missing} of the IDs name no dead letter of {described.topic}. IDs within a batch "
+            "change when a part of the batch is replayed: `delaylevel dlq list` shows the present "
+            "ones"
         )
 
 
@@ -192,7 +209,10 @@ def replay(
 @_all
 @_reason
 @click.option(
-    "--count", type=click.IntRange(min=0), required=True, help="How many these are, to confirm."
+    "--count",
+    type=click.IntRange(min=0),
+    required=True,
+    help="Number of selected dead letters, as a confirmation.",
 )
 @output_option
 @pass_settings
@@ -205,7 +225,7 @@ def discard(
     count: int,
     output: str,
 ) -> None:
-    """Throw dead letters of TOPIC away."""
+    """Delete dead letters of TOPIC."""
     chosen = _chooser(ids, everything, reason)
     with _connected(settings, topic) as (client, admin, described):
         gone = deadletters.discard(client, admin, described, chosen, count)
@@ -216,12 +236,10 @@ def discard(
 def _connected(
     settings: Settings, topic: str
 ) -> Iterator[tuple[Any, Admin, LevelTopicDescription]]:
-    import pulsar
-
     connection = settings.connection()
     with Admin.from_connection(connection) as admin:
         described = topics.describe(admin, topic, search=True)
-        client = pulsar.Client(**settings.client_kwargs(connection))
+        client = settings.open_client(connection)
         try:
             yield client, admin, described
         finally:
@@ -233,7 +251,7 @@ def _chooser(
 ) -> Callable[[DeadLetter], bool]:
     if bool(ids) + everything + (reason is not None) != 1:
         raise InvalidInputError(
-            "say which: ids as `delaylevel dlq list` shows them, --reason, --all"
+            "select dead letters by one of these: IDs from `delaylevel dlq list`, --reason, --all"
         )
     return lambda letter: (
         everything or letter.position in ids or (reason is not None and reason in letter.reason)
@@ -255,7 +273,7 @@ def _view(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _content(letter: DeadLetter) -> dict[str, Any]:
-    """The rest of a dead letter; ``value`` is None for a null value."""
+    """Return the other keys of a dead letter; ``value`` is None for a null value."""
     message = letter.message
     content: dict[str, Any] = {
         "properties": dict(message.properties),

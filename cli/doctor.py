@@ -1,4 +1,4 @@
-"""``delaylevel doctor``: what is wrong, and what to do about it."""
+"""``delaylevel doctor``: checks of the cluster and the level topics, with remedies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from delaylevel.doctor import ExamOptions, Finding, State
 from delaylevel.model.clock import duration_ms
 from delaylevel.model.delivery import Delivery
 
-from .options import DURATION, Settings, examples, output_option, pass_settings
+from .options import (
+    Settings,
+    delivery_option,
+    examples,
+    output_option,
+    pass_settings,
+    spill_dir_option,
+    trigger_option,
+)
 from .output import Column, emit, note
 
 _COLUMNS = (
@@ -39,23 +47,16 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--namespace",
     default="public/default",
     show_default=True,
-    help="Where to look if no TOPIC is named.",
+    metavar="TENANT/NAMESPACE",
+    help="Namespace to check if no TOPIC is given.",
 )
+@delivery_option
+@trigger_option
+@spill_dir_option
 @click.option(
-    "--delivery",
-    type=click.Choice([delivery.value for delivery in Delivery]),
-    default=Delivery.AT_LEAST_ONCE.value,
-    show_default=True,
-    help="What the mover promises.",
-)
-@click.option("--trigger", type=DURATION, help="How often the mover looks.")
-@click.option(
-    "--spill-dir",
-    type=click.Path(path_type=Path),
-    help="Where the dispatcher of this machine spills, to look at its disk.",
-)
-@click.option(
-    "--bookie-conf", type=_file, help="A bookie's configuration file; brokers do not show it."
+    "--bookie-conf",
+    type=_file,
+    help="Configuration file of a bookie, whose settings brokers do not show.",
 )
 @output_option
 @pass_settings
@@ -69,10 +70,11 @@ def doctor(
     bookie_conf: Path | None,
     output: str,
 ) -> None:
-    """Look for what is wrong with the cluster and the level topic of TOPIC.
+    """Check cluster and level topics, and show remedies.
 
-    Without TOPIC every level topic of the namespace is looked at. A line for each check; a remedy
-    for what has failed, and then the exit code is 1. Nothing is changed.
+    Without TOPIC, every level topic of the namespace is checked. --delivery and --trigger describe
+    the mover to check for; --spill-dir adds a check of that folder's disk. The exit code is 1 if a
+    check fails. Nothing is changed.
     """
     options = ExamOptions(
         delivery=Delivery(delivery),
@@ -101,7 +103,7 @@ def doctor(
 
 
 def finding_view(finding: Finding) -> dict[str, Any]:
-    """A finding as one row."""
+    """Return a finding as one row."""
     return {
         "check": finding.check,
         "subject": finding.subject,
@@ -113,7 +115,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 
 
 def _print_tables(findings: list[Finding], output: str) -> None:
-    """One table for the cluster, and one for each level topic under its name."""
+    """Print a table for the cluster, and one for each level topic under its name."""
     rows: list[dict[str, Any]] = []
     previous = None
     for finding in findings:

@@ -1,4 +1,4 @@
-"""``delaylevel horizon``: how much is due when."""
+"""``delaylevel horizon``: the number of pending messages by due time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from delaylevel.cli.views.pending import horizon_note, horizon_text, horizon_view, within_view
-
 from .inspecting import inspector, reading, screen, target_option
 from .options import Settings, examples, output_option, pass_settings
 from .output import emit, emit_one, note
+from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
 
 
 @click.command(
@@ -28,22 +27,23 @@ from .output import emit, emit_one, note
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE",
-    help="Draw it into a file as well: .png or .svg.",
+    help="File for a drawing of the result: .png or .svg.",
 )
 @output_option
 @pass_settings
 def horizon(
     settings: Settings, topic: str, exact: bool, target: str | None, plot: Path | None, output: str
 ) -> None:
-    """Show how much is due in the next minute, hour, day and week, and where it waits.
+    """Count pending messages of TOPIC by time until due.
 
-    TOPIC is a business topic or its level topic. What is small is counted; of the rest a few
-    places are read, and figures with ~ are estimates. Nothing is acknowledged or moved.
+    Shows how many are due in the next minute, hour, day and week, and where they wait. TOPIC is a
+    business topic or its level topic. Small partitions are counted. Large ones are sampled, and ~
+    marks the estimates. Nothing is acknowledged or moved.
     """
     if plot is not None:
         from delaylevel.inspection.plot import check_plot
 
-        check_plot(plot)  # before the work
+        check_plot(plot)  # before a read that may take minutes
     with inspector(settings, topic, target) as look, reading() as bar:
         found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
     if plot is not None:
@@ -59,8 +59,8 @@ def horizon(
     width, watched = screen()
     wide = output == "wide"
     click.echo(horizon_text(found, max(width, 200) if wide else width, bars=watched or wide))
-    said = horizon_note(found)
-    if said is not None:
-        note(said)
+    remarks = horizon_note(found)
+    if remarks is not None:
+        note(remarks)
     if plot is not None:
-        note(f"Drawn into {plot}.")
+        note(f"The plot is in {plot}.")

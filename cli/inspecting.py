@@ -1,4 +1,4 @@
-"""What the inspecting commands share: connecting quietly, progress, and how wide a terminal is."""
+"""Helpers of the commands that inspect pending messages: the inspector, progress, the terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ import click
 from delaylevel.model.clock import duration_ms
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
-from .options import DURATION, Settings, require_reachable
+from .options import Settings, require_reachable
 from .output import Progress, progress
+from .values import DURATION
 
 if TYPE_CHECKING:
     from delaylevel.inspection import Inspector
 
 F = TypeVar("F", bound=Callable[..., object])
 
-target_option = click.option(
-    "--target", metavar="TOPIC", help="Only what is for this business topic."
-)
+target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 
 
 def slack_option(function: F) -> F:
@@ -36,7 +35,7 @@ def slack_option(function: F) -> F:
         type=DURATION,
         default=timedelta(milliseconds=DEFAULT_SLACK_MS),
         show_default="1d",
-        help="How far outages and clocks that differ may have displaced a message.",
+        help="Longest outage or clock difference that a search by due time allows for.",
     )(function)
 
 
@@ -47,7 +46,7 @@ def inspector(
     target: str | None = None,
     slack: timedelta | None = None,
 ) -> Iterator[Inspector]:
-    """An inspector of the cluster that the settings name; the client's own log stays away."""
+    """Open an inspector of the configured cluster, with the client's log kept off stdout."""
     from delaylevel.inspection import Inspector
 
     connection = settings.connection()
@@ -61,9 +60,9 @@ def inspector(
 
 
 class Reading:
-    """A progress bar on stderr, once it is known how much there is to read; a count until then.
+    """Progress of a read on stderr: a bar if the number of messages is known, else a count.
 
-    Nothing is drawn where stderr is no terminal, and for what is read in a moment.
+    Nothing is drawn if stderr is not a terminal, or for a read that ends at once.
     """
 
     _EVERY_S = 0.25
@@ -72,41 +71,41 @@ class Reading:
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
         self._messages = 0
-        self._said_at = time.monotonic()
-        self._said = False
+        self._drawn_at = time.monotonic()
+        self._drawn = False
         self._bar: Progress | None = None
         self._drawing = contextlib.ExitStack()
 
     def expect(self, messages: int) -> None:
-        """About so many messages will be read from now on."""
+        """Set the estimated number of messages that follow."""
         self.close()
         self._messages = 0
         if messages >= self._LEAST:
             self._bar = self._drawing.enter_context(progress("Reading", messages))
 
     def tell(self, messages: int) -> None:
-        """So many more were read."""
+        """Add a number of messages that were read."""
         self._messages += messages
         if self._bar is not None:
             self._bar.update(messages)
             return
         now = time.monotonic()
-        if self._watched and now - self._said_at >= self._EVERY_S:
-            self._said_at, self._said = now, True
+        if self._watched and now - self._drawn_at >= self._EVERY_S:
+            self._drawn_at, self._drawn = now, True
             click.echo(f"\rRead {self._messages:,} messages", nl=False, err=True)
 
     def close(self) -> None:
-        """End the bar's line, or wipe the count."""
+        """End the bar's line, or erase the count."""
         self._drawing.close()
         self._bar = None
-        if self._said:
-            self._said = False
+        if self._drawn:
+            self._drawn = False
             click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
 
 
 @contextmanager
 def reading() -> Iterator[Reading]:
-    """Progress of a long read; see :class:`Reading`."""
+    """Show the progress of a long read; see :class:`Reading`."""
     shown = Reading()
     try:
         yield shown
@@ -115,6 +114,6 @@ def reading() -> Iterator[Reading]:
 
 
 def screen() -> tuple[int, bool]:
-    """How wide stdout is, and whether somebody watches it."""
+    """Return the width of stdout in characters, and whether stdout is a terminal."""
     watched = sys.stdout.isatty()
     return (shutil.get_terminal_size().columns if watched else 80), watched

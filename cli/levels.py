@@ -1,4 +1,4 @@
-"""``delaylevel levels``: make level topics, list them, and look into one."""
+"""``delaylevel levels create|list|describe``: create level topics and show their state."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from typing import Any
 
 import click
 
-from delaylevel.cli.views.levels import (
-    DESCRIBE,
-    DESCRIPTION,
-    LIST,
-    PARTITIONS,
-    description_view,
-    list_view,
-    partition_view,
-    status_view,
-)
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
@@ -38,15 +28,30 @@ from delaylevel.topics.status import status
 
 from .lifecycle import delete, drain, expand, orphans, set_
 from .options import (
-    DURATION,
+    RenamedOption,
     Settings,
     examples,
+    final_window_option,
+    level_topic_option,
+    max_delay_option,
+    mover_option,
+    namespace_argument,
+    on_missing_target_option,
     output_option,
-    parse_duration,
-    parse_unit,
     pass_settings,
 )
 from .output import emit, emit_one, note
+from .values import DURATION, parse_duration, parse_unit
+from .views.levels import (
+    DESCRIBE,
+    DESCRIPTION,
+    LIST,
+    PARTITIONS,
+    description_view,
+    list_view,
+    partition_view,
+    status_view,
+)
 
 
 class _Unit(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
@@ -79,108 +84,88 @@ class _Level(click.ParamType):  # type: ignore[type-arg] # generic from click 8.
 
 @click.group(
     epilog=examples(
-        "delaylevel levels create orders --by day --max 30d --then hour:24h",
+        "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
         "delaylevel levels list",
         "delaylevel levels describe orders",
-        "delaylevel levels expand orders --max 60d",
+        "delaylevel levels expand orders --max-delay 60d",
     )
 )
 def levels() -> None:
-    """Level topics: where long-delayed messages wait."""
+    """Create and manage level topics.
+
+    A level topic belongs to a business topic and holds its long-delayed messages.
+    """
 
 
 @levels.command(
     epilog=examples(
         "delaylevel levels create orders",
-        "delaylevel levels create orders --by day --max 30d --then hour:24h",
+        "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
         "delaylevel levels create orders --target invoices --level-topic billing-delay-level",
-        "delaylevel levels create public/demo/ticks --by 10s --max 1m --then 2s:10s",
+        "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
     )
 )
 @click.argument("topic")
 @click.option(
-    "--by",
+    "--unit",
     type=_Unit(),
     default="day",
     show_default=True,
-    help="The unit: year, month, day, hour, minute, or any duration such as 2s.",
+    cls=RenamedOption,
+    former=["--by"],
+    help="Unit of the coarsest level: year, month, day, hour, minute, or a duration such as 2s.",
 )
-@click.option(
-    "--max",
-    "maximum",
-    type=DURATION,
-    default="30d",
-    show_default=True,
-    help="The longest delay.",
-)
+@max_delay_option(default="30d", show_default=True)
 @click.option(
     "--lead",
     type=DURATION,
-    help="How long before its due time a message is handed off at the latest.",
+    help="Minimum time between the hand-off of a message and its due time.",
 )
 @click.option(
     "--then",
     type=_Level(),
     multiple=True,
     metavar="UNIT:MAX[:LEAD]",
-    help="A finer level below, e.g. hour:24h; again for more.",
+    help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
 )
 @click.option(
     "--overflow",
     type=click.Choice(["reject", "recirculate"]),
     default="reject",
     show_default=True,
-    help="What happens to longer delays: an error, or several rounds.",
+    help="Treatment of longer delays: an error, or several rounds.",
 )
 @click.option(
     "--target",
     "more_targets",
     multiple=True,
     metavar="TOPIC",
-    help="Another business topic that it serves; again for more.",
+    help="Further business topic to serve. Repeatable.",
 )
-@click.option("--level-topic", metavar="NAME", help="Its name; otherwise TOPIC-delay-level.")
-@click.option(
-    "--mover",
-    type=click.Choice([mover.value for mover in Mover]),
-    default=Mover.SPARK.value,
-    show_default=True,
-    help="Who moves what is near-due.",
-)
-@click.option(
-    "--final-window",
-    type=click.Choice([window.value for window in FinalWindow]),
-    default=FinalWindow.TRACKER.value,
-    show_default=True,
-    help="Who holds a message between its last hand-off and its due time.",
-)
+@level_topic_option
+@mover_option
+@final_window_option
 @click.option(
     "--window-partitions",
     type=click.IntRange(1, MOST_WINDOW_PARTITIONS),
     default=DEFAULT_WINDOW_PARTITIONS,
     show_default=True,
-    help="With --final-window tracker: partitions of the window, shared out among dispatchers.",
+    help="Number of window partitions for the dispatchers to share (with a tracker).",
 )
 @click.option(
     "--hold-pause",
     type=DURATION,
     default=timedelta(milliseconds=DEFAULT_HOLD_PAUSE_MS),
     show_default="30s",
-    help="How long a message rests whose target cannot be written.",
+    help="Pause before a message is sent again to a target that refused it.",
 )
-@click.option(
-    "--on-missing-target",
-    type=click.Choice([policy.value for policy in MissingTarget]),
-    default=MissingTarget.HOLD.value,
-    show_default=True,
-    help="What becomes of messages whose business topic does not exist; for a new level topic.",
-)
+@on_missing_target_option(default=MissingTarget.HOLD.value, show_default=True)
 @output_option
 @pass_settings
 def create(
     settings: Settings,
     topic: str,
-    by: PartitionBy | timedelta,
+    unit: PartitionBy | timedelta,
     maximum: timedelta,
     lead: timedelta | None,
     then: tuple[PartitionStrategy, ...],
@@ -194,19 +179,21 @@ def create(
     on_missing_target: str,
     output: str,
 ) -> None:
-    """Make the level topic of a business topic TOPIC.
+    """Create the level topic of a business topic TOPIC.
 
-    With its held and dead-letter topics, with --final-window tracker the window and its release
-    log, with subscriptions and policies. Doing it again does no harm: what is missing is made, new
-    targets are added.
+    Also creates its topics for held messages and dead letters, its subscriptions and policies, and
+    with --final-window tracker its window and journal. The command may be repeated: it creates
+    missing parts and adds new targets.
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):
         raise InvalidInputError(
             f"{topic} looks like a level topic: name the business topic that it serves "
-            f"({topic.removesuffix(LEVEL_SUFFIX)}), and --level-topic where it has its own name"
+            f"({topic.removesuffix(LEVEL_SUFFIX)}), and --level-topic if it has another name"
         )
-    coarse = PartitionStrategy(partition_by=by, maximum_delay=maximum, lead=lead, overflow=overflow)
+    coarse = PartitionStrategy(
+        partition_by=unit, maximum_delay=maximum, lead=lead, overflow=overflow
+    )
     wanted = LevelTopicDescription(
         topic=level_topic or default_level_topic(business.full),
         levels=Levels([coarse, *then]),
@@ -222,7 +209,8 @@ def create(
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
             note(
-                f"Run `delaylevel dispatch run {topic}` beside the mover: it releases what is due."
+                f"Besides a mover, run `delaylevel dispatcher run {topic}`: it releases due "
+                "messages."
             )
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")
@@ -236,13 +224,14 @@ def create(
         "delaylevel levels list -o jsonl | jq .backlog_entries",
     ),
 )
-@click.argument("namespace", default="public/default")
+@namespace_argument
 @output_option
 @pass_settings
 def list_(settings: Settings, namespace: str, output: str) -> None:
-    """List the level topics of NAMESPACE (public/default), and how they stand."""
-    if len(namespace.split("/")) != 2 or not all(namespace.split("/")):
-        raise InvalidInputError(f"{namespace!r} is not a namespace: write tenant/namespace")
+    """List the level topics of a namespace.
+
+    NAMESPACE is public/default unless given.
+    """
     now_ms = SystemClock().now_ms()
     with Admin.from_connection(settings.connection()) as admin:
         found = topics.list_level_topics(admin, namespace)
@@ -265,10 +254,11 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
 @output_option
 @pass_settings
 def describe(settings: Settings, topic: str, output: str) -> None:
-    """Show what is parked for TOPIC, and when it is handed off.
+    """Show the level topic of TOPIC and its partitions.
 
-    TOPIC is a business topic, its level topic, or any topic that belongs to it. A table leaves
-    empty partitions out; -o wide shows them. Nothing is acknowledged or moved.
+    This includes backlogs and the times of the next hand-offs. TOPIC is a business topic, its level
+    topic, or any topic that belongs to it. A table leaves out empty partitions; -o wide shows them.
+    Nothing is acknowledged or moved.
     """
     with Admin.from_connection(settings.connection()) as admin:
         described = topics.describe(admin, topic, search=True)
@@ -294,10 +284,10 @@ for _command in (expand, set_, drain, delete, orphans):
 
 
 def parse_level(text: str) -> PartitionStrategy:
-    """A finer level: ``hour:24h``, or with its lead ``hour:24h:5m``.
+    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``.
 
     Raises:
-        ValueError: it has another form, or the values cannot work together.
+        ValueError: the text has another form, or its values do not fit together.
     """
     parts = text.split(":")
     if len(parts) not in (2, 3):

@@ -1,4 +1,4 @@
-"""``delaylevel levels expand|drain|delete|orphans``: what becomes of level topics over time."""
+"""``delaylevel levels expand|set|drain|delete|orphans``: changes to existing level topics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from delaylevel.cli.views.levels import DESCRIPTION, description_view
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
@@ -16,15 +15,17 @@ from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
 
 from .options import (
-    DURATION,
     Settings,
     examples,
+    max_delay_option,
+    namespace_argument,
+    on_missing_target_option,
     output_option,
-    parse_duration,
-    parse_unit,
     pass_settings,
 )
 from .output import Column, emit, emit_one, note
+from .values import parse_duration, parse_unit
+from .views.levels import DESCRIPTION, description_view
 
 _DRAINED = (
     Column("topic", head="LEVEL TOPIC"),
@@ -53,7 +54,7 @@ _ORPHANS = (
 _allow_early = click.option(
     "--allow-early",
     is_flag=True,
-    help="Drain although an Exclusive or Failover subscription gets messages before they are due.",
+    help="Drain even if Exclusive or Failover subscriptions get messages before they are due.",
 )
 
 
@@ -68,7 +69,7 @@ class _Longer(click.ParamType):  # type: ignore[type-arg] # generic from click 8
         unit, separator, maximum = str(value).partition(":")
         try:
             if not separator:
-                raise ValueError(f"{value!r}: write UNIT:MAX, e.g. hour:48h")
+                raise ValueError(f"{value!r} is no level: write UNIT:MAX, e.g. hour:48h")
             by = parse_unit(unit)
             return by if isinstance(by, timedelta) else by.unit, parse_duration(maximum)
         except ValueError as error:
@@ -77,18 +78,18 @@ class _Longer(click.ParamType):  # type: ignore[type-arg] # generic from click 8
 
 @click.command(
     epilog=examples(
-        "delaylevel levels expand orders --max 60d",
-        "delaylevel levels expand orders --max 60d --then hour:48h",
+        "delaylevel levels expand orders --max-delay 60d",
+        "delaylevel levels expand orders --max-delay 60d --then hour:48h",
     )
 )
 @click.argument("topic")
-@click.option("--max", "maximum", type=DURATION, help="The longest delay of the coarsest level.")
+@max_delay_option()
 @click.option(
     "--then",
     type=_Longer(),
     multiple=True,
     metavar="UNIT:MAX",
-    help="The longest delay of a finer level, e.g. hour:48h; again for more.",
+    help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
 )
 @output_option
 @pass_settings
@@ -99,21 +100,21 @@ def expand(
     then: tuple[tuple[timedelta, timedelta], ...],
     output: str,
 ) -> None:
-    """Let the level topic of TOPIC take longer delays.
+    """Raise the longest delay of TOPIC's level topic.
 
-    Producers and the mover may run: new partitions are complete before anybody uses them. Running
-    producers follow at the first delay that was too long so far, or within a minute. Where the
-    Spark job runs effectively once, and delays recirculate or a finer level grows, stop it first.
+    Producers and the mover may run meanwhile: new partitions are complete before they are used.
+    Running producers notice at the first delay that was too long before, or within a minute. Stop
+    an effectively-once Spark job first if delays recirculate or a finer level grows.
     """
     if maximum is None and not then:
-        raise InvalidInputError("say how long a delay may be: --max 60d, or --then hour:48h")
+        raise InvalidInputError("give the new longest delay: --max-delay 60d, or --then hour:48h")
     with Admin.from_connection(settings.connection()) as admin:
         before = topics.describe(admin, topic, search=True)
         levels = lifecycle.longer_levels(before.levels, maximum, dict(then))
         after = lifecycle.expand(admin, before.topic, levels)
     emit_one(description_view(after), DESCRIPTION, output)
     added = after.levels.partitions - before.levels.partitions
-    note(f"{added} partitions more. Producers without an admin address need the longer maximum.")
+    note(f"{added} partitions added. Configure the new maximum in producers without an admin URL.")
     if after.mover is Mover.FUNCTION:
         note("The Function sees new partitions within a minute.")
 
@@ -129,10 +130,11 @@ def expand(
 @output_option
 @pass_settings
 def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> None:
-    """Hand off now all that is pending for TOPIC; due times are kept.
+    """Hand off all pending messages of TOPIC now.
 
-    Messages go to their business topics, which hold them until they are due (or to the window
-    topic, with a tracker). Stop the mover and the producers first.
+    They keep their due times. Messages go to the window topic (with a tracker), or to their
+    business topics, where the broker holds them until they are due. Stop the mover and the
+    producers first.
     """
     with Admin.from_connection(settings.connection()) as admin:
         described = topics.describe(admin, topic, search=True)
@@ -140,8 +142,8 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     emit_one({"topic": described.topic, **_drain_view(report)}, _DRAINED, output)
     if report.left:
         note(
-            f"{report.left} messages are still held, because their targets cannot be written: "
-            "`delaylevel levels orphans` shows which are gone."
+            f"{report.left} messages are still held because their targets refuse messages: "
+            "`delaylevel levels orphans` shows missing targets."
         )
 
 
@@ -153,12 +155,14 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     )
 )
 @click.argument("topic")
-@click.option("--drain", "first_drain", is_flag=True, help="Hand off what is pending, then delete.")
+@click.option(
+    "--drain", "first_drain", is_flag=True, help="Hand off pending messages, then delete."
+)
 @click.option(
     "--discard",
     type=click.IntRange(min=0),
     metavar="ENTRIES",
-    help="Throw away what is pending, if it is so many entries.",
+    help="Number of pending entries to discard, as a confirmation.",
 )
 @_allow_early
 @output_option
@@ -171,12 +175,15 @@ def delete(
     allow_early: bool,
     output: str,
 ) -> None:
-    """Delete the level topic of TOPIC, and all that belongs to it.
+    """Delete the level topic of TOPIC.
 
-    Refused while anything is pending, or while somebody is connected. The business topic stays.
+    All topics that belong to it are deleted too, but not the business topic. Refused while messages
+    are pending or clients are connected.
     """
     if first_drain and discard is not None:
-        raise InvalidInputError("--drain keeps what --discard throws away: give one of them")
+        raise InvalidInputError(
+            "--drain keeps the messages that --discard deletes: give one of them"
+        )
     drained = 0
     with Admin.from_connection(settings.connection()) as admin:
         described = topics.describe(admin, topic, search=True)
@@ -185,7 +192,8 @@ def delete(
             if pending.dead_letters:
                 raise StillPendingError(
                     f"{described.topic} has {pending.dead_letters} dead letters, which cannot be "
-                    "drained: see to them with `delaylevel dlq` first. Nothing was changed",
+                    "drained: replay or discard them with `delaylevel dlq` first. Nothing was "
+                    "changed",
                     pending.total,
                 )
             drained = _drain(settings, admin, described, allow_early).handed_off
@@ -210,18 +218,14 @@ def delete(
     ),
 )
 @click.argument("topic")
-@click.option(
-    "--on-missing-target",
-    type=click.Choice([policy.value for policy in MissingTarget]),
-    required=True,
-    help="What becomes of messages whose business topic does not exist.",
-)
+@on_missing_target_option(required=True)
 @output_option
 @pass_settings
 def set_(settings: Settings, topic: str, on_missing_target: str, output: str) -> None:
-    """Change what the level topic of TOPIC does; messages stay where they are.
+    """Change a setting of TOPIC's level topic.
 
-    A running Function takes it up when it is restarted, Spark job and dispatcher within seconds.
+    Messages stay where they are. Spark job and dispatcher apply it within seconds, a Function when
+    it is restarted.
     """
     with Admin.from_connection(settings.connection()) as admin:
         policy = MissingTarget(on_missing_target)
@@ -235,16 +239,15 @@ def set_(settings: Settings, topic: str, on_missing_target: str, output: str) ->
         "delaylevel levels orphans public/demo -o json",
     )
 )
-@click.argument("namespace", default="public/default")
+@namespace_argument
 @output_option
 @pass_settings
 def orphans(settings: Settings, namespace: str, output: str) -> None:
-    """List level topics in NAMESPACE (public/default) whose business topics are gone.
+    """List level topics without business topics.
 
-    Also what is left of level topics that were deleted in part. Nothing is changed.
+    NAMESPACE is public/default unless given. Also lists the remains of partly deleted level topics.
+    Nothing is changed.
     """
-    if len(namespace.split("/")) != 2 or not all(namespace.split("/")):
-        raise InvalidInputError(f"{namespace!r} is not a namespace: write tenant/namespace")
     with Admin.from_connection(settings.connection()) as admin:
         found = lifecycle.orphans(admin, namespace)
     emit(
@@ -258,11 +261,9 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
 def _drain(
     settings: Settings, admin: Admin, described: LevelTopicDescription, allow_early: bool
 ) -> DrainReport:
-    import pulsar
-
     from delaylevel.mover.drain import drain as drain_now
 
-    client = pulsar.Client(**settings.client_kwargs(settings.connection()))
+    client = settings.open_client(settings.connection())
     try:
         return drain_now(
             client,

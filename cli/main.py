@@ -1,4 +1,4 @@
-"""The ``delaylevel`` command: its groups, imported on first use, and what errors become."""
+"""The ``delaylevel`` command: its sections, lazy imports, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -22,45 +22,58 @@ from delaylevel.errors import (
 
 from .options import connection_options, examples, settings_of
 
-# A module is imported when its command is asked for, so that `delaylevel broker` never loads Spark.
-COMMANDS: Mapping[str, str] = {
-    "broker": "delaylevel.cli.broker:broker",
-    "levels": "delaylevel.cli.levels:levels",
-    "send": "delaylevel.cli.send:send",
-    "sync": "delaylevel.cli.sync:sync",
-    "dispatch": "delaylevel.cli.dispatch:dispatch",
-    "function": "delaylevel.cli.function:function",
-    "doctor": "delaylevel.cli.doctor:doctor",
-    "plan": "delaylevel.cli.plan:plan",
-    "dlq": "delaylevel.cli.dlq:dlq",
-    "horizon": "delaylevel.cli.horizon:horizon",
-    "pending": "delaylevel.cli.pending:pending",
-    "top": "delaylevel.cli.top:top",
-    "demo": "delaylevel.cli.demo:demo",
+# A command's module is imported on first use, so that `delaylevel broker` never loads Spark.
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Set up": {
+        "broker": "delaylevel.cli.broker:broker",
+        "levels": "delaylevel.cli.levels:levels",
+        "plan": "delaylevel.cli.plan:plan",
+    },
+    "Run": {
+        "mover": "delaylevel.cli.mover:mover",
+        "dispatcher": "delaylevel.cli.dispatcher:dispatcher",
+        "send": "delaylevel.cli.send:send",
+    },
+    "Look": {
+        "pending": "delaylevel.cli.pending:pending",
+        "horizon": "delaylevel.cli.horizon:horizon",
+        "top": "delaylevel.cli.top:top",
+        "doctor": "delaylevel.cli.doctor:doctor",
+        "dlq": "delaylevel.cli.dlq:dlq",
+    },
+    "Try": {
+        "demo": "delaylevel.cli.demo:demo",
+    },
+}
+# Former names of groups. They still work; no help and no page shows them.
+FORMER: Mapping[str, str] = {
+    "sync": "delaylevel.cli.former:sync",
+    "function": "delaylevel.cli.former:function",
+    "dispatch": "delaylevel.cli.former:dispatch",
 }
 
 _UNREACHABLE_HINT = (
-    "Is the cluster up, and are --service-url and --admin-url right? "
+    "Is the cluster running, and are --service-url and --admin-url correct? "
     "`delaylevel broker start` starts a private broker on this machine."
 )
-# Of the Pulsar client; compared by name, so that nothing is imported to handle an error.
+# Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
 
 class Failed(click.ClickException):
-    """What was asked for could not be done."""
+    """Error for a request that could not be carried out."""
 
     exit_code = 1
 
 
 class WrongInput(click.ClickException):
-    """What the command was given cannot be used."""
+    """Error for input that cannot be used."""
 
     exit_code = 2
 
 
 class NotReached(click.ClickException):
-    """The broker does not answer."""
+    """Error for a broker that does not answer."""
 
     exit_code = 3
 
@@ -69,9 +82,9 @@ class NotReached(click.ClickException):
 
 
 def translate(error: BaseException) -> click.ClickException | None:
-    """What an exception becomes on the command line, or None where it is a bug of ours.
+    """Return the command line's error for an exception, or None for a bug in this program.
 
-    Exit codes: 1 failed, 2 the input is wrong, 3 the broker is not reached.
+    Exit codes: 1 failed, 2 wrong input, 3 broker not reached.
     """
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
@@ -85,23 +98,23 @@ def translate(error: BaseException) -> click.ClickException | None:
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:
             return NotReached(
-                f"the broker does not answer, or refuses the token; the Pulsar client only says "
-                f"{name}"
+                "the broker does not answer, or it refuses the token; the Pulsar client reports "
+                f"only {name}"
             )
         return Failed(f"the Pulsar client reports {name}: {text}")
     return None
 
 
 class RootGroup(click.Group):
-    """Commands that are imported on first use; the one place where errors become exit codes."""
+    """The root command: help in sections, lazy imports, and errors turned into exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands whose module exists."""
-        return [name for name, target in COMMANDS.items() if _exists(target)]
+        """Return the names of all commands, in the order of the help; former names come last."""
+        return [name for name, target in _targets().items() if _exists(target)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module."""
-        target = COMMANDS.get(cmd_name)
+        """Import the module of a command and return the command."""
+        target = _targets().get(cmd_name)
         if target is None or not _exists(target):
             return None
         module, _, attribute = target.partition(":")
@@ -110,8 +123,23 @@ class RootGroup(click.Group):
             raise TypeError(f"{target} is not a click command")
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section under its title."""
+        widest = max(len(name) for names in SECTIONS.values() for name in names)
+        for title, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [
+                (name, command.get_short_help_str(formatter.width - 6 - widest))
+                for name, command in found
+                if command is not None and not command.hidden
+            ]
+            if rows:
+                with formatter.section(title):
+                    # Padding makes the columns of all sections line up.
+                    formatter.write_dl([(name.ljust(widest), text) for name, text in rows])
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what it raises on purpose ends as a message and an exit code."""
+        """Run the command and turn its errors into messages and exit codes."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -119,6 +147,11 @@ class RootGroup(click.Group):
             if failure is None or settings_of(ctx).verbosity > 1:
                 raise
             raise failure from error
+
+
+def _targets() -> dict[str, str]:
+    shown = {name: target for names in SECTIONS.values() for name, target in names.items()}
+    return {**shown, **FORMER}
 
 
 def _exists(target: str) -> bool:
@@ -135,15 +168,19 @@ def _exists(target: str) -> bool:
     ),
 )
 @connection_options
-@click.option("-v", "--verbose", count=True, help="Log to stderr; twice for more, and tracebacks.")
-@click.version_option(__version__, "--version", prog_name="delaylevel")
+@click.option(
+    "-v", "--verbose", count=True, help="Log level on stderr: -v info, -vv debug and tracebacks."
+)
+@click.version_option(
+    __version__, "--version", prog_name="delaylevel", help="Show the version of this program."
+)
 @click.pass_context
 def cli(ctx: click.Context, verbose: int) -> None:
-    """Long-delayed messages through Apache Pulsar.
+    """Send long-delayed messages through Apache Pulsar.
 
-    A setting is taken from its option, or else from the environment (DELAYLEVEL_SERVICE_URL,
-    DELAYLEVEL_ADMIN_URL, DELAYLEVEL_TOKEN, ...), or else from the configuration file, or else from
-    the embedded broker that runs on this machine.
+    A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,
+    DELAYLEVEL_ADMIN_URL, DELAYLEVEL_TOKEN, ...), then from the configuration file, and then from
+    the private broker that runs on this machine.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached.
     """
@@ -157,7 +194,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
 
 
 def main() -> None:
-    """The entry point of the ``delaylevel`` program."""
+    """Run the ``delaylevel`` program."""
     cli(prog_name="delaylevel")
 
 

@@ -1,66 +1,82 @@
-"""Options that many commands share, and the types of what is given to them."""
+"""Options that several commands share, and the settings that they fill."""
 
 from __future__ import annotations
 
 import functools
-import re
 import socket
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
-from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
-from delaylevel.errors import BrokerUnreachableError
-from delaylevel.model.strategy import PartitionBy
+from delaylevel.errors import BrokerUnreachableError, InvalidInputError
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
 
 from .output import FORMATS
+from .values import DURATION, TIME
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-# Epoch milliseconds below this (1973) are taken for seconds by mistake.
-_SMALLEST_EPOCH_MS = 100_000_000_000
+
+class RenamedOption(click.Option):
+    """An option that still accepts its former spellings, which no help shows.
+
+    Args:
+        former: the former spellings, with their dashes.
+    """
+
+    def __init__(self, *args: Any, former: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.former = tuple(former)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Register all spellings. Usage, help and errors read ``opts``, which has the new ones."""
+        shown = self.opts
+        self.opts = [*shown, *self.former]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
 
 
 @dataclass
 class Settings:
-    """What the options say before a command runs; found by ``@pass_connection``."""
+    """The options given before a command runs; ``@pass_connection`` finds them here."""
 
     flags: dict[str, Any] = field(default_factory=dict)
     verbosity: int = 0
 
     def connection(self) -> Connection:
-        """Load the connection; nothing is contacted.
+        """Load the connection, without contacting anything.
 
         Raises:
-            ConfigError: a flag, environment variable or file that cannot be used.
+            ConfigError: a flag, environment variable or file cannot be used.
         """
         return Connection.load(**self.flags)
 
     def client_kwargs(self, connection: Connection) -> dict[str, Any]:
-        """``connection.client_kwargs()``, with the client's own log kept off stdout.
+        """Return ``connection.client_kwargs()`` with a logger that keeps off stdout.
 
-        The client logs to stdout by itself, into the middle of what a command prints. Here it is
-        silent, and with ``-v`` it writes to stderr.
+        By default the client logs to stdout, into the middle of a command's result. Here it is
+        silent, and writes to stderr with ``-v``.
         """
-        import pulsar
+        return {**connection.client_kwargs(), "logger": client_log.for_verbosity(self.verbosity)}
 
-        level = pulsar.LoggerLevel.Debug if self.verbosity > 1 else pulsar.LoggerLevel.Info
-        logger = _clientlog.to_stderr(level) if self.verbosity else _clientlog.silent()
-        return {**connection.client_kwargs(), "logger": logger}
+    def open_client(self, connection: Connection) -> Any:
+        """Return a new ``pulsar.Client`` with that logger; the caller closes it."""
+        return connection.open_client(logger=client_log.for_verbosity(self.verbosity))
 
 
 def settings_of(ctx: click.Context) -> Settings:
-    """The settings of this run of the command line."""
+    """Return the settings of this invocation."""
     return ctx.find_root().ensure_object(Settings)
 
 
@@ -71,30 +87,34 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def connection_options(function: Function) -> Function:
-    """Add the options that say where the cluster is; read them with ``@pass_connection``.
+    """Add the options that locate the cluster; ``@pass_connection`` reads them.
 
-    The root command has them, so every command does already (``delaylevel --service-url … send``);
-    a command that has them too accepts them after its name.
+    The root command has them, which serves every command (``delaylevel --service-url … send``).
+    A command that also has them accepts them after its own name.
     """
     existing = click.Path(exists=True, dir_okay=False)
     options = [
-        click.option("--service-url", metavar="URL", help="The cluster's pulsar:// address."),
-        click.option("--admin-url", metavar="URL", help="The cluster's http:// admin address."),
-        click.option("--token-file", type=existing, help="A file that holds the token."),
-        click.option("--tls-trust-certs-file", type=existing, help="Certificates to trust (PEM)."),
-        click.option("--tls-certificate-file", type=existing, help="Own certificate (PEM)."),
-        click.option("--tls-private-key-file", type=existing, help="Own private key (PEM)."),
+        click.option(
+            "--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."
+        ),
+        click.option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
+        click.option("--token-file", type=existing, help="File that holds the token."),
+        click.option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
+        click.option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
+        click.option(
+            "--tls-private-key-file", type=existing, help="Private key of the client (PEM)."
+        ),
         click.option(
             "--tls-allow-insecure/--no-tls-allow-insecure",
             default=None,
-            help="Accept any certificate.",
+            help="Accept any server certificate.",
         ),
         click.option(
             "--tls-validate-hostname/--no-tls-validate-hostname",
             default=None,
-            help="Compare the certificate's name with the host's.",
+            help="Check the server's host name against its certificate.",
         ),
-        click.option("--config", "config_file", type=existing, help="A configuration file (TOML)."),
+        click.option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
     ]
     for option in reversed(options):
         function = _quietly(option)(function)
@@ -102,7 +122,7 @@ def connection_options(function: Function) -> Function:
 
 
 def _quietly(option: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """The same option, remembered in the settings and not passed to the command."""
+    """Return an option that fills the settings instead of an argument of the command."""
 
     def decorate(function: Function) -> Function:
         function = option(function)
@@ -117,7 +137,7 @@ def _quietly(option: Callable[[Function], Function]) -> Callable[[Function], Fun
 
 
 def pass_settings(function: Callable[Concatenate[Settings, P], R]) -> Callable[P, R]:
-    """Give the command the `Settings` as its first argument."""
+    """Pass the `Settings` to the command as its first argument."""
 
     @functools.wraps(function)
     def command(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -127,7 +147,7 @@ def pass_settings(function: Callable[Concatenate[Settings, P], R]) -> Callable[P
 
 
 def pass_connection(function: Callable[Concatenate[Connection, P], R]) -> Callable[P, R]:
-    """Give the command a `Connection` to a cluster that answers, as its first argument."""
+    """Pass the `Connection` of a cluster that answers to the command as its first argument."""
 
     @functools.wraps(function)
     def command(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -139,14 +159,16 @@ def pass_connection(function: Callable[Concatenate[Connection, P], R]) -> Callab
 
 
 def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> None:
-    """Knock at the service address, so that a broker that is away is said at once.
+    """Connect to the service address, so that an absent broker is reported at once.
+
+    The Pulsar client would try again until its operation timeout.
 
     Raises:
-        BrokerUnreachableError: none of the hosts accepts a connection; the text says what to try.
+        BrokerUnreachableError: none of the hosts accepts a connection.
     """
     secure = connection.service_url.startswith("pulsar+ssl")
     hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
-    reason = "no host is named"
+    reason = "the address names no host"
     for host in hosts:
         try:
             parts = urlsplit(f"//{host.strip()}")
@@ -154,7 +176,7 @@ def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> N
             with socket.create_connection((parts.hostname or "", port), timeout_seconds):
                 return
         except ValueError:
-            reason = "it is no host and port"
+            reason = "the address is not HOST:PORT"
         except OSError as error:
             reason = error.strerror or str(error)
     raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
@@ -168,115 +190,128 @@ def output_option(function: Function) -> Function:
         type=click.Choice(FORMATS),
         default="table",
         show_default=True,
-        help="How the result is printed.",
+        help="Format of the result.",
     )(function)
 
 
+def metrics_options(function: Function) -> Function:
+    """Add ``--metrics-port`` and ``--metrics-address``."""
+    port = click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Port that serves metrics to Prometheus; 0 for any free port.",
+    )
+    address = click.option(
+        "--metrics-address",
+        default="127.0.0.1",
+        show_default=True,
+        metavar="ADDRESS",
+        help="Address of the interface that serves metrics.",
+    )
+    return port(address(function))
+
+
+delivery_option = click.option(
+    "--delivery",
+    type=click.Choice([item.value for item in Delivery]),
+    default=Delivery.AT_LEAST_ONCE.value,
+    show_default=True,
+    help="Delivery guarantee; effectively-once needs the broker's deduplication.",
+)
+trigger_option = click.option(
+    "--trigger",
+    type=DURATION,
+    help="Interval between the mover's batches; by default a fifth of the shortest lead.",
+)
+spill_dir_option = click.option(
+    "--spill-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    cls=RenamedOption,
+    former=["--directory"],
+    help="Folder of the dispatcher's spill files.",
+)
+mover_option = click.option(
+    "--mover",
+    type=click.Choice([mover.value for mover in Mover]),
+    default=Mover.SPARK.value,
+    show_default=True,
+    help="Kind of mover that hands off near-due messages.",
+)
+final_window_option = click.option(
+    "--final-window",
+    type=click.Choice([window.value for window in FinalWindow]),
+    default=FinalWindow.TRACKER.value,
+    show_default=True,
+    help="Keeper of messages between their last hand-off and their due time.",
+)
+
+
+level_topic_option = click.option(
+    "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."
+)
+
+
+def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if len(value.split("/")) != 2 or not all(value.split("/")):
+        raise InvalidInputError(f"{value!r} is not a namespace: write tenant/namespace")
+    return value
+
+
+namespace_argument = click.argument(
+    "namespace", default="public/default", callback=_check_namespace
+)
+
+
+def max_delay_option(**attributes: Any) -> Callable[[Function], Function]:
+    """Return ``--max-delay``, passed as ``maximum``, with attributes such as its default."""
+    return click.option(
+        "--max-delay",
+        "maximum",
+        type=DURATION,
+        cls=RenamedOption,
+        former=["--max"],
+        help="Longest delay.",
+        **attributes,
+    )
+
+
+def at_option(*former: str) -> Callable[[Function], Function]:
+    """Return ``--at``, passed as ``due_ms``, which also accepts former spellings."""
+    return click.option(
+        "--at",
+        "due_ms",
+        type=TIME,
+        cls=RenamedOption,
+        former=former,
+        help="Due time: ISO-8601, epoch ms or +2h.",
+    )
+
+
+def on_missing_target_option(**attributes: Any) -> Callable[[Function], Function]:
+    """Return ``--on-missing-target`` with attributes such as its default."""
+    return click.option(
+        "--on-missing-target",
+        type=click.Choice([policy.value for policy in MissingTarget]),
+        help="Action for messages whose business topic does not exist.",
+        **attributes,
+    )
+
+
+def log_options(function: Function) -> Function:
+    """Add ``-n/--lines`` and ``-f/--follow``."""
+    lines = click.option(
+        "-n",
+        "--lines",
+        type=click.IntRange(min=0),
+        default=100,
+        show_default=True,
+        help="Number of lines to show.",
+    )
+    follow = click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
+    return lines(follow(function))
+
+
 def examples(*lines: str) -> str:
-    """The ``Examples:`` part of a command's help, for its ``epilog``."""
+    """Return the ``Examples:`` part of a command's help, for its ``epilog``."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def parse_duration(text: str) -> timedelta:
-    """A duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    compact = text.strip().lower()
-    parts = _DURATION.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"{text!r} is no duration: write 90s, 15m, 2h, 1h30m or 3d")
-    try:
-        return timedelta(milliseconds=sum(float(n) * _UNITS_MS[unit] for n, unit in parts))
-    except OverflowError:
-        raise ValueError(f"{text!r} is longer than any calendar") from None
-
-
-def parse_unit(text: str) -> PartitionBy | timedelta:
-    """A unit by name (``day``) or as a duration (``2s``).
-
-    Raises:
-        ValueError: it is neither.
-    """
-    named = PartitionBy.__members__.get(text.strip().upper())
-    if named is not None:
-        return named
-    try:
-        return parse_duration(text)
-    except ValueError:
-        names = ", ".join(name.lower() for name in PartitionBy.__members__)
-        raise ValueError(f"{text!r} is no unit: write {names}, or a duration such as 2s") from None
-
-
-def parse_time_ms(text: str, now_ms: int) -> int:
-    """A time as ISO-8601 with its zone, epoch milliseconds, or relative to now such as ``+2h``.
-
-    Parameters:
-        text: what was given.
-        now_ms: the present, in ms since the epoch.
-
-    Returns:
-        Milliseconds since the epoch.
-
-    Raises:
-        ValueError: it is none of these, or has no zone.
-    """
-    stripped = text.strip()
-    if stripped == "now":
-        return now_ms
-    if stripped[:1] in ("+", "-"):
-        offset_ms = round(parse_duration(stripped[1:]) / timedelta(milliseconds=1))
-        return now_ms + (offset_ms if stripped[0] == "+" else -offset_ms)
-    if stripped.isdecimal():
-        if int(stripped) < _SMALLEST_EPOCH_MS:
-            raise ValueError(
-                f"{text!r} is too small for milliseconds since 1970: are these seconds?"
-            )
-        return int(stripped)
-    iso = stripped[:-1] + "+00:00" if stripped[-1:] in ("Z", "z") else stripped
-    try:
-        moment = datetime.fromisoformat(iso)
-    except ValueError:
-        raise ValueError(
-            f"{text!r} is no time: write 2030-01-31T12:00:00Z, epoch milliseconds, or +2h"
-        ) from None
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone: add Z or an offset such as +02:00")
-    return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
-
-
-class TimeParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    """A point in time; the command gets milliseconds since the epoch."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse what was given, relative to the clock of this machine."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_time_ms(str(value), time.time_ns() // 1_000_000)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class DurationParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    """A duration; the command gets a `timedelta`."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Parse what was given."""
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-TIME = TimeParam()
-DURATION = DurationParam()

@@ -1,9 +1,8 @@
-"""What commands print: results on stdout as a table or JSON, everything else on stderr."""
+"""Printing: results on stdout as a table or JSON, everything else on stderr."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +11,7 @@ from typing import Any, Literal, Protocol
 
 import click
 
-from delaylevel.model.formatting import format_duration as format_duration
-from delaylevel.model.formatting import format_instant
+from delaylevel.model.formatting import format_duration, format_instant
 
 FORMATS = ("table", "wide", "json", "jsonl")
 Kind = Literal["text", "number", "time", "duration"]
@@ -21,13 +19,14 @@ Kind = Literal["text", "number", "time", "duration"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its stable JSON key, and how a table shows it.
+    """A column: its stable JSON key, and its form in a table.
 
-    Parameters:
-        key: the key in JSON; times and durations are ``int`` milliseconds, the key ends in ``_ms``.
-        kind: ``time`` prints ISO-8601 UTC, ``duration`` ``1h05m``; numbers stand to the right.
-        head: the table's head; without it, the key in capitals without ``_MS``.
-        wide: shown by ``-o wide`` only.
+    Args:
+        key: the key in JSON; a time or duration is an ``int`` in ms, and its key ends in ``_ms``.
+        kind: the form of the values; ``time`` prints ISO-8601 UTC, ``duration`` prints ``1h05m``,
+            and numbers and durations are aligned to the right.
+        head: the column header; by default the key in capitals, without ``_MS``.
+        wide: True for a column that only ``-o wide`` shows.
     """
 
     key: str
@@ -37,12 +36,12 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The head over the column."""
+        """The column header."""
         return self.head or self.key.removesuffix("_ms").replace("_", " ").upper()
 
 
 def format_time(time_ms: int) -> str:
-    """Milliseconds since the epoch as ISO-8601 UTC, e.g. ``2026-11-21T07:45:00.250Z``."""
+    """Return ms since the epoch as ISO-8601 UTC, e.g. ``2026-11-21T07:45:00.250Z``."""
     return format_instant(time_ms)
 
 
@@ -53,13 +52,13 @@ def render(
     *,
     empty: str = "Nothing to show.",
 ) -> str:
-    """Rows as text, without a newline at the end; a pure function.
+    """Return rows as text, without a newline at the end.
 
-    Parameters:
-        rows: one mapping a row; what no column names is left out of tables and kept in JSON.
-        columns: the table's columns, from left to right.
+    Args:
+        rows: the rows, one mapping each; a table leaves out keys without a column, JSON keeps them.
+        columns: the columns of the table, from left to right.
         output: one of ``FORMATS``.
-        empty: the table's words for no rows at all.
+        empty: the text for a table without rows.
     """
     listed = list(rows)
     if output == "json":
@@ -83,7 +82,7 @@ def render(
 
 
 def render_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "table") -> str:
-    """One thing as text: a line for each column, or a JSON object; a pure function."""
+    """Return one item as text: a line for each column, or a JSON object."""
     if output == "json":
         return json.dumps(item, indent=2, default=_plain)
     if output == "jsonl":
@@ -103,7 +102,7 @@ def emit(
     *,
     empty: str = "Nothing to show.",
 ) -> None:
-    """Print rows on stdout; where there are none, a table says so on stderr."""
+    """Print rows on stdout. For a table without rows, print ``empty`` on stderr instead."""
     listed = list(rows)
     if not listed and output in ("table", "wide"):
         note(empty)
@@ -114,39 +113,34 @@ def emit(
 
 
 def emit_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "table") -> None:
-    """Print one thing on stdout."""
+    """Print one item on stdout."""
     click.echo(render_one(item, columns, output))
 
 
 def note(message: str) -> None:
-    """Say something to the person at the terminal, on stderr."""
+    """Print a message on stderr, out of the way of the result."""
     click.echo(message, err=True)
 
 
-def use_color() -> bool:
-    """Whether colour may be used on stderr: on a terminal, and NO_COLOR is not set."""
-    return not os.environ.get("NO_COLOR") and sys.stderr.isatty()
-
-
 class Progress(Protocol):
-    """What a progress bar is asked to do."""
+    """A progress bar, as far as commands use it."""
 
     def update(self, n_steps: int) -> None:
-        """Go on by so many steps."""
+        """Advance by a number of steps."""
 
 
 class _Silent:
     def update(self, n_steps: int) -> None:
-        """Nothing is drawn where nobody watches."""
+        """Draw nothing: stderr is not a terminal."""
 
 
 @contextmanager
 def progress(label: str, length: int | None) -> Iterator[Progress]:
-    """A bar on stderr while the block runs; nothing at all where stderr is no terminal.
+    """Draw a bar on stderr while the block runs, if stderr is a terminal.
 
-    Parameters:
-        label: the words before the bar.
-        length: how many steps there are, or None where nobody knows.
+    Args:
+        label: the text in front of the bar.
+        length: the number of steps, or None if it is unknown; then no bar is drawn.
     """
     if length is None or not sys.stderr.isatty():
         yield _Silent()
@@ -174,7 +168,7 @@ def _cell(value: Any, kind: Kind) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What ``json`` cannot write by itself: numpy's numbers, paths, sets."""
+    """Return a JSON form of numpy numbers, sets and paths."""
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, (set, frozenset)):

@@ -1,4 +1,4 @@
-"""``delaylevel plan``: what a load of delayed messages takes."""
+"""``delaylevel plan``: the partitions, storage and memory that a load needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from delaylevel.model.benchmarked import FIGURES
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.plan import Load, Plan
 
-from .options import DURATION, examples, output_option
+from .options import (
+    examples,
+    final_window_option,
+    max_delay_option,
+    mover_option,
+    output_option,
+)
 from .output import Column, emit, emit_one, note
+from .values import DURATION
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -61,50 +68,38 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5
     type=click.FloatRange(min=0, min_open=True),
     required=True,
     metavar="PER_SECOND",
-    help="Delayed messages a second.",
+    help="Number of delayed messages per second.",
 )
-@click.option("--max-delay", type=DURATION, required=True, help="The longest delay.")
-@click.option("--size", type=_Size(), required=True, help="Bytes of a message, e.g. 1KiB.")
-@click.option("--mean-delay", type=DURATION, help="The mean delay; half of the longest otherwise.")
+@max_delay_option(required=True)
+@click.option("--size", type=_Size(), required=True, help="Size of a message, e.g. 1KiB.")
+@click.option("--mean-delay", type=DURATION, help="Mean delay; by default half of the longest.")
 @click.option(
     "--copies",
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="How many bookies keep each message.",
+    help="Number of bookies that store each message.",
 )
 @click.option(
     "--subscriptions",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Subscriptions of the business topic; each has its own index in the broker.",
+    help="Number of subscriptions of the business topic; each has an index in the broker.",
 )
-@click.option(
-    "--mover",
-    type=click.Choice([mover.value for mover in Mover]),
-    default=Mover.SPARK.value,
-    show_default=True,
-    help="Who moves what is near-due.",
-)
-@click.option(
-    "--final-window",
-    type=click.Choice([window.value for window in FinalWindow]),
-    default=FinalWindow.TRACKER.value,
-    show_default=True,
-    help="Who holds a message between its last hand-off and its due time.",
-)
+@mover_option
+@final_window_option
 @click.option(
     "--partition-limit",
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="The most partitions of a level.",
+    help="Largest number of partitions of a level.",
 )
 @output_option
 def plan(
     rate: float,
-    max_delay: timedelta,
+    maximum: timedelta,
     size: int,
     mean_delay: timedelta | None,
     copies: int,
@@ -114,14 +109,15 @@ def plan(
     partition_limit: int,
     output: str,
 ) -> None:
-    """Compute what a load takes: partitions, storage, memory, movers.
+    """Compute the resources that a load needs.
 
-    From this project's own benchmarks, on two shared cores: take it for orders of magnitude. The
-    first list of levels is the recommended one. Nothing is contacted.
+    These are partitions, storage, memory and movers for lists of levels that fit. The results are
+    extrapolated from this project's benchmarks on two shared cores: read them as orders of
+    magnitude. The first list of levels is the recommended one. Nothing is contacted.
     """
     load = Load(
         rate=rate,
-        maximum_delay=max_delay,
+        maximum_delay=maximum,
         size=size,
         mean_delay=mean_delay,
         copies=copies,
@@ -147,12 +143,12 @@ def plan(
     note(
         "The first list is the recommended one. MOVERS: "
         + ("cores of the Spark job" if load.mover is Mover.SPARK else "instances of the Function")
-        + ", with as much to spare."
+        + ", with twice the capacity that is needed."
     )
 
 
 def load_view(load: Load) -> dict[str, Any]:
-    """What the load is without levels, as one row."""
+    """Return the load without levels as one row."""
     return {
         "pending": load.pending,
         "stored_bytes": load.stored_bytes,
@@ -162,7 +158,7 @@ def load_view(load: Load) -> dict[str, Any]:
 
 
 def plan_view(item: Plan) -> dict[str, Any]:
-    """A plan as one row."""
+    """Return a plan as one row."""
     return {
         "levels": ", then ".join(str(strategy) for strategy in item.levels.strategies),
         "partitions": item.partitions,
@@ -177,7 +173,7 @@ def plan_view(item: Plan) -> dict[str, Any]:
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """The same with sizes in words, for tables."""
+    """Return a row with its sizes as text, for tables."""
     sizes = {
         key.removesuffix("_bytes"): _size_text(value)
         for key, value in row.items()
@@ -191,4 +187,4 @@ def _size_text(size: float) -> str:
         if size < 1000 or unit == "TB":
             return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
         size /= 1000
-    raise AssertionError("a unit was expected")
+    raise AssertionError("unreachable: the last unit always returns")

@@ -1,4 +1,4 @@
-"""``delaylevel send``: one message, or as many as a file of JSON lines has."""
+"""``delaylevel send``: a message, or a file of JSON lines with one message each."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 
 from .options import (
-    DURATION,
-    TIME,
+    at_option,
     examples,
+    level_topic_option,
     output_option,
-    parse_duration,
-    parse_time_ms,
     pass_connection,
     settings_of,
 )
 from .output import Column, emit_one, note, progress
+from .values import DURATION, TIME, parse_duration, parse_pairs, parse_time_ms
 
 _COLUMNS = (
     Column("topic"),
@@ -47,7 +46,7 @@ _LINE_KEYS = frozenset(
 
 @dataclass
 class Outgoing:
-    """One message as the command line or a JSON line says it."""
+    """A message as given on the command line or in a JSON line."""
 
     body: bytes | None
     key: str | None = None
@@ -60,12 +59,12 @@ class Outgoing:
     line: int | None = None
 
     def fix_due(self, now_ms: int) -> None:
-        """Turn a delay into a due time, so that what is shown is what is sent."""
+        """Replace a delay by a due time, so that the result shows the due time that is sent."""
         if self.after and self.due_ms is None:
             self.due_ms, self.after = now_ms + round(self.after / timedelta(milliseconds=1)), None
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of ``DelayLevelProducer.send`` besides the body."""
+        """Return the arguments of ``DelayLevelProducer.send`` besides the body."""
         return {
             "partition_key": self.key,
             "ordering_key": self.ordering_key,
@@ -78,16 +77,16 @@ class Outgoing:
 
 
 def parse_line(text: str, now_ms: int) -> Outgoing:
-    """Read one JSON line.
+    """Parse a JSON line.
 
-    Parameters:
-        text: an object with ``body`` (text, or null for a null value) or ``base64``, and, as
-            wanted, ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
-            and ``id``. Times are ISO-8601, epoch ms or ``+2h``; ``after`` is a duration (``3d``).
-        now_ms: what ``+2h`` is relative to.
+    Args:
+        text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
+            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``, and
+            ``id``. Times are ISO-8601, epoch ms or ``+2h``; ``after`` is a duration (``3d``).
+        now_ms: the present, in ms since the epoch; ``+2h`` is relative to it.
 
     Raises:
-        InvalidInputError: what is wrong with it.
+        InvalidInputError: the line is wrong; the text says why.
     """
     try:
         value = json.loads(text)
@@ -97,7 +96,7 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         raise InvalidInputError("it is not a JSON object")
     unknown = sorted(set(value) - _LINE_KEYS)
     if unknown:
-        raise InvalidInputError(f"unknown key {unknown[0]!r}; there are {sorted(_LINE_KEYS)}")
+        raise InvalidInputError(f"unknown key {unknown[0]!r}: use {sorted(_LINE_KEYS)}")
     if ("body" in value) == ("base64" in value):
         raise InvalidInputError("give either body (text or null) or base64")
     body = _text(value, "body")
@@ -152,15 +151,24 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 )
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--after", type=DURATION, help="Deliver after this long: 90s, 2h, 3d.")
-@click.option("--at", "due_ms", type=TIME, help="Deliver at this time: ISO-8601, epoch ms, +2h.")
-@click.option("--key", help="The partition key.")
-@click.option("--ordering-key", help="The ordering key (Key_Shared).")
-@click.option("--property", "properties", multiple=True, metavar="K=V", help="Repeatable.")
-@click.option("--event-time", "event_ms", type=TIME, help="The application's event time.")
-@click.option("--id", "own_id", help="An id of your own: copies share it.")
-@click.option("--level-topic", help="The level topic, if it is not TOPIC-delay-level.")
-@click.option("--jsonl", type=click.File("r"), help="A file of JSON lines, - for stdin.")
+@click.option("--after", type=DURATION, help="Delay before delivery: 90s, 2h, 3d.")
+@at_option()
+@click.option("--key", metavar="KEY", help="Partition key.")
+@click.option("--ordering-key", metavar="KEY", help="Ordering key, for Key_Shared subscriptions.")
+@click.option(
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=parse_pairs,
+    help="Property of the message. Repeatable.",
+)
+@click.option("--event-time", "event_ms", type=TIME, help="Event time of the application.")
+@click.option("--id", "own_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
+@level_topic_option
+@click.option(
+    "--jsonl", type=click.File("r"), metavar="FILE", help="File of JSON lines; - for stdin."
+)
 @output_option
 @pass_connection
 def send(
@@ -171,23 +179,25 @@ def send(
     due_ms: int | None,
     key: str | None,
     ordering_key: str | None,
-    properties: tuple[str, ...],
+    properties: dict[str, str],
     event_ms: int | None,
     own_id: str | None,
     level_topic: str | None,
     jsonl: TextIO | None,
     output: str,
 ) -> None:
-    """Send BODY (or stdin) to TOPIC, now or delayed by way of its level topic.
+    """Send BODY (or stdin) to TOPIC, at once or delayed.
 
-    With --jsonl each line is an object: body (text or null) or base64; key, ordering_key,
-    properties, event_time; at or after; id. A line that is wrong ends the command with exit 2 and
-    its number; the lines before it are sent.
+    A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
+    null) or base64; key, ordering_key, properties, event_time; at or after; id. A wrong line ends
+    the command with exit code 2 and the line's number; the lines before it are sent.
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
         if body is not None or after or due_ms or key or properties or own_id:
-            raise click.UsageError("with --jsonl, each line says its own body, key and delay")
+            raise click.UsageError(
+                "with --jsonl, each line has its own body, key and delay: give none of them here"
+            )
         messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
         length = _count(jsonl)
     else:
@@ -199,7 +209,7 @@ def send(
                 content,
                 key,
                 ordering_key,
-                dict(_property(item) for item in properties),
+                properties,
                 event_ms,
                 due_ms,
                 after,
@@ -222,11 +232,18 @@ def deliver(
 ) -> dict[str, Any]:
     """Send messages and wait for every confirmation.
 
+    Args:
+        connection: the cluster.
+        topic: the business topic.
+        level_topic: the name of the level topic, or None for the default.
+        messages: the messages.
+        length: the number of messages, or None if it is unknown.
+
     Returns:
-        topic, sent, failed, and for a single message its id and due time.
+        The result as one row: topic, sent, failed, and for a single message its ID and due time.
 
     Raises:
-        InvalidInputError: a message cannot be sent; those before it have been.
+        InvalidInputError: a message cannot be sent; the messages before it are sent.
     """
     from delaylevel.producer.client import DelayLevelClient
 
@@ -270,14 +287,14 @@ def deliver(
                 if length == 1 and not attempted:
                     raise
                 raise InvalidInputError(
-                    f"{error} ({outcomes['Ok']} before it were sent)"
+                    f"{error} ({outcomes['Ok']} messages before it were sent)"
                 ) from error
             _flush(producer, lambda: outcomes.total() == attempted)
     finally:
         client.close()
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
     for name, count in refused.items():
-        note(f"{count} not stored: the Pulsar client reports {name}")
+        note(f"{count} messages not stored: the Pulsar client reports {name}")
     return {
         "topic": topic,
         "sent": outcomes["Ok"],
@@ -288,7 +305,7 @@ def deliver(
 
 
 def _flush(producer: Any, answered: Callable[[], bool]) -> None:
-    """Send what is gathered; the last callbacks may come a moment behind the client's flush."""
+    """Flush the producer and wait for the last callbacks, which may run shortly after its flush."""
     producer.flush()
     deadline = time.monotonic() + _PATIENCE_S
     while not answered() and time.monotonic() < deadline:
@@ -311,16 +328,9 @@ def _on_line(number: int | None, error: InvalidInputError) -> InvalidInputError:
 
 
 def _count(source: TextIO) -> int | None:
-    """How many lines a file has; None for what can be read only once."""
+    """Return the number of lines of a file, or None for a pipe."""
     if not source.seekable():
         return None
     count = sum(1 for line in source if line.strip())
     source.seek(0)
     return count
-
-
-def _property(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--property")
-    return name, value

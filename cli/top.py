@@ -1,4 +1,4 @@
-"""``delaylevel top``: the way of a topic's messages, live."""
+"""``delaylevel top``: a live view of a topic's messages on their way."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import click
 
-from delaylevel.cli.views.pending import flow_text, flow_view
-
 from .inspecting import inspector, screen
-from .options import DURATION, Settings, examples, output_option, pass_settings
+from .options import RenamedOption, Settings, examples, output_option, pass_settings
 from .output import emit, emit_one
+from .values import DURATION
+from .views.flow import flow_text, flow_view
 
-# To the upper left corner, and wipe what is below.
+# Cursor to the top left corner, then erase everything below it.
 _HOME = "\x1b[H\x1b[J"
 _SHORTEST_S = 0.2
 
@@ -22,27 +22,34 @@ _SHORTEST_S = 0.2
     epilog=examples(
         "delaylevel top orders",
         "delaylevel top orders --every 5s",
-        "delaylevel top orders --count 1 -o json",
+        "delaylevel top orders --refreshes 1 -o json",
     )
 )
 @click.argument("topic")
-@click.option("--every", type=DURATION, default="2s", show_default=True, help="How often to look.")
 @click.option(
-    "--count",
+    "--every", type=DURATION, default="2s", show_default=True, help="Interval between refreshes."
+)
+@click.option(
+    "--refreshes",
     type=click.IntRange(min=1),
-    help="So many looks; by default without end on a terminal, and one elsewhere.",
+    cls=RenamedOption,
+    former=["--count"],
+    help="Number of refreshes; by default endless on a terminal, and 1 otherwise.",
 )
 @output_option
 @pass_settings
-def top(settings: Settings, topic: str, every: timedelta, count: int | None, output: str) -> None:
-    """Watch the messages of TOPIC travel: levels, window, business topics, and who moves them.
+def top(
+    settings: Settings, topic: str, every: timedelta, refreshes: int | None, output: str
+) -> None:
+    """Watch the messages of TOPIC on their way.
 
-    ENTRIES is what waits, a batch counted once; rates are messages a second. Ctrl-C ends it.
-    Nothing is acknowledged or moved.
+    Shows levels, window and business topics with their rates. Also shows the movers and dispatchers
+    at work. ENTRIES is the backlog, in which a batch counts once; rates are messages per second.
+    Ctrl-C ends it. Nothing is acknowledged or moved.
     """
     width, watched = screen()
     live = watched and output in ("table", "wide")
-    left = count if count is not None else (None if live else 1)
+    left = refreshes if refreshes is not None else (None if live else 1)
     pause_s = max(_SHORTEST_S, every / timedelta(seconds=1))
     try:
         with inspector(settings, topic) as look:
@@ -60,4 +67,4 @@ def top(settings: Settings, topic: str, every: timedelta, count: int | None, out
                 before = now
                 left = None if left is None else left - 1
     except KeyboardInterrupt:
-        click.echo()  # Ctrl-C is how it ends
+        click.echo()  # Ctrl-C is the normal end

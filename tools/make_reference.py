@@ -52,13 +52,16 @@ _FOLDERS = {"delaylevel.spark_sync": "spark_sync", "delaylevel.functions": "func
 
 def cli_page() -> str:
     """Return docs/cli.md."""
-    from delaylevel.cli.main import cli
+    from delaylevel.cli.main import SECTIONS, cli
 
+    titles = {next(iter(names)): title for title, names in SECTIONS.items()}
     lines = [NOTE, "# Commands", ""]
-    lines += ["This is the `--help` of every command. Times are ISO, epoch milliseconds or `+2h`;"]
-    lines += ["durations are `90s`, `2h30m`, `3d`. Exit codes: 0 done, 1 failed, 2 wrong usage,"]
-    lines += ["3 broker not reached.", ""]
+    lines += ["This page has the `--help` of every command. Times are ISO-8601, epoch milliseconds"]
+    lines += ["or `+2h`; durations are `90s`, `2h30m`, `3d`. Exit codes: 0 done, 1 failed, 2 wrong"]
+    lines += ["usage, 3 broker not reached.", ""]
     for path, command, context in _commands(cli, ("delaylevel",), None):
+        if len(path) == 2 and path[1] in titles:
+            lines += [f"## {titles[path[1]]}", ""]
         lines += [
             f"{'#' * min(4, len(path) + 1)} {' '.join(path)}",
             "",

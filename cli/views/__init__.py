@@ -1,1 +1,1 @@
-"""What the commands show, as text and as rows with stable keys; nothing is printed here."""
+"""Pure views: what the commands show, as text and as rows with stable keys."""

@@ -1,4 +1,4 @@
-"""What ``delaylevel levels`` shows: level topics as rows with stable keys; nothing is printed."""
+"""Views of ``delaylevel levels``: level topics and their partitions as rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ DESCRIPTION = (
     Column("hold_pause_ms", "duration", wide=True),
     Column("on_missing_target", wide=True),
 )
-STANDING = (
+STATE = (
     Column("backlog_entries", "number", head="BACKLOG"),
     Column("next_hand_off_ms", "time"),
     Column("behind_ms", "duration"),
     Column("mover_alive", head="CONSUMED"),
 )
-LIST = (*DESCRIPTION, *STANDING, Column("problem"))
+LIST = (*DESCRIPTION, *STATE, Column("problem"))
 DESCRIBE = (
     *DESCRIPTION,
-    *STANDING,
+    *STATE,
     Column("held_entries", "number", head="HELD"),
     Column("dead_letter_entries", "number", head="DEAD LETTERS"),
     Column("window_entries", "number", head="WINDOW"),
@@ -54,7 +54,7 @@ PARTITIONS = (
 
 
 def description_view(description: LevelTopicDescription) -> dict[str, Any]:
-    """A level topic's description as one row."""
+    """Return the description of a level topic as one row."""
     return {
         "topic": description.topic,
         "strategy": str(description.levels),
@@ -72,18 +72,18 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
 
 
 def list_view(found: FoundLevelTopic, at: LevelTopicStatus | None) -> dict[str, Any]:
-    """A level topic as one row of a list; without a description only its name and why."""
+    """Return a level topic as one row of a list; without a description, its name and problem."""
     if found.description is None or at is None:
         return {"topic": found.topic, "problem": found.problem}
     problem = f"{len(at.problems)}: {at.problems[0]}" if at.problems else None
-    return {**description_view(found.description), **_standing_view(at), "problem": problem}
+    return {**description_view(found.description), **_state_view(at), "problem": problem}
 
 
 def status_view(at: LevelTopicStatus) -> dict[str, Any]:
-    """How a level topic stands as a whole, as one row."""
+    """Return the state of a whole level topic as one row."""
     return {
         **description_view(at.description),
-        **_standing_view(at),
+        **_state_view(at),
         "held_entries": at.held_entries,
         "dead_letter_entries": at.dead_letter_entries,
         "window_entries": at.window_entries,
@@ -95,7 +95,7 @@ def status_view(at: LevelTopicStatus) -> dict[str, Any]:
 
 
 def partition_view(row: PartitionStatus, now_ms: int) -> dict[str, Any]:
-    """One partition as one row."""
+    """Return a partition as one row."""
     return {
         "level": row.level,
         "level_name": row.level_name,
@@ -112,7 +112,7 @@ def partition_view(row: PartitionStatus, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _standing_view(at: LevelTopicStatus) -> dict[str, Any]:
+def _state_view(at: LevelTopicStatus) -> dict[str, Any]:
     return {
         "now_ms": at.now_ms,
         "backlog_entries": at.backlog_entries,
@@ -123,7 +123,7 @@ def _standing_view(at: LevelTopicStatus) -> dict[str, Any]:
 
 
 def _some(lines: Sequence[str], most: int = 5) -> list[str]:
-    """The first lines, and how many more there are."""
+    """Return the first lines, and the number of further ones."""
     if len(lines) <= most:
         return list(lines)
     return [*lines[:most], f"and {len(lines) - most} more"]

@@ -47,6 +47,15 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
     return pulsar.FileLogger(level, _STDERR)
 
 
+def for_verbosity(verbosity: int) -> pulsar.FileLogger:
+    """Return a logger that keeps off stdout: silent for 0, INFO to stderr for 1, DEBUG from 2."""
+    import pulsar
+
+    if not verbosity:
+        return silent()
+    return to_stderr(pulsar.LoggerLevel.Debug if verbosity > 1 else pulsar.LoggerLevel.Info)
+
+
 def _pipe_to_stderr() -> str:
     source, target = os.pipe()
     os.set_blocking(source, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
@@ -28,7 +28,7 @@ from .window_view import WindowView, window_view
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .query import Average, HistogramBar
+    from .query import Average, HistogramBar, Rows
     from .rows import PendingRow
 
 Tell = Callable[[int], None]
@@ -39,22 +39,6 @@ _LOG_RECORDS = 4000
 _MANY = 50_000
 _MARGIN = 500
 _NEARLY_MS = 1000
-
-
-class Questions(Protocol):
-    """What can be asked of pending rows."""
-
-    def ordered(self, columns: list[str], limit: int | None) -> Iterator[pa.RecordBatch]:
-        """Yield rows in due order."""
-        ...
-
-    def histogram(self, bucket: str) -> list[HistogramBar]:
-        """Return a bar for each value of an SQL expression."""
-        ...
-
-    def average(self, attribute: str, number: str) -> Average:
-        """Return the mean of an SQL number."""
-        ...
 
 
 class Inspector:
@@ -96,7 +80,6 @@ class Inspector:
         self._slack_ms = slack_ms
         self._clock = clock or SystemClock()
         self._close: Callable[[], None] = lambda: None
-        self._connection: Connection | None = None  # where Spark's executors go
 
     @classmethod
     def connect(cls, connection: Connection, topic: str, **options: Any) -> Inspector:
@@ -127,7 +110,6 @@ class Inspector:
             admin.close()
 
         made._close = close
-        made._connection = connection
         return made
 
     def close(self) -> None:
@@ -197,7 +179,6 @@ class Inspector:
         *,
         limit: int | None = None,
         value: bool = False,
-        engine: str = "direct",
         tell: Tell | None = None,
         expect: Tell | None = None,
     ) -> Iterator[PendingRow]:
@@ -207,7 +188,6 @@ class Inspector:
             selection: which; all by default.
             limit: the most; without one, all are sorted, on disk where they do not fit.
             value: with their payloads.
-            engine: ``direct``, or ``spark`` for level topics that are too large for one machine.
             tell: called with numbers of messages as they are read.
             expect: called before, with an estimate of how many that will be; 0 where the broker
                 does not know. Once more where more has to be read after all.
@@ -219,7 +199,7 @@ class Inspector:
         from .rows import SCHEMA, rows_of
 
         columns = [name for name in SCHEMA.names if value or name != "value"]
-        yield from rows_of(self._ordered(selection, columns, limit, engine, Progress(tell, expect)))
+        yield from rows_of(self._ordered(selection, columns, limit, Progress(tell, expect)))
 
     def table(
         self,
@@ -227,14 +207,13 @@ class Inspector:
         *,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
-        engine: str = "direct",
         tell: Tell | None = None,
         expect: Tell | None = None,
     ) -> pa.Table:
         """Return pending messages in due order as an Arrow table.
 
         Args:
-            selection, limit, engine, tell, expect: as for :meth:`rows`.
+            selection, limit, tell, expect: as for :meth:`rows`.
             columns: of :data:`delaylevel.inspection.rows.SCHEMA`; by default all but ``value``.
         """
         import pyarrow as pa
@@ -242,9 +221,27 @@ class Inspector:
         from .rows import SCHEMA
 
         names = list(columns or (name for name in SCHEMA.names if name != "value"))
-        batches = list(self._ordered(selection, names, limit, engine, Progress(tell, expect)))
+        batches = list(self._ordered(selection, names, limit, Progress(tell, expect)))
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
+
+    def ordered_batches(
+        self,
+        selection: Selection | None = None,
+        *,
+        columns: Sequence[str],
+        tell: Tell | None = None,
+        expect: Tell | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield pending messages in due order as record batches.
+
+        The sort keeps a bounded amount in memory and the rest in a temporary folder.
+
+        Args:
+            selection, tell, expect: as for :meth:`rows`.
+            columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`.
+        """
+        yield from self._ordered(selection, list(columns), None, Progress(tell, expect))
 
     def batches(
         self,
@@ -276,7 +273,6 @@ class Inspector:
         by: str,
         selection: Selection | None = None,
         *,
-        engine: str = "direct",
         tell: Tell | None = None,
         expect: Tell | None = None,
     ) -> list[HistogramBar]:
@@ -285,13 +281,13 @@ class Inspector:
         Args:
             by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
                 ``place``, or the name of a property.
-            selection, engine, tell, expect: as for :meth:`rows`.
+            selection, tell, expect: as for :meth:`rows`.
         """
         from .query import bucket_sql
 
         bucket, columns = bucket_sql(by)
         progress = Progress(tell, expect)
-        asked = self._asked(selection, columns | {"due_ms", "size"}, engine, progress)
+        asked = self._asked(selection, columns | {"due_ms", "size"}, progress)
         return asked.histogram(bucket)
 
     def average(
@@ -299,7 +295,6 @@ class Inspector:
         attribute: str,
         selection: Selection | None = None,
         *,
-        engine: str = "direct",
         tell: Tell | None = None,
         expect: Tell | None = None,
     ) -> Average:
@@ -308,12 +303,12 @@ class Inspector:
         Args:
             attribute: ``size``, ``delay`` (ms from publishing until due), or a property; messages
                 without a number there are counted apart.
-            selection, engine, tell, expect: as for :meth:`rows`.
+            selection, tell, expect: as for :meth:`rows`.
         """
         from .query import attribute_sql
 
         number, columns = attribute_sql(attribute)
-        asked = self._asked(selection, columns, engine, Progress(tell, expect))
+        asked = self._asked(selection, columns, Progress(tell, expect))
         return asked.average(attribute, number)
 
     def find(
@@ -349,21 +344,20 @@ class Inspector:
         selection: Selection | None,
         columns: list[str],
         limit: int | None,
-        engine: str,
         progress: Progress,
     ) -> Iterator[pa.RecordBatch]:
         from .rows import ORDER
 
         chosen, names = selection or Selection(), {*columns, *ORDER}
-        if limit and engine == "direct" and chosen == Selection(chosen.due):
+        if limit and chosen == Selection(chosen.due):
             soon = self._soon(chosen.due, limit)
             if soon is not None:
-                asked = self._asked(Selection(soon), names, engine, progress)
+                asked = self._asked(Selection(soon), names, progress)
                 first = list(asked.ordered(columns, limit))
                 if sum(map(len, first)) == limit:
                     yield from first
                     return
-        yield from self._asked(chosen, names, engine, progress).ordered(columns, limit)
+        yield from self._asked(chosen, names, progress).ordered(columns, limit)
 
     def _soon(self, due: Window, limit: int) -> Window | None:
         """Return a shorter window that has at least so many messages by the estimate.
@@ -388,36 +382,14 @@ class Inspector:
                 high = middle
         return Window(due.from_ms, high)
 
-    def _asked(
-        self, selection: Selection | None, columns: set[str], engine: str, progress: Progress
-    ) -> Questions:
+    def _asked(self, selection: Selection | None, columns: set[str], progress: Progress) -> Rows:
         """Return what answers questions about a selection."""
         from .query import Rows, check_where, needed
 
         chosen = selection or Selection()
         check_where(chosen.where)
-        if engine not in ("direct", "spark"):
-            raise InvalidInputError(f"engine {engine!r} is neither direct nor spark")
         names = needed(chosen.where, columns)
-        only = frozenset({Role.WINDOW}) if engine == "spark" else None
-        direct = Rows(*self._stream(chosen, names, progress, roles=only), chosen.where)
-        return direct if engine == "direct" else self._by_spark(chosen, names, direct)
-
-    def _by_spark(self, selection: Selection, columns: set[str], window: Questions) -> Questions:
-        from .sparkengine import SparkRows, session
-
-        if self._connection is None:
-            raise InvalidInputError("the engine spark needs an inspector from Inspector.connect()")
-        return SparkRows(
-            session(self._connection),
-            self._connection,
-            self.description,
-            selection,
-            columns,
-            self.target,
-            self._slack_ms,
-            window,
-        )
+        return Rows(*self._stream(chosen, names, progress), chosen.where)
 
     def _stream(
         self,
@@ -425,7 +397,6 @@ class Inspector:
         columns: set[str],
         progress: Progress,
         position: str | None = None,
-        roles: frozenset[Role] | None = None,
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return a stream of what is selected, and its schema.
 
@@ -433,7 +404,6 @@ class Inspector:
             selection, columns: as elsewhere; ``where`` is not looked at.
             progress: told what is read.
             position: an id; look only where it says, if it is a position that is pending.
-            roles: look only there.
         """
         from .rows import RowReader
 
@@ -442,9 +412,7 @@ class Inspector:
         ranges = self._ranges(now_ms, view, selection.due)
         if position is not None:
             ranges = _at_position(ranges, position)
-        if roles is not None:
-            ranges = [item for item in ranges if item.source.role in roles]
-        if progress.expect is not None and roles is None:
+        if progress.expect is not None:
             progress.expect(expected(self._admin, ranges))
         reader = RowReader(
             self._client,

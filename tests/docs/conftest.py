@@ -22,6 +22,7 @@ from delaylevel import topics
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.admin import Admin
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
 
 Step = str | Callable[[Any], None]  # a command line, or what is done for a reader
@@ -136,9 +137,19 @@ def _dead(*wrong: str) -> Step:
     return bury
 
 
+def _for_a_function(reader: Any) -> None:
+    """Make the level topic of orders one that a Function moves."""
+    with Admin.from_connection(reader.connection) as admin:
+        moved_by = topics.describe(admin, "orders").mover
+    if moved_by is not Mover.FUNCTION:
+        reader.stop()
+        reader.empty()
+        reader.type("delaylevel levels create orders --max-delay 5d --mover function")
+
+
 def _function_runs(reader: Any) -> None:
-    """The Function has started: its worker takes some seconds."""
-    reader.type_until_done("delaylevel function status orders")
+    """Wait for the Function to start, which takes its worker some seconds."""
+    reader.type_until_done("delaylevel mover status orders")
 
 
 def _closed_accounts(reader: Any) -> None:
@@ -231,7 +242,7 @@ EXPECTED = Expected(
             for lines, steps in {
                 (
                     "delaylevel levels create orders",
-                    "delaylevel levels create orders --by day --max 30d --then hour:24h",
+                    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
                 ): (_nothing,),
                 ("delaylevel levels delete orders",): (_nothing, *BRIEF),
                 ("delaylevel levels delete orders --drain",): (WITHOUT_DISPATCHER, _sent(1)),
@@ -240,17 +251,17 @@ EXPECTED = Expected(
                     "delaylevel levels describe orders",
                     "delaylevel levels drain orders",
                 ): (_nothing, *PENDING),
-                ("delaylevel levels expand orders --max 60d",): WITH_HOURS,
+                ("delaylevel levels expand orders --max-delay 60d",): WITH_HOURS,
             }.items()
             for line in lines
         },
         "docs/cli.md send": {
             "": ("delaylevel levels create orders --overflow recirculate", _files)
         },
-        "docs/cli.md sync": {"": (*BOTH, _own_steps, _cluster)},
-        "docs/cli.md dispatch": {
+        "docs/cli.md mover run": {"": (*BOTH, _own_steps, _cluster)},
+        "docs/cli.md dispatcher": {
             "": BOTH,
-            "delaylevel dispatch run orders --delivery effectively-once --memory 1024": (
+            "delaylevel dispatcher run orders --delivery effectively-once --memory 1024": (
                 DEDUPLICATED,
             ),
         },
@@ -259,9 +270,10 @@ EXPECTED = Expected(
             "": (f"{BRIEF[0]} --target invoices", _dead("due", "elsewhere")),
             "delaylevel dlq discard orders --all --count 12": (_dead(*["due"] * 11),),
             "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2": (_dead("due", "due"),),
-            "delaylevel dlq replay orders 12:0:-1 --target persistent://public/default/invoices": (
-                _dead("elsewhere", "due"),
-            ),
+            (
+                "delaylevel dlq replay orders 12:0:-1 "
+                "--new-target persistent://public/default/invoices"
+            ): (_dead("elsewhere", "due"),),
             "delaylevel dlq show orders 12:0:-1": (_dead("due", "due"),),
         },
         "docs/cli.md horizon": {"": PENDING},
@@ -273,18 +285,16 @@ EXPECTED = Expected(
         },
         "docs/cli.md broker": {
             "delaylevel broker logs -n 20": ("delaylevel broker start",),
-            "delaylevel broker start --conf brokerDeduplicationEnabled=true": (
+            "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true": (
                 "delaylevel broker stop",
             ),
         },
-        "docs/cli.md function": {
-            "": ("delaylevel levels create orders --max 5d --mover function",),
-            "delaylevel function status orders": (_function_runs,),
-            "delaylevel function delete orders": ("delaylevel function deploy orders",),
-            "delaylevel function logs orders": (
-                "delaylevel function deploy orders",
-                _function_runs,
-            ),
+        "docs/cli.md mover": {
+            "": BOTH,
+            "delaylevel mover deploy orders": (_for_a_function,),
+            "delaylevel mover status orders": (_function_runs,),
+            "delaylevel mover delete orders": ("delaylevel mover deploy orders",),
+            "delaylevel mover logs orders": ("delaylevel mover deploy orders", _function_runs),
         },
         "docs/functions.md": {
             "delaylevel mover status orders": (_function_runs,),

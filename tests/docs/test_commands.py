@@ -1,4 +1,4 @@
-"""Every command line on a page is one that the program has, with options that it has."""
+"""Command lines in the documentation name only existing commands and options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import pytest
 
 from delaylevel.cli.main import cli
+from delaylevel.cli.options import RenamedOption
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,14 +45,14 @@ def _words(line: str) -> list[str]:
     return words[1:]
 
 
-def test_there_are_command_lines() -> None:
+def test_command_lines_are_found() -> None:
     assert len(_lines()) > 100
 
 
 @pytest.mark.parametrize("line", _lines())
 def test_the_program_has_this_command(line: str) -> None:
     if re.search(r"[a-z]\|[a-z]", line):
-        # `delaylevel levels drain|delete`: each of them.
+        # `delaylevel levels drain|delete` names two commands.
         *before, last = line.split("|")
         first, _, one = before[0].rpartition(" ")
         names = [one, *before[1:], last.split()[0]]
@@ -65,21 +66,21 @@ def _check(line: str) -> bool:
     options = {"-h", "--help", *_options(cli)}
     taken: click.Parameter | None = None
     for word in _words(line):
-        if taken is not None:  # the value of the option before
+        if taken is not None:  # the value of the previous option
             taken = None
         elif word.startswith("-") and word != "-":
             name, _, value = word.partition("=")
             if re.fullmatch(r"-v+", word):
                 name = "-v"
             assert name in options, f"{line}: no option {name}"
-            found = [p for p in command.params if name in (*p.opts, *p.secondary_opts)]
+            found = [p for p in command.params if name in _spellings(p)]
             if found and isinstance(found[0], click.Option) and not value:
                 takes_none = found[0].is_flag or found[0].count
                 taken = None if takes_none else found[0]
         elif isinstance(command, click.Group):
             child = command.get_command(click.Context(command), word)
             if child is None and command.name == "pending":
-                child = command.commands["list"]  # what it means without one
+                child = command.commands["list"]  # the command meant by `pending TOPIC`
             assert child is not None, f"{line}: no command {word}"
             command = child
             options = {"-h", "--help", *_options(command)}
@@ -87,14 +88,16 @@ def _check(line: str) -> bool:
 
 
 def _options(command: click.Command) -> set[str]:
-    return {
-        name
-        for parameter in command.params
-        for name in (*parameter.opts, *parameter.secondary_opts)
-    }
+    return {name for parameter in command.params for name in _spellings(parameter)}
+
+
+def _spellings(parameter: click.Parameter) -> tuple[str, ...]:
+    """Return all accepted spellings of an option, former ones included."""
+    former = parameter.former if isinstance(parameter, RenamedOption) else ()
+    return (*parameter.opts, *parameter.secondary_opts, *former)
 
 
 @pytest.mark.parametrize("line", ["delaylevel levels make x", "delaylevel doctor --fast"])
-def test_a_command_line_that_is_wrong_is_noticed(line: str) -> None:
+def test_a_wrong_command_line_is_noticed(line: str) -> None:
     with pytest.raises(AssertionError, match=r"no (command|option)"):
         _check(line)

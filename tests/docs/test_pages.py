@@ -47,18 +47,19 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "console", "python", "text", "yaml"}
 OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
-SECTION = re.compile(r"^##+ delaylevel(?: (\w+))?", re.MULTILINE)  # of docs/cli.md
-SPARK = r"(-v )?sync spark"
-OUTSIDE = re.compile(rf"delaylevel ({SPARK}|dispatch run|function|broker|demo)\b")
+# A section of docs/cli.md. `mover run` is one of its own: it needs another kind of level topic.
+SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
+SPARK = r"(-v )?(mover run|sync spark)"
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|dispatch(er)? run|mover|function|broker|demo)\b")
 SLOW = re.compile(
     r"make|python benchmarks|pulsar-admin|.* --every 5s|"
-    rf"delaylevel ({SPARK}|function|broker|demo)\b"
+    rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|dispatch run|\w+ logs .*--follow)\b"
+    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|dispatch(er)? run|\w+ logs .*--follow)\b"
 )
-# What `delaylevel doctor` looks at to see whether one is at work.
-CHECKS = {"sync": "mover", "dispatch": "dispatcher"}
+# Checks of `delaylevel doctor` that show that a process is at work.
+CHECKS = {"mover run": "mover", "sync spark": "mover", "dispatch": "dispatcher"}
 # A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
 PATIENCE_S = 400
 
@@ -68,7 +69,7 @@ AS_A_WHOLE = {
     "docs/spark.md",
     "docs/security.md",
     "docs/functions.md",
-    *(f"docs/cli.md {section}" for section in ("levels", "dispatch", "horizon", "top")),
+    *(f"docs/cli.md {section}" for section in ("levels", "dispatcher", "horizon", "top")),
 }
 
 NOT_RUN = {
@@ -349,7 +350,7 @@ def reader(
     """A reader of the page ``title``, beside a broker whose ``public/default`` is theirs."""
     title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
     # A Function that is left would make its topics anew: such a page's broker goes with it.
-    functions = whole and "function" in title
+    functions = whole and title in ("docs/functions.md", "docs/cli.md mover")
     broker = private_broker(functions=True) if functions else broker_with()
     connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
     _checkout(tmp_path)

@@ -225,7 +225,7 @@ def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
 def cli_process(
     environment: dict[str, str], tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``cli_process("sync", "spark", …)``: the started program, killed at the end if it still runs.
+    """``cli_process("mover", "run", …)``: the started program; killed at the end if need be.
 
     Its output is in files; ``process.log`` is the path of its stderr.
     """

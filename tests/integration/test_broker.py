@@ -247,7 +247,7 @@ def test_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         again = runner.invoke(cli, ["broker", "start"])
         assert again.exit_code == 0
         assert "runs already" in again.stderr
-        changed = runner.invoke(cli, ["broker", "start", "--conf", "a=b"])
+        changed = runner.invoke(cli, ["broker", "start", "--broker-conf", "a=b"])
         assert changed.exit_code == 1
         assert str(shown["pid"]) in changed.stderr
 

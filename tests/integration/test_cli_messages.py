@@ -1,4 +1,4 @@
-"""``levels create`` and ``send`` by the command line: what comes of them, exit codes, messages."""
+"""``levels create`` and ``send`` on the command line: results, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(connection: Connection) -> Run:
-    """``run("send", …, input=…)``: the command against the broker under test."""
+    """Return ``run("send", …, input=…)``, which runs a command against the broker under test."""
 
     def invoke(*arguments: str, **options: Any) -> Result:
         environment = {
@@ -31,7 +31,7 @@ def run(connection: Connection) -> Run:
             **options.pop("env", {}),
         }
         result = CliRunner().invoke(cli, arguments, env=environment, **options)
-        # What is wrong is said in words: an exception is a bug of ours.
+        # Errors are reported as messages; an exception is a bug.
         assert result.exception is None or isinstance(result.exception, SystemExit), (
             result.exception
         )
@@ -40,12 +40,12 @@ def run(connection: Connection) -> Run:
     return invoke
 
 
-UNITS = ("--by", "200ms", "--max", "2s", "--final-window", "broker")
+UNITS = ("--unit", "200ms", "--max-delay", "2s", "--final-window", "broker")
 
 
 @pytest.fixture
 def orders(run: Run, namespace: str) -> str:
-    """A business topic with a level topic: 200 ms units, up to 2 s; the broker's final window."""
+    """Create a business topic and its level topic: 200 ms units, up to 2 s, no tracker."""
     topic = f"persistent://{namespace}/orders"
     made = run("levels", "create", topic, *UNITS, "-o", "json")
     assert made.exit_code == 0, made.stderr
@@ -69,7 +69,7 @@ def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: Re
     assert (answer["topic"], answer["sent"], answer["failed"]) == (orders, 1, 0)
     (message,) = world.stored(f"{orders}-delay-level")
     assert f"({message.ledger},{message.entry}," in answer["message_id"]
-    # What is said is what is stored, not a second look at the clock.
+    # The result shows the stored due time, not one from a second look at the clock.
     assert answer["due_ms"] == int(message.properties["delaylevel.due"])
 
     listed = run("levels", "list", orders.removeprefix("persistent://").rpartition("/")[0])
@@ -156,15 +156,15 @@ def test_json_lines(run: Run, orders: str, stored: Stored, tmp_path: Path) -> No
         ('{"body": "x", "after": "1s", "id": ""}', "id"),
     ],
 )
-def test_a_line_that_is_wrong(run: Run, orders: str, stored: Stored, line: str, says: str) -> None:
+def test_a_wrong_line(run: Run, orders: str, stored: Stored, line: str, says: str) -> None:
     good = [json.dumps({"body": f"{n}", "after": "1s"}) for n in range(3)]
-    # A blank line counts: the number is the one that an editor shows.
+    # Blank lines count, so the number is the one that an editor shows.
     text = "\n".join([*good[:2], "", line, good[2]])
     sent = run("send", orders, "--jsonl", "-", input=text)
     assert sent.exit_code == 2, (sent.stdout, sent.stderr)
     assert "line 4" in sent.stderr
     assert says in sent.stderr
-    # Those before it are sent, those behind it are not.
+    # Lines before the wrong one are sent, lines after it are not.
     assert set(parked(stored, orders)) == {b"0", b"1"}
     assert stored(orders) == []
 
@@ -198,7 +198,7 @@ def test_without_a_level_topic(run: Run, world: RealWorld) -> None:
     assert world.admin.list_topics(world.namespace) == []
 
 
-def test_a_level_topic_of_another_name(run: Run, orders: str, world: RealWorld) -> None:
+def test_a_level_topic_with_another_name(run: Run, orders: str, world: RealWorld) -> None:
     level_topic = f"{orders}-delay-level"
     letters = f"persistent://{world.namespace}/letters"
     refused = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
@@ -213,7 +213,7 @@ def test_a_level_topic_of_another_name(run: Run, orders: str, world: RealWorld) 
 
 @pytest.mark.parametrize("command", [("send", "orders", "x"), ("levels", "create", "orders")])
 @pytest.mark.parametrize("away", ["both", "service", "admin"])
-def test_a_broker_that_is_away(run: Run, orders: str, command: tuple[str, ...], away: str) -> None:
+def test_an_absent_broker(run: Run, orders: str, command: tuple[str, ...], away: str) -> None:
     nowhere = {}
     if away in ("both", "service"):
         nowhere["DELAYLEVEL_SERVICE_URL"] = "pulsar://127.0.0.1:1"
@@ -228,7 +228,7 @@ def test_a_broker_that_is_away(run: Run, orders: str, command: tuple[str, ...], 
     assert "delaylevel broker start" in result.stderr
 
 
-def test_what_the_broker_does_not_take(run: Run, orders: str, stored: Stored) -> None:
+def test_a_message_that_is_too_large_for_the_broker(run: Run, orders: str, stored: Stored) -> None:
     for delay in ((), ("--after", "1s")):
         sent = run("send", orders, *delay, input=b"x" * (6 * 1024 * 1024))
         assert sent.exit_code == 1

@@ -137,9 +137,9 @@ def test_mended_and_delivered_by_command(
     assert "mine=1" in run("show", target, listed[0]["id"]).stdout
 
     for arguments, words in (
-        (("replay", target), "say which"),
-        (("replay", target, "--all", "--reason", "x"), "say which"),
-        (("replay", target, "--all", "--target", "elsewhere"), "does not carry"),
+        (("replay", target), "select dead letters by"),
+        (("replay", target, "--all", "--reason", "x"), "select dead letters by"),
+        (("replay", target, "--all", "--new-target", "elsewhere"), "does not carry"),
         (("replay", target, "nonsense"), "not a position"),
         (("show", target, "1:2:3"), "no dead letter"),
         (("replay", target, "1:2:3", "4:5:6"), "no dead letter"),
@@ -150,7 +150,7 @@ def test_mended_and_delivered_by_command(
         assert words in refused.stderr
     assert len(stored(target)) == 0
 
-    answer = run("replay", target, "--reason", "delaylevel.due", "--due", "-1s", "-o", "json")
+    answer = run("replay", target, "--reason", "delaylevel.due", "--at", "-1s", "-o", "json")
     assert answer.exit_code == 0, answer.output
     said = json.loads(answer.stdout)
     assert (said["replayed"], said["due"], said["refused"]) == (2, 2, 0)

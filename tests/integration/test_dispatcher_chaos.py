@@ -71,8 +71,8 @@ class ChaosWorld:
             [
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *("dispatch", "run", TARGET, "--delivery", self.delivery.value),
-                *("--directory", str(self.directory / "spill")),
+                *("dispatcher", "run", TARGET, "--delivery", self.delivery.value),
+                *("--spill-dir", str(self.directory / "spill")),
             ],
             stdout=log,
             stderr=log,

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("duckdb")
 
 import pulsar
+import pyarrow.parquet as pq
 from click.testing import Result
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.clock import SystemClock
@@ -121,6 +121,28 @@ def test_the_commands(
     assert invoke("pending", topic, "--where", "nothing = 1").exit_code == 2
 
 
+def test_the_export_is_a_file_of_all_that_is_pending(
+    invoke: Callable[..., Result],
+    filled: tuple[LevelTopicDescription, dict[str, int]],
+    tmp_path: Path,
+) -> None:
+    description, due = filled
+
+    def export(name: str, *options: str) -> Path:
+        file = tmp_path / name
+        done = invoke("pending", "export", description.targets[0], str(file), *options)
+        assert done.exit_code == 0, done.output
+        return file
+
+    table = pq.read_table(export("all.parquet"))
+    assert table.column("due_ms").to_pylist() == sorted(due.values())
+    key = table.column("key")[0].as_py()
+    lines = export("some.jsonl", "--key", key).read_text().splitlines()
+    assert len(lines) == COUNT // 10
+    assert {json.loads(line)["key"] for line in lines} == {key}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["all.parquet", "some.jsonl"]
+
+
 @pytest.fixture
 def releasing(
     world: RealWorld, tmp_path: Path
@@ -202,20 +224,3 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
     producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
     world.eventually(lambda: look.horizon().within[0].messages == 1, "the overdue message")
     assert look.horizon().messages == len(pending) + 1
-
-
-@pytest.mark.spark
-def test_spark_answers_the_same(
-    spark: Any,
-    connection: Connection,
-    filled: tuple[LevelTopicDescription, dict[str, int]],
-) -> None:
-    description, due = filled
-    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    with Inspector.connect(connection, description.topic, client_options={"logger": quiet}) as look:
-        times = sorted(due.values())
-        chosen = Selection(Window(times[5], times[500]), where="size > 20")
-        direct = list(look.rows(chosen, limit=100))
-        assert list(look.rows(chosen, limit=100, engine="spark")) == direct
-        assert look.histogram("hour", chosen, engine="spark") == look.histogram("hour", chosen)
-        assert look.average("number", chosen, engine="spark") == look.average("number", chosen)

@@ -621,9 +621,9 @@ def test_create_list_and_describe_by_command(
     admin: Admin, client: pulsar.Client, namespace: str, run: Callable[..., Result]
 ) -> None:
     options = (
-        "--by",
+        "--unit",
         "2s",
-        "--max",
+        "--max-delay",
         "10s",
         "--then",
         "500ms:2s:100ms",
@@ -640,7 +640,7 @@ def test_create_list_and_describe_by_command(
     assert value["levels"][1] == {"unit_ms": 500, "maximum_ms": 2000, "lead_ms": 100}
     assert value["overflow"] == "recirculate"
     assert (value["final_window"], value["window_partitions"]) == ("tracker", 2)
-    assert "delaylevel dispatch run" in made.stderr
+    assert "delaylevel dispatcher run" in made.stderr
     level_topic = TopicName.parse(value["topic"])
     client.create_producer(level_topic.partition(2).full).send(b"x")
 
@@ -676,11 +676,11 @@ def test_create_list_and_describe_by_command(
 def test_what_the_command_refuses(namespace: str, run: Callable[..., Result]) -> None:
     business = f"{namespace}/orders"
     for args, code, words in (
-        (("create", business, "--by", "fortnight"), 2, "no unit"),
+        (("create", business, "--unit", "fortnight"), 2, "no unit"),
         (("create", business, "--then", "hour"), 2, "no level"),
         (("create", business, "--then", "hour:2h"), 2, "give it a maximum_delay"),
-        (("create", business, "--max", "1h"), 2, "finer partition_by"),
-        (("create", business, "--by", "minute", "--max", "30d"), 2, "these levels fit"),
+        (("create", business, "--max-delay", "1h"), 2, "finer partition_by"),
+        (("create", business, "--unit", "minute", "--max-delay", "30d"), 2, "these levels fit"),
         (("create", f"{business}-delay-level"), 2, "name the business topic"),
         (("create", "non-persistent://a/b/c"), 2, "only persistent"),
         (("create", business, "--final-window", "magic"), 2, "'tracker'"),

@@ -364,13 +364,13 @@ def test_the_commands_for_expanding_and_draining(
     park(world.client(), description, x=timedelta(minutes=3))
     assert run("expand", target).exit_code == 2
     for arguments, words in (
-        (("--max", "3m"), "cannot be made shorter"),
-        (("--max", "5m"), "so already"),
+        (("--max-delay", "3m"), "cannot be made shorter"),
+        (("--max-delay", "5m"), "so already"),
         (("--then", "hour:48h"), "no level with a unit of 1h"),
     ):
         refused = run("expand", target, *arguments)
         assert (refused.exit_code, words in refused.stderr) == (2, True), refused.output
-    answer = run("expand", target, "--max", "9m", "-o", "json")
+    answer = run("expand", target, "--max-delay", "9m", "-o", "json")
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["partitions"] == 8
     answer = run("drain", target, "-o", "json")

@@ -36,7 +36,7 @@ def test_who_creates_it_and_how_long_is_data_kept(
 ) -> None:
     orders = f"persistent://{world.namespace}/orders"
     if by == "command":
-        made = run("create", orders, "--by", "minute", "--max", "5m")
+        made = run("create", orders, "--unit", "minute", "--max-delay", "5m")
         assert made.exit_code == 0, made.output
     else:
         with pytest.raises(LevelTopicError, match="does not exist"):
@@ -110,7 +110,7 @@ def test_what_happens_when_the_business_topic_is_deleted(
 def test_too_many_partitions_are_refused_and_nothing_is_made(
     world: RealWorld, run: Callable[..., Result]
 ) -> None:
-    refused = run("create", f"{world.namespace}/orders", "--by", "hour", "--max", "365d")
+    refused = run("create", f"{world.namespace}/orders", "--unit", "hour", "--max-delay", "365d")
     assert refused.exit_code == 2
     assert "needs 8,759 partitions" in refused.stderr
     assert "these levels fit: DAY for 365d, then HOUR for 1d" in refused.stderr
@@ -123,7 +123,7 @@ def test_it_grows_later(world: RealWorld, run: Callable[..., Result]) -> None:
         orders, enable_delay_level_topic=True, partition_strategy=FIVE_MINUTES
     )
     producer.send(b"before", deliver_after=timedelta(minutes=5))
-    grown = run("expand", orders, "--max", "20m", "-o", "json")
+    grown = run("expand", orders, "--max-delay", "20m", "-o", "json")
     assert grown.exit_code == 0, grown.output
     assert json.loads(grown.stdout)["partitions"] == 19
     producer._follower._looked_s -= 10  # as if the last look were some seconds ago

@@ -112,7 +112,7 @@ class SparkWorld:
             [
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *("sync", "spark", self.description.topic, "--checkpoint", str(self.checkpoint)),
+                *("mover", "run", self.description.topic, "--checkpoint", str(self.checkpoint)),
                 *("--delivery", self.delivery.value, "--trigger", "300ms", *arguments),
             ],
             stdout=log,

@@ -241,7 +241,7 @@ def test_a_worker_that_is_killed_loses_nothing(
         "spark.ui.port": str(_free_port()),
     }
     job = cli_process(
-        *("-v", "sync", "spark", description.targets[0], "--master", cluster.url),
+        *("-v", "mover", "run", description.targets[0], "--master", cluster.url),
         *("--checkpoint", str(checkpoint), "--trigger", "250ms"),
         *("--metrics-port", str(metrics)),
         *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),

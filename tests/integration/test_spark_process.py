@@ -1,4 +1,4 @@
-"""``delaylevel sync spark`` as a program: killed, doubled, ended, and run from cron."""
+"""``delaylevel mover run`` as a program: killed, doubled, ended, and run from cron."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_killed_then_doubled_then_ended(
     orders = description.targets[0]
     source = source_partitions(description)[0]
     once = ("--delivery", "effectively-once")
-    command = ("sync", "spark", orders, "--checkpoint", str(tmp_path / "checkpoint"), *once)
+    command = ("mover", "run", orders, "--checkpoint", str(tmp_path / "checkpoint"), *once)
     park(world.client(), orders, 2000, 15_000, seed=7)
     before = len(world.stored(orders))
     choose = random.Random(7)
@@ -107,7 +107,7 @@ def test_killed_then_doubled_then_ended(
     world.eventually(
         lambda: job.poll() is not None or describe_owner(world.admin, source), "a claim", PATIENCE_S
     )
-    second = cli_process("sync", "spark", orders, "--checkpoint", str(tmp_path / "second"))
+    second = cli_process("mover", "run", orders, "--checkpoint", str(tmp_path / "second"))
     world.eventually(
         lambda: len({m.value for m in world.stored(orders)}) == 2000,
         "all messages of all runs",
@@ -148,7 +148,7 @@ def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
             park_all.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + number))
         park_all.close()
     # Its start takes longer than the longest delay.
-    job = cli_process("sync", "spark", description.topic, "--once")
+    job = cli_process("mover", "run", description.topic, "--once")
     assert end(job) == 0, said(job)
     assert "200 messages moved" in said(job)
     assert job.log.with_suffix(".out").read_text() == ""
@@ -159,7 +159,7 @@ def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
 
 
 def test_without_a_level_topic(cli_process: Start, namespace: str) -> None:
-    job = cli_process("sync", "spark", f"{namespace}/nothing", "--once")
+    job = cli_process("mover", "run", f"{namespace}/nothing", "--once")
     assert end(job) == 1
     assert "delaylevel levels create" in said(job)
     assert "Traceback" not in said(job)
@@ -168,7 +168,7 @@ def test_without_a_level_topic(cli_process: Start, namespace: str) -> None:
 def test_without_a_broker(cli_process: Start, environment: dict[str, str]) -> None:
     environment["DELAYLEVEL_SERVICE_URL"] = "pulsar://127.0.0.1:1"
     environment["DELAYLEVEL_ADMIN_URL"] = "http://127.0.0.1:1"
-    job = cli_process("sync", "spark", "orders", "--once")
+    job = cli_process("mover", "run", "orders", "--once")
     assert end(job) == 3
     assert "delaylevel broker start" in said(job)
     assert "Traceback" not in said(job)

@@ -218,7 +218,7 @@ def test_steps_that_a_name_stands_for(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     steps = f"{module.stem}:keep_a"
     result = CliRunner().invoke(
-        cli, ["sync", "spark", description.topic, "--once", "--steps", steps], env=environment
+        cli, ["mover", "run", description.topic, "--once", "--steps", steps], env=environment
     )
     assert result.exit_code == 0, result.output
     assert [m.value for m in stored(description.targets[0])] == [b"a-1"]

@@ -82,8 +82,8 @@ def test_a_stop_finishes_the_batch_that_runs(
         arguments = ("--trigger", "250ms", "--option", f"maxOffsetsPerTrigger={BATCH}", *more)
         return cli_process(
             "-v",
-            "sync",
-            "spark",
+            "mover",
+            "run",
             description.topic,
             "--checkpoint",
             f"file:{checkpoint}",
@@ -143,7 +143,7 @@ def test_the_printed_command_runs_and_ends_where_its_jvm_is_told_to(
     producer.send(b"x", properties=parked(int(time.time() * 1000)))
     checkpoint = tmp_path / "checkpoint"
     printed = cli_process(
-        *("sync", "spark", description.topic, "--checkpoint", str(checkpoint)),
+        *("mover", "run", description.topic, "--checkpoint", str(checkpoint)),
         *("--trigger", "250ms", "--print-command"),
     )
     assert printed.wait(PATIENCE_S) == 0, printed.log.read_text()

@@ -288,7 +288,7 @@ def test_the_command_line(
     target = description.targets[0]
 
     def run(*arguments: str, code: int = 0) -> Any:
-        result = CliRunner().invoke(cli, ["function", *arguments])
+        result = CliRunner().invoke(cli, ["mover", *arguments])
         assert result.exit_code == code, result.output
         return result
 
@@ -304,7 +304,7 @@ def test_the_command_line(
     assert "moving" in run("logs", target).stdout
     run("restart", target)
     world.eventually(
-        lambda: CliRunner().invoke(cli, ["function", "status", target]).exit_code == 0,
+        lambda: CliRunner().invoke(cli, ["mover", "status", target]).exit_code == 0,
         "the restarted instance",
         60,
     )

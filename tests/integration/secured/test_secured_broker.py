@@ -259,7 +259,7 @@ def test_a_programs_token_is_in_none_of_its_words(
             for words in (
                 ("levels", "describe", topic),
                 ("doctor", topic),
-                ("dispatch", "run", topic),
+                ("dispatcher", "run", topic),
                 ("send", roles.description.targets[0], "x", "--after", "1s"),
             )
         ]

@@ -66,7 +66,7 @@ def instance_log(secured: Any) -> str:
 def program(
     cli_process: Callable[..., Any], tmp_path: Path
 ) -> Callable[[Any, str, str], tuple[int, str]]:
-    """``program(secured, token, "function", …)``: exit code and words; the token is in a file."""
+    """``program(secured, token, "mover", …)``: exit code and words; the token is in a file."""
 
     def run(secured: Any, token: str, *words: str) -> tuple[int, str]:
         file = tmp_path / "program.token"
@@ -106,7 +106,7 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
     deployer = secured.token_of("deployer")
     token = renewed(secured, "mover", tmp_path / "mover.token")
     token.renew()
-    words = ("function", "deploy", description.topic, "--worker-token-file", str(token.path))
+    words = ("mover", "deploy", description.topic, "--worker-token-file", str(token.path))
     code, said = program(secured, deployer, *words)
     assert code == 0, said
 
@@ -152,7 +152,7 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
         eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
         assert look().held_entries == 0
         for command in ("status", "logs", "delete"):
-            code, answer = program(secured, deployer, "function", command, description.topic)
+            code, answer = program(secured, deployer, "mover", command, description.topic)
             assert code == 0, answer
             said += answer
         assert f"moving {description.topic}" in said
@@ -180,7 +180,7 @@ def test_a_worker_shows_a_token_that_is_in_its_settings(
     roles = family_on(secured, mover=Mover.FUNCTION, final_window=FinalWindow.BROKER)
     roles.grant("sender", privileges["sender"])
     roles.grant("application", privileges["application"])
-    code, said = program(secured, secured.token, "function", "deploy", roles.description.topic)
+    code, said = program(secured, secured.token, "mover", "deploy", roles.description.topic)
     assert code == 0, said
     with contextlib.ExitStack() as stack:
         clients = {role: roles.client(role) for role in ("sender", "application")}

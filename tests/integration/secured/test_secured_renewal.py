@@ -52,7 +52,7 @@ def test_a_producer_and_a_dispatcher_go_on(
         stack.callback(mover.close)
         consumer = arrivals(steady["application"], roles.target)
         words = [*roles.secured.words(), "--token-file", str(files["dispatcher"])]
-        program = cli_process(*words, "dispatch", "run", description.topic)
+        program = cli_process(*words, "dispatcher", "run", description.topic)
         producer = client.create_producer(roles.target, enable_delay_level_topic=True)
 
         def arrives(body: bytes) -> None:

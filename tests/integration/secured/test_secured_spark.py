@@ -116,7 +116,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
         "spark.local.dir": str(local),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={talkative.as_uri()}",
     }
-    words = ["-vv", *roles.secured.words(), "sync", "spark", description.topic]
+    words = ["-vv", *roles.secured.words(), "mover", "run", description.topic]
     words += ["--master", "local[1]", "--checkpoint", str(checkpoint)]
     for name, value in spark.items():
         words += ["--conf", f"{name}={value}"]
@@ -191,7 +191,7 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
     unit = timedelta(milliseconds=roles.description.levels[0].unit_ms)
     file = tmp_path / "token"
     token = renewed(roles.secured, "mover", file)
-    words = [*roles.secured.words(), "--token-file", str(file), "sync", "spark"]
+    words = [*roles.secured.words(), "--token-file", str(file), "mover", "run"]
     words += [roles.target, "--master", "local[1]", "--checkpoint", str(tmp_path / "checkpoint")]
 
     token.spoil()

@@ -1,4 +1,4 @@
-"""Tables, JSON, and the times and durations that people write."""
+"""Tables, JSON, and the forms of times and durations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cli.options import DURATION, TIME, parse_duration, parse_time_ms
 from delaylevel.cli.output import (
     Column,
     emit,
@@ -19,6 +18,7 @@ from delaylevel.cli.output import (
     render,
     render_one,
 )
+from delaylevel.cli.values import DURATION, TIME, parse_duration, parse_time_ms
 
 COLUMNS = (
     Column("name"),
@@ -40,7 +40,7 @@ def test_a_table_has_no_borders_and_aligned_columns() -> None:
     ]
 
 
-def test_wide_shows_more() -> None:
+def test_wide_shows_more_columns() -> None:
     assert render(ROWS, COLUMNS, "wide").splitlines()[0].split()[-1] == "LATENESS"
     assert render(ROWS, COLUMNS, "wide").splitlines()[1].endswith("1m05s")
 
@@ -51,7 +51,7 @@ def test_json_keeps_keys_and_milliseconds() -> None:
     assert json.loads(render_one(ROWS[0], COLUMNS, "json")) == ROWS[0]
 
 
-def test_one_thing_is_a_line_for_each_column() -> None:
+def test_one_item_has_a_line_for_each_column() -> None:
     assert render_one(ROWS[0], COLUMNS).splitlines() == [
         "NAME      orders-delay-level",
         "BACKLOG   12,345",
@@ -59,7 +59,7 @@ def test_one_thing_is_a_line_for_each_column() -> None:
     ]
 
 
-def test_nothing_is_still_valid_json_and_says_so_in_a_table(
+def test_no_rows_are_valid_json_and_a_message_for_a_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     emit([], COLUMNS, "json")
@@ -71,19 +71,19 @@ def test_nothing_is_still_valid_json_and_says_so_in_a_table(
     assert (captured.out, captured.err) == ("", "No levels.\n")
 
 
-def test_no_bar_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("sending", 3) as bar:
         bar.update(3)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_a_time_beyond_the_calendar_is_shown_all_the_same() -> None:
+def test_a_time_beyond_the_calendar_is_shown_as_ms() -> None:
     assert format_time(10**18) == f"{10**18} ms"
 
 
 @given(st.integers(min_value=100_000_000_000, max_value=4_102_444_800_000))
-def test_what_is_printed_can_be_given_again(time_ms: int) -> None:
+def test_a_printed_time_can_be_parsed(time_ms: int) -> None:
     assert parse_time_ms(format_time(time_ms), 0) == time_ms
     assert parse_time_ms(str(time_ms), 0) == time_ms
 
@@ -101,13 +101,13 @@ def test_what_is_printed_can_be_given_again(time_ms: int) -> None:
         ("2W", timedelta(weeks=2)),
     ],
 )
-def test_durations_are_read(text: str, expected: timedelta) -> None:
+def test_durations_are_parsed(text: str, expected: timedelta) -> None:
     assert parse_duration(text) == expected
     assert DURATION.convert(text, None, None) == expected
 
 
 @pytest.mark.parametrize("text", ["", "5", "-2h", "2 hours", "h", "1h x", "9" * 30 + "d"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_wrong_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no duration|longer than"):
         parse_duration(text)
     with pytest.raises(click.BadParameter):
@@ -126,7 +126,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         ("1763711259250", 1_763_711_259_250),
     ],
 )
-def test_times_are_read(text: str, expected: int) -> None:
+def test_times_are_parsed(text: str, expected: int) -> None:
     assert parse_time_ms(text, now_ms=5_000) == expected
 
 
@@ -141,7 +141,7 @@ def test_times_are_read(text: str, expected: int) -> None:
         ("+soon", "is no duration"),
     ],
 )
-def test_what_is_no_time_is_refused_with_the_reason(text: str, reason: str) -> None:
+def test_a_wrong_time_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_time_ms(text, now_ms=0)
     with pytest.raises(click.BadParameter, match=reason):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from delaylevel.cli import top as command
 from delaylevel.cli.main import cli
-from delaylevel.cli.views.pending import flow_text, flow_view
+from delaylevel.cli.views.flow import flow_text, flow_view
 from delaylevel.inspection import Inspector
 from delaylevel.inspection.flow import Flow, Stage, quantile, rates
 from delaylevel.model.level_topic import Role
@@ -201,7 +201,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "orders-delay-level at " in shown.stdout
         assert "\x1b" not in shown.stdout, "nobody watches"
         assert waited == [2.0]
-        lines = runner.invoke(cli, ["top", "orders", "--count", "3", "-o", "jsonl"]).stdout
+        lines = runner.invoke(cli, ["top", "orders", "--refreshes", "3", "-o", "jsonl"]).stdout
         views = [json.loads(line) for line in lines.splitlines()]
         assert [view["stages"][0]["pending_entries"] for view in views] == [2, 3, 4]
         assert [view["stages"][0]["in_per_second"] for view in views] == [0.5] * 3

@@ -228,8 +228,6 @@ def test_other_input_that_cannot_be_used() -> None:
         look = inspector(memory)
         with pytest.raises(InvalidInputError, match="no column colour"):
             look.table(columns=["colour", "due_ms"])
-        with pytest.raises(InvalidInputError, match="neither direct nor spark"):
-            list(look.rows(engine="horse"))
         with pytest.raises(InvalidInputError, match="no condition"):
             list(look.batches(Selection(where="size > 1")))
 

@@ -24,7 +24,7 @@ from delaylevel.model.strategy import PartitionStrategy
         (-65_000, "-1m05s"),
     ],
 )
-def test_rounded_durations(milliseconds: float, text: str) -> None:
+def test_format_durations(milliseconds: float, text: str) -> None:
     assert format_duration(milliseconds) == text
 
 

@@ -49,7 +49,7 @@ def test_the_archive_has_all_parts_and_no_tests(archive: Path) -> None:
         "delaylevel/__init__.py",
         "delaylevel/spark_sync/sink.py",
         "delaylevel/spark_sync/log4j2.properties",
-        "delaylevel/cli/sync.py",
+        "delaylevel/cli/mover.py",
         "pulsar/__init__.py",
         "pyarrow/__init__.py",
     } <= names
@@ -179,7 +179,7 @@ def test_the_token_goes_into_the_workers_environment_only(
 def _printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> Any:
     monkeypatch.setenv("DELAYLEVEL_TOKEN", "t0ken")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    flags = ["--service-url", "pulsar://pulsar.example:6650", "sync", "spark"]
+    flags = ["--service-url", "pulsar://pulsar.example:6650", "mover", "run"]
     return CliRunner().invoke(cli, [*flags, *arguments, "--print-command"])
 
 
@@ -201,7 +201,7 @@ def test_the_command_is_printed_without_a_broker_and_without_the_token(
         "--conf spark.executor.memory=1g",
         f".zip#{FOLDER}'",
         "submitted.py --service-url pulsar://pulsar.example:6650",
-        "--admin-url http://pulsar.example:8080 sync spark orders",
+        "--admin-url http://pulsar.example:8080 mover run orders",
         "--checkpoint 'hdfs:///delay level'",
         "--trigger 2000ms",
         "--option maxOffsetsPerTrigger=5",

@@ -1,4 +1,4 @@
-"""``delaylevel sync``: the movers that this machine runs."""
+"""``delaylevel mover``: the processes that hand off near-due messages; ``run`` is the Spark job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import format_duration
 
-from .options import DURATION, Settings, examples, pass_settings, require_reachable
+from .deploy import COMMANDS
+from .options import (
+    Settings,
+    delivery_option,
+    examples,
+    metrics_options,
+    pass_settings,
+    require_reachable,
+    trigger_option,
+)
 from .output import note
+from .values import parse_pairs
 
 if TYPE_CHECKING:
     from delaylevel.spark_sync import SyncSettings
@@ -34,89 +44,105 @@ _CONNECTION_FLAGS = (
 
 @click.group(
     epilog=examples(
-        "delaylevel sync spark orders",
-        "delaylevel sync spark orders invoices --once",
+        "delaylevel mover run orders",
+        "delaylevel mover run orders invoices --once",
+        "delaylevel mover deploy orders",
+        "delaylevel mover status orders",
     )
 )
-def sync() -> None:
-    """Move what has become near-due from level topics towards the business topics."""
+def mover() -> None:
+    """Hand off near-due messages from level topics.
+
+    They go to a finer level, the final window or their business topic. `run` starts the Spark job.
+    `deploy`, `status`, `logs`, `restart` and `delete` manage the Function, a mover inside Pulsar,
+    for level topics made with `levels create --mover function`.
+    """
 
 
-@sync.command(
+for _command in COMMANDS:
+    mover.add_command(_command)
+
+
+@mover.command(
     epilog=examples(
-        "delaylevel sync spark orders",
-        "delaylevel sync spark orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
-        "delaylevel sync spark orders --once   # from cron",
-        "delaylevel sync spark orders --metrics-port 9108",
-        "delaylevel sync spark orders --steps billing.steps:without_closed_accounts",
-        "delaylevel sync spark orders --master spark://spark.example:7077 "
+        "delaylevel mover run orders",
+        "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
+        "delaylevel mover run orders --once   # from cron",
+        "delaylevel mover run orders --metrics-port 9108",
+        "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
+        "delaylevel mover run orders --master spark://spark.example:7077 "
         "--checkpoint hdfs:///delaylevel/orders",
-        "delaylevel sync spark orders --master spark://spark.example:7077 --print-command",
+        "delaylevel mover run orders --master spark://spark.example:7077 --print-command",
     )
 )
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--once", is_flag=True, help="Move what is ripe now, and end (for cron).")
-@click.option("--checkpoint", help="The query's checkpoint; by default in your state folder.")
-@click.option("--trigger", type=DURATION, help="How often to look; by default by the lead.")
-@click.option("--master", default="local[2]", show_default=True, help="Spark's master.")
+@click.option("--spark", is_flag=True, default=True, help="Run the mover as a Spark job (default).")
+@click.option("--once", is_flag=True, help="Move the ready messages and end, e.g. from cron.")
 @click.option(
-    "--delivery",
-    type=click.Choice([item.value for item in Delivery]),
-    default=Delivery.AT_LEAST_ONCE.value,
-    show_default=True,
-    help="How often a message may arrive; effectively-once needs the broker's deduplication.",
+    "--checkpoint",
+    metavar="FOLDER",
+    help="Folder of the query's checkpoint; by default in your state folder.",
 )
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting. Repeatable.")
-@click.option("--option", "options", multiple=True, metavar="K=V", help="A source option.")
+@trigger_option
+@click.option(
+    "--master", default="local[2]", show_default=True, metavar="URL", help="Master of Spark."
+)
+@delivery_option
+@click.option(
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=parse_pairs,
+    help="Configuration property of Spark. Repeatable.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=parse_pairs,
+    help="Option of the streaming source. Repeatable.",
+)
 @click.option(
     "--steps",
     metavar="MODULE:FUNCTION",
-    help="DataFrame steps of your own between source and sink: a function of one DataFrame.",
+    help="Function that transforms the DataFrame between source and sink.",
 )
 @click.option(
     "--ship/--no-ship",
     default=True,
-    help="Send the packages to the cluster's executors (default), or rely on what they have.",
+    help="Send the Python packages to the executors (default), or rely on installed ones.",
 )
 @click.option(
     "--package",
     "packages",
     multiple=True,
     metavar="NAME",
-    help="Send this installed package, too. Repeatable.",
+    help="Name of a further installed package to send. Repeatable.",
 )
 @click.option(
     "--executor-python",
     metavar="NAME|PATH",
-    help="The executors' Python; by default this one's pythonX.Y, from their PATH.",
+    help="Python of the executors; by default this version, from their PATH.",
 )
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    help="Serve figures for Prometheus at this port; 0 for any free one.",
-)
-@click.option(
-    "--metrics-address",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address of the interface that figures are served at.",
-)
+@metrics_options
 @click.option(
     "--print-command",
     is_flag=True,
-    help="Print the spark-submit command that runs the same job, and end.",
+    help="Print the spark-submit command of the same job and end.",
 )
 @pass_settings
-def spark(
+def run(
     program: Settings,
     topics: tuple[str, ...],
+    spark: bool,
     once: bool,
     checkpoint: str | None,
     trigger: timedelta | None,
     master: str,
     delivery: str,
-    conf: tuple[str, ...],
-    options: tuple[str, ...],
+    conf: dict[str, str],
+    options: dict[str, str],
     steps: str | None,
     ship: bool,
     packages: tuple[str, ...],
@@ -125,16 +151,16 @@ def spark(
     metrics_address: str,
     print_command: bool,
 ) -> None:
-    """Run the Spark sync job for the level topics of TOPIC...
+    """Run the Spark job for level topics.
 
-    TOPIC is a business topic or a level topic. One job at a time serves a level topic: a second
-    one says who is at work, and ends.
+    TOPIC is a business topic or a level topic. A level topic has one mover at a time: a second one
+    names the first and ends.
 
-    SIGTERM and Ctrl-C end the job after the batch that runs, which is committed and acknowledged;
-    given once more, at once, and the next run does that batch again.
+    The first SIGTERM or Ctrl-C ends the job after the current batch is committed and acknowledged.
+    The second ends it at once, and the next run repeats that batch.
 
-    With a --master of a cluster this program is Spark's driver. Executors get the Python packages
-    from it; a token from the environment goes to them inside Spark's tasks only.
+    With the --master of a cluster, this program is Spark's driver and sends the Python packages to
+    the executors. They get a token from the environment only inside Spark's tasks.
     """
     from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps
@@ -149,8 +175,8 @@ def spark(
         trigger_ms=None if trigger is None else round(trigger / timedelta(milliseconds=1)),
         master=master,
         delivery=Delivery(delivery),
-        options=_pairs(options, "--option"),
-        spark_conf=_pairs(conf, "--conf"),
+        options=options,
+        spark_conf=conf,
         executors=Executors(ship=ship, packages=packages, python=executor_python),
         metrics_port=metrics_port,
         metrics_address=metrics_address,
@@ -161,13 +187,13 @@ def spark(
     own_steps = None if steps is None else load_steps(steps)
     require_reachable(connection)
     job = SparkSyncJob(connection, settings, steps=own_steps)
-    asked = 0
+    signals = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            note("Stopping after the batch that runs now. Once more stops at once.")
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            note("Stopping after the current batch. The same signal again stops at once.")
             job.stop()
         else:
             note("Stopping at once.")
@@ -178,7 +204,7 @@ def spark(
     for description in job.descriptions:
         note(f"Moving {description.topic} ({description.levels})")
     if not once:
-        note(f"Looking every {format_duration(job.trigger_ms)}. Ctrl-C ends it.")
+        note(f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.")
     moved = left_out = 0
 
     def show(progress: Any) -> None:
@@ -191,16 +217,16 @@ def spark(
 
     job.run(show)
     note(f"{moved:,} messages moved." + (f" {left_out:,} dropped by the steps." if steps else ""))
-    if asked > 1:
-        note("The batch that ran is not finished; the next run does it again.")
+    if signals > 1:
+        note("The last batch is not finished; the next run repeats it.")
         click.get_current_context().exit(1)
 
 
 def _print_command(connection: Connection, settings: SyncSettings, steps: str | None) -> None:
-    """Print the spark-submit command of a job; what it sends to executors is made already."""
+    """Print the spark-submit command of a job. The archive for its executors is already built."""
     from delaylevel.spark_sync.cluster import submit_command
 
-    arguments = [*_connection_arguments(connection), "sync", "spark", *settings.level_topics]
+    arguments = [*_connection_arguments(connection), "mover", "run", *settings.level_topics]
     arguments += ["--master", settings.master, "--checkpoint", settings.checkpoint]
     arguments += ["--delivery", settings.delivery.value, "--no-ship"]
     if settings.executors.python is not None:
@@ -219,7 +245,7 @@ def _print_command(connection: Connection, settings: SyncSettings, steps: str | 
     command = submit_command(settings.master, settings.executors, settings.spark_conf, arguments)
     click.echo(str(command))
     if connection.token is not None:
-        note("The token is not in the command: set DELAYLEVEL_TOKEN where it is run.")
+        note("The token is not in the command: set DELAYLEVEL_TOKEN in its environment.")
 
 
 def _connection_arguments(connection: Connection) -> list[str]:
@@ -232,14 +258,4 @@ def _connection_arguments(connection: Connection) -> list[str]:
         found.append("--tls-allow-insecure")
     if not connection.tls_validate_hostname:
         found.append("--no-tls-validate-hostname")
-    return found
-
-
-def _pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
-    found = {}
-    for text in values:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise click.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
-        found[name] = value
     return found

@@ -1,4 +1,4 @@
-"""``delaylevel function``: the mover inside Pulsar, on its functions workers."""
+"""``delaylevel mover deploy|status|logs|restart|delete``: the Function, a mover inside Pulsar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics import registry as topics
 
-from .options import Settings, examples, output_option, pass_settings
+from .options import (
+    RenamedOption,
+    Settings,
+    examples,
+    log_options,
+    output_option,
+    pass_settings,
+)
 from .output import Column, emit, emit_one, note
 
 _DEPLOYED = (
@@ -50,32 +57,23 @@ _INSTANCES = (
     Column("worker", wide=True),
 )
 _name_option = click.option(
-    "--name", metavar="NAME", help="The function's name; by default the level topic's."
+    "--function-name",
+    "name",
+    metavar="NAME",
+    cls=RenamedOption,
+    former=["--name"],
+    help="Name of the Function; by default that of the level topic.",
 )
 
 
-@click.group(
+@click.command(
     epilog=examples(
-        "delaylevel function deploy orders",
-        "delaylevel function status orders",
-        "delaylevel function delete orders",
-    )
-)
-def function() -> None:
-    """Move messages inside Pulsar, with a Function and no other cluster.
-
-    For level topics that were made with `levels create --mover function`.
-    """
-
-
-@function.command(
-    epilog=examples(
-        "delaylevel function deploy orders",
-        "delaylevel function deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
-        "delaylevel function deploy orders --worker-admin-url http://broker.internal:8080",
-        "delaylevel function deploy orders --worker-python 3.11 "
+        "delaylevel mover deploy orders",
+        "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
+        "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
+        "delaylevel mover deploy orders --worker-python 3.11 "
         "--worker-platform manylinux2014_x86_64",
-        "delaylevel function deploy orders --package-only ./build",
+        "delaylevel mover deploy orders --package-only ./build",
     )
 )
 @click.argument("topic")
@@ -85,60 +83,61 @@ def function() -> None:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How many instances.",
+    help="Number of instances.",
 )
-@click.option("--cpu", type=float, default=1.0, show_default=True, help="Cores for an instance.")
+@click.option("--cpu", type=float, default=1.0, show_default=True, help="CPU cores of an instance.")
 @click.option(
     "--ram-mb",
     type=click.IntRange(64),
     default=512,
     show_default=True,
-    help="Memory for an instance.",
+    metavar="MIB",
+    help="Memory of an instance.",
 )
 @click.option(
     "--receiver-queue",
     type=click.IntRange(1),
     default=500,
     show_default=True,
-    help="How many messages are fetched ahead, for each partition.",
+    help="Number of messages to fetch ahead for each partition.",
 )
 @click.option(
     "--in-flight",
     type=click.IntRange(1),
     default=2000,
     show_default=True,
-    help="The most messages that are sent and not confirmed.",
+    help="Largest number of messages that are sent and not yet confirmed.",
 )
 @click.option(
     "--worker-admin-url",
     metavar="URL",
-    help="The admin address as workers reach it, where it is another than here.",
+    help="Admin URL for the workers, if they need another than this machine.",
 )
 @click.option(
     "--worker-token-file",
     metavar="PATH",
-    help="The token of a role of the Function's own, a file on the workers; else it has theirs.",
+    help="File on the workers with a token for the Function; by default it uses their token.",
 )
 @click.option(
     "--worker-trust-certs-file",
     metavar="PATH",
-    help="Certificates to trust (PEM), a file on the workers.",
+    help="File on the workers with trusted certificates (PEM).",
 )
 @click.option(
     "--worker-python",
     metavar="X.Y",
-    help="The workers' Python, where it is another than here: wheels are downloaded for it.",
+    help="Python version of the workers, if it is another than here; pip downloads its wheels.",
 )
 @click.option(
     "--worker-platform",
     metavar="TAG",
-    help="The workers' platform, e.g. manylinux2014_x86_64; together with --worker-python.",
+    help="Platform of the workers, e.g. manylinux2014_x86_64; goes with --worker-python.",
 )
 @click.option(
     "--package-only",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write the archive and its configuration there, print the pulsar-admin line, and end.",
+    help="Folder for the archive and its configuration; prints the pulsar-admin command and ends.",
 )
 @output_option
 @pass_settings
@@ -159,17 +158,19 @@ def deploy(
     package_only: Path | None,
     output: str,
 ) -> None:
-    """Put the Function of TOPIC on the functions workers, or replace the one that is there.
+    """Deploy or update the Function of TOPIC.
 
-    TOPIC is a business topic or a level topic. The archive that workers install has wheels made
-    from what is installed here; nothing is downloaded, unless --worker-python asks for another
-    Python: then pip downloads them, here.
+    TOPIC is a business topic or a level topic that was made with `levels create --mover function`.
+    The archive for the workers has wheels of the packages installed here. Only --worker-python
+    downloads anything: pip fetches wheels for that Python to this machine.
     """
     from delaylevel.functions import deployment
     from delaylevel.functions.archive import WorkerPython
 
     if (worker_python is None) != (worker_platform is None):
-        raise InvalidInputError("--worker-python and --worker-platform belong together")
+        raise InvalidInputError(
+            "--worker-python and --worker-platform belong together: give both or neither"
+        )
     options = deployment.FunctionOptions(
         name=name,
         parallelism=parallelism,
@@ -200,13 +201,13 @@ def deploy(
         "config": made.config,
     }
     emit_one(view, _DEPLOYED, output)
-    note(f"`delaylevel function status {topic}` says when it runs.")
+    note(f"`delaylevel mover status {topic}` shows when it runs.")
 
 
-@function.command(
+@click.command(
     epilog=examples(
-        "delaylevel function status orders",
-        "delaylevel function status orders -o json",
+        "delaylevel mover status orders",
+        "delaylevel mover status orders -o json",
     )
 )
 @click.argument("topic")
@@ -214,9 +215,9 @@ def deploy(
 @output_option
 @pass_settings
 def status(settings: Settings, topic: str, name: str | None, output: str) -> None:
-    """Say how the Function of TOPIC stands, what is wrong, and the remedy.
+    """Show the state of the Function of TOPIC.
 
-    The exit code is 1 where an instance is down.
+    This includes its instances, problems and remedies. The exit code is 1 if an instance is down.
     """
     from delaylevel.functions import deployment, health
 
@@ -260,57 +261,55 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         click.get_current_context().exit(1)
 
 
-@function.command(epilog=examples("delaylevel function restart orders"))
+@click.command(epilog=examples("delaylevel mover restart orders"))
 @click.argument("topic")
 @_name_option
 @pass_settings
 def restart(settings: Settings, topic: str, name: str | None) -> None:
-    """Start all instances of the Function of TOPIC anew; messages may arrive twice, none is lost.
+    """Restart all instances of the Function of TOPIC.
 
-    Needed after a standalone broker was started again: its functions stay down by themselves.
+    Messages may be duplicated, none is lost. Needed after a restart of a standalone broker, which
+    does not start its functions again.
     """
     from delaylevel.functions import deployment
 
     connection, _, called = _find(settings, topic, name)
     deployment.restart(connection, called)
-    note(f"{called} starts anew.")
+    note(f"{called} is restarting.")
 
 
-@function.command(epilog=examples("delaylevel function delete orders"))
+@click.command(epilog=examples("delaylevel mover delete orders"))
 @click.argument("topic")
 @_name_option
 @pass_settings
 def delete(settings: Settings, topic: str, name: str | None) -> None:
-    """Remove the Function of TOPIC; what is parked stays, and the subscriptions that keep it."""
+    """Delete the Function of TOPIC. Parked messages and their subscriptions stay."""
     from delaylevel.functions import deployment
 
     connection, described, called = _find(settings, topic, name)
     deployment.delete(connection, described, called)
     note(
-        f"{called} is deleted. What is parked in {described.topic} stays, and waits for "
-        f"`delaylevel function deploy {topic}`."
+        f"{called} is deleted. The backlog of {described.topic} stays, and waits for "
+        f"`delaylevel mover deploy {topic}`."
     )
 
 
-@function.command(
+@click.command(
     epilog=examples(
-        "delaylevel function logs orders",
-        "delaylevel function logs orders --lines 500",
-        "delaylevel function logs orders --follow",
+        "delaylevel mover logs orders",
+        "delaylevel mover logs orders --lines 500",
+        "delaylevel mover logs orders --follow",
     )
 )
 @click.argument("topic")
-@click.option(
-    "--lines", type=click.IntRange(1), default=100, show_default=True, help="The last so many."
-)
-@click.option("--follow", is_flag=True, help="Go on until Ctrl-C.")
+@log_options
 @pass_settings
 def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
-    """Print what the instances of TOPIC's Function have logged.
+    """Print the log of the Function of TOPIC.
 
-    They write to a topic of their own, which the broker keeps for a while (by default until its
-    ledger is rolled over, some hours at the most). What went wrong before an instance could start
-    is in the worker's own output only.
+    Its instances log to a topic, which the broker keeps for a while: by default until its ledger
+    rolls over, within a few hours. Failures before an instance starts are only in the worker's own
+    log.
     """
     from delaylevel.functions import deployment
     from delaylevel.producer.client import DelayLevelClient
@@ -322,13 +321,13 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
         client = DelayLevelClient(**settings.client_kwargs(connection))
         try:
             kept = list(deployment.log_lines(client, admin, where))
-            for line in kept[-lines:]:
+            for line in kept[-lines:] if lines else ():
                 click.echo(line)
             if not kept:
-                note("Nothing is logged. An instance logs from the first message on that is ripe.")
+                note("The log is empty. An instance starts to log at its first ready message.")
             if follow:
                 every = deployment.log_lines(client, admin, where, follow=True)
-                with contextlib.suppress(KeyboardInterrupt):  # how it is meant to end
+                with contextlib.suppress(KeyboardInterrupt):  # the normal end
                     for line in itertools.islice(every, len(kept), None):
                         click.echo(line)
         finally:
@@ -344,3 +343,6 @@ def _find(
     with Admin.from_connection(connection) as admin:
         described = topics.describe(admin, topic, search=True)
     return connection, described, deployment.function_name(described, name)
+
+
+COMMANDS = (deploy, status, logs, restart, delete)

@@ -1,0 +1,232 @@
+"""``delaylevel dispatcher``: the service that releases due messages from the final window."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+import platformdirs
+
+from delaylevel.cluster import client_log
+from delaylevel.cluster.connection import Connection
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.formatting import format_duration
+
+from .options import (
+    RenamedOption,
+    delivery_option,
+    examples,
+    metrics_options,
+    output_option,
+    pass_connection,
+    settings_of,
+    spill_dir_option,
+)
+from .output import Column, emit, note
+from .values import DURATION
+
+if TYPE_CHECKING:
+    from delaylevel.dispatcher import Dispatcher
+
+_STATUS = (
+    Column("partition", "number"),
+    Column("owner"),
+    Column("address", wide=True),
+    Column("backlog_entries", "number"),
+    Column("oldest_publish_ms", "time", head="OLDEST"),
+)
+
+
+@click.group(
+    epilog=examples(
+        "delaylevel dispatcher run orders",
+        "delaylevel dispatcher status orders",
+    )
+)
+def dispatcher() -> None:
+    """Release due messages from the final window."""
+
+
+@dispatcher.command(
+    epilog=examples(
+        "delaylevel dispatcher run orders",
+        "delaylevel dispatcher run orders invoices --metrics-port 9109",
+        "delaylevel dispatcher run orders --delivery effectively-once --memory 1024",
+    )
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@delivery_option
+@click.option(
+    "--memory",
+    type=click.IntRange(min=8),
+    default=256,
+    show_default=True,
+    metavar="MIB",
+    help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
+)
+@click.option(
+    "--remember",
+    type=click.IntRange(min=2),
+    default=2_000_000,
+    show_default=True,
+    metavar="IDS",
+    help="Number of message IDs to remember for each source, to drop copies.",
+)
+@click.option(
+    "--checkpoint-interval",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="Interval between acknowledgements of released messages.",
+)
+@spill_dir_option
+@click.option(
+    "--dispatcher-name",
+    "name",
+    metavar="NAME",
+    cls=RenamedOption,
+    former=["--name"],
+    help="Name of this dispatcher; by default host and process.",
+)
+@metrics_options
+@pass_connection
+def run(
+    connection: Connection,
+    topics: tuple[str, ...],
+    delivery: str,
+    memory: int,
+    remember: int,
+    checkpoint_interval: timedelta,
+    spill_dir: Path | None,
+    name: str | None,
+    metrics_port: int | None,
+    metrics_address: str,
+) -> None:
+    """Run a dispatcher for level topics.
+
+    TOPIC is a business topic or a level topic with the final window "tracker". Any number of
+    dispatchers may run, on one machine or many: they share the window's partitions, and take over
+    those of a dispatcher that dies or hangs. Spill files are in your state folder unless
+    --spill-dir names another. SIGTERM or Ctrl-C ends it when the current batches are published.
+    """
+    from delaylevel.cluster.admin import Admin
+    from delaylevel.dispatcher import Dispatcher, DispatchSettings
+
+    # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
+    sys.setswitchinterval(0.001)
+    settings = DispatchSettings(
+        directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
+        delivery=Delivery(delivery),
+        checkpoint_ms=round(checkpoint_interval / timedelta(milliseconds=1)),
+        memory_bytes=memory << 20,
+        remember=remember + remember % 2,
+        name=name,
+    )
+    with contextlib.ExitStack() as stack:
+        # Attempts on partitions that others own fail all the time, and the client would log each
+        # of them with -v. The dispatcher logs the events that matter.
+        verbosity = settings_of(click.get_current_context()).verbosity
+        client = connection.open_client(
+            logger=client_log.for_verbosity(verbosity if verbosity > 1 else 0)
+        )
+        stack.callback(client.close)
+        admin = Admin.from_connection(connection)
+        service = Dispatcher(client, admin, topics, settings)
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            service.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        if metrics_port is not None:
+            from delaylevel.dispatcher.metrics import DispatchCollector
+            from delaylevel.metrics import serve
+
+            port = stack.enter_context(
+                serve(DispatchCollector(service), metrics_port, metrics_address)
+            )
+            note(f"Metrics at http://{metrics_address}:{port}/metrics")
+        for description in service.descriptions:
+            note(
+                f"Releasing from {description.window_topic} "
+                f"({description.window_partitions} partitions)"
+            )
+        note("Ctrl-C ends it.")
+        progress = _Progress()
+        service.run(lambda: progress.show(service))
+        note(f"{progress.released:,} messages released.")
+
+
+class _Progress:
+    """The number of messages released, including those from partitions given back since."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self._last: dict[tuple[str, int], int] = {}
+
+    def show(self, service: Dispatcher) -> None:
+        """Count, and on a terminal draw one line; called once a second."""
+        from delaylevel.dispatcher.stats import quantile_ms, total_lateness
+
+        found = service.figures()
+        before = self.released
+        for key, stats in found.items():
+            last = self._last.get(key, 0)
+            # A partition that was given back and taken again counts from 0.
+            self.released += stats.released - (last if stats.released >= last else 0)
+        self._last = {key: stats.released for key, stats in found.items()}
+        if not sys.stderr.isatty():
+            return
+        pending = sum(stats.pending for stats in found.values())
+        held = sum(sum(stats.held.values()) for stats in found.values())
+        dues = [stats.next_due_ms for stats in found.values() if stats.next_due_ms is not None]
+        p99 = quantile_ms(total_lateness(found.values()), 0.99)
+        recovering = sum(stats.state == "recovering" for stats in found.values())
+        line = f"{len(found)} partitions"
+        line += f" ({recovering} recovering)" if recovering else ""
+        line += f" · {pending:,} pending · {self.released:,} released, {self.released - before:,}/s"
+        line += f" · p99 {format_duration(p99)} late" if p99 is not None else ""
+        line += f" · {held:,} held" if held else ""
+        if dues:
+            line += f" · next in {format_duration(max(0, min(dues) - time.time() * 1000))}"
+        click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
+
+
+@dispatcher.command(
+    epilog=examples(
+        "delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json"
+    )
+)
+@click.argument("topic")
+@output_option
+@pass_connection
+def status(connection: Connection, topic: str, output: str) -> None:
+    """Show owner and backlog of each window partition."""
+    from delaylevel.cluster.admin import Admin
+    from delaylevel.dispatcher.service import owners
+
+    admin = Admin.from_connection(connection)
+    rows = [
+        {
+            "partition": each.partition,
+            "owner": each.owner,
+            "address": each.address,
+            "backlog_entries": each.backlog_entries,
+            "oldest_publish_ms": each.oldest_publish_ms,
+        }
+        for each in owners(admin, topic)
+    ]
+    emit(rows, _STATUS, output)
+    unowned = [str(row["partition"]) for row in rows if not row["owner"]]
+    if unowned:
+        note(
+            f"No dispatcher owns partition {', '.join(unowned)}: run "
+            f"`delaylevel dispatcher run {topic}`."
+        )

@@ -1,0 +1,135 @@
+"""Values that people write on the command line: durations, units, times and pairs."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import click
+
+from delaylevel.model.strategy import PartitionBy
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+# Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
+_SMALLEST_EPOCH_MS = 100_000_000_000
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``.
+
+    Raises:
+        ValueError: the text is not a duration.
+    """
+    compact = text.strip().lower()
+    parts = _DURATION.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError(f"{text!r} is no duration: write 90s, 15m, 2h, 1h30m or 3d")
+    try:
+        return timedelta(milliseconds=sum(float(n) * _UNITS_MS[unit] for n, unit in parts))
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any calendar: write less") from None
+
+
+def parse_unit(text: str) -> PartitionBy | timedelta:
+    """Parse a unit: a name (``day``) or a duration (``2s``).
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    named = PartitionBy.__members__.get(text.strip().upper())
+    if named is not None:
+        return named
+    try:
+        return parse_duration(text)
+    except ValueError:
+        names = ", ".join(name.lower() for name in PartitionBy.__members__)
+        raise ValueError(f"{text!r} is no unit: write {names}, or a duration such as 2s") from None
+
+
+def parse_time_ms(text: str, now_ms: int) -> int:
+    """Parse a time: ISO-8601 with a zone, epoch milliseconds, or relative to now such as ``+2h``.
+
+    Args:
+        text: the time as written.
+        now_ms: the present, in ms since the epoch.
+
+    Returns:
+        Milliseconds since the epoch.
+
+    Raises:
+        ValueError: the text is not a time, or has no time zone.
+    """
+    stripped = text.strip()
+    if stripped == "now":
+        return now_ms
+    if stripped[:1] in ("+", "-"):
+        offset_ms = round(parse_duration(stripped[1:]) / timedelta(milliseconds=1))
+        return now_ms + (offset_ms if stripped[0] == "+" else -offset_ms)
+    if stripped.isdecimal():
+        if int(stripped) < _SMALLEST_EPOCH_MS:
+            raise ValueError(
+                f"{text!r} is too small for milliseconds since 1970: are these seconds?"
+            )
+        return int(stripped)
+    iso = stripped[:-1] + "+00:00" if stripped[-1:] in ("Z", "z") else stripped
+    try:
+        moment = datetime.fromisoformat(iso)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no time: write 2030-01-31T12:00:00Z, epoch milliseconds, or +2h"
+        ) from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone: add Z or an offset such as +02:00")
+    return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
+
+
+def parse_pairs(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    """Parse KEY=VALUE texts into a dict; the callback of a repeatable option."""
+    pairs = {}
+    for text in values:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE", ctx, param)
+        pairs[name] = value
+    return pairs
+
+
+class TimeParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
+    """A point in time, passed to the command as milliseconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the text, relative to this machine's clock."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time_ms(str(value), time.time_ns() // 1_000_000)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class DurationParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
+    """A duration, passed to the command as a `timedelta`."""
+
+    name = "duration"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """Parse the text."""
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+TIME = TimeParam()
+DURATION = DurationParam()

@@ -1,0 +1,231 @@
+"""All commands and options: help, examples, documentation, former names, and one meaning each."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from delaylevel.cli.main import FORMER, SECTIONS, cli
+from delaylevel.cli.options import RenamedOption
+
+ROOT = Path(__file__).parents[3]
+# cli.md is generated from the commands, so it proves nothing about the documentation.
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "cli.md"),
+]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+FORMER_COMMANDS = {
+    "sync spark": "mover run",
+    "function deploy": "mover deploy",
+    "function status": "mover status",
+    "function logs": "mover logs",
+    "function restart": "mover restart",
+    "function delete": "mover delete",
+    "dispatch run": "dispatcher run",
+    "dispatch status": "dispatcher status",
+}
+FORMER_OPTIONS = {
+    ("levels create", "--by"): "--unit",
+    ("levels create", "--max"): "--max-delay",
+    ("levels expand", "--max"): "--max-delay",
+    ("mover deploy", "--name"): "--function-name",
+    ("mover status", "--name"): "--function-name",
+    ("mover restart", "--name"): "--function-name",
+    ("mover delete", "--name"): "--function-name",
+    ("dispatcher run", "--name"): "--dispatcher-name",
+    ("dispatcher run", "--directory"): "--spill-dir",
+    ("dlq replay", "--target"): "--new-target",
+    ("dlq replay", "--due"): "--at",
+    ("top", "--count"): "--refreshes",
+    ("broker start", "--conf"): "--broker-conf",
+}
+# An option with two help texts: it sets a value in one command, and matches that value in others.
+SET_AND_MATCH = {
+    "--key": {"Partition key.", "Partition key to match."},
+    "--property": {"Property of the message. Repeatable.", "Property to match. Repeatable."},
+    "--id": {
+        "Stable ID (delaylevel.id) of the message.",
+        "Stable ID (delaylevel.id) to match.",
+    },
+    "--target": {"Further business topic to serve. Repeatable.", "Business topic to match."},
+}
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and all below it, hidden ones included, with their names."""
+    yield " ".join(path), command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None, name
+            yield from walk(child, (*path, name))
+
+
+EVERY = {name.removeprefix("delaylevel").strip(): c for name, c in walk(cli, ("delaylevel",))}
+
+
+def is_hidden(name: str) -> bool:
+    """Return True if the command, or a group that contains it, is hidden."""
+    words = name.split()
+    return any(EVERY[" ".join(words[:end])].hidden for end in range(1, len(words) + 1))
+
+
+SHOWN = {name: command for name, command in EVERY.items() if not is_hidden(name)}
+HIDDEN = {name: command for name, command in EVERY.items() if is_hidden(name)}
+OPTIONS = [
+    pytest.param(name, option, id=f"{name} {max(option.opts, key=len)}".strip())
+    for name, command in SHOWN.items()
+    for option in command.params
+    if isinstance(option, click.Option)
+]
+
+
+def help_of(name: str) -> str:
+    """Return the help text of a command, as shown."""
+    result = CliRunner().invoke(cli, [*name.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_whole_tree_is_walked() -> None:
+    assert {"horizon", "pending list", "mover run"} < set(SHOWN)
+    assert len(SHOWN) > 30
+    assert {"pending find", *FORMER_COMMANDS} < set(HIDDEN)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
+    command = SHOWN[name]
+    full = f"delaylevel {name}".strip()
+    assert command.help, "no help"
+    assert command.get_short_help_str(), "no line for the list of commands"
+    epilog = command.epilog or ""
+    assert "Examples:" in epilog, "no examples"
+    assert f"  {full}" in epilog, "no example of this command itself"
+    _, _, lines = help_of(name).partition("Examples:\n")
+    shown = [line.strip() for line in lines.splitlines() if line.strip()]
+    assert shown
+    assert any(line.startswith(full) for line in shown)
+    assert all("delaylevel" in line or line.startswith(("#", "--")) for line in shown)
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_an_option_has_help_that_is_a_sentence(name: str, option: click.Option) -> None:
+    text = option.help or ""
+    assert text, "no help"
+    assert text[0].isupper() or text.startswith("."), "it begins with a small letter"
+    assert text.endswith("."), "no full stop"
+    assert text.split()[0] not in ("How", "What", "Whether", "Where", "Who", "Which", "When", "The")
+
+
+def test_an_option_has_one_meaning() -> None:
+    texts: dict[str, set[str]] = defaultdict(set)
+    for parameter in OPTIONS:
+        _, option = parameter.values
+        assert isinstance(option, click.Option)
+        for spelling in (*option.opts, *option.secondary_opts):
+            texts[spelling].add(option.help or "")
+    several = {spelling: found for spelling, found in texts.items() if len(found) > 1}
+    assert several == SET_AND_MATCH
+
+
+def test_the_help_has_four_sections() -> None:
+    shown = help_of("")
+    titles = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert titles == ["Options", "Set up", "Run", "Look", "Try"]
+    listed = re.findall(r"^  ([a-z]+)  ", shown.partition("\nSet up:\n")[2], re.MULTILINE)
+    assert listed == [
+        *("broker", "levels", "plan"),
+        *("mover", "dispatcher", "send"),
+        *("pending", "horizon", "top", "doctor", "dlq"),
+        "demo",
+    ]
+    assert listed == [name for names in SECTIONS.values() for name in names]
+    assert "..." not in shown.partition("\nSet up:\n")[2], "a command's line is cut off"
+
+
+@pytest.mark.parametrize("name", FORMER_COMMANDS)
+def test_a_former_command_is_the_present_one(name: str) -> None:
+    present = FORMER_COMMANDS[name]
+    assert EVERY[name] is EVERY[present]
+    assert help_of(name).split("\n", 1)[1] == help_of(present).split("\n", 1)[1]
+
+
+def test_former_commands_are_shown_nowhere() -> None:
+    assert set(HIDDEN) == {*FORMER, *FORMER_COMMANDS, "pending find"}
+    reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    helps = "\n".join(map(help_of, SHOWN))
+    for name in HIDDEN:
+        assert f"delaylevel {name} " not in reference + helps
+        assert f"# delaylevel {name}\n" not in reference
+    for group in FORMER:
+        assert not re.search(rf"^  {group} ", helps, re.MULTILINE)
+    assert not re.search(r"^  find ", helps, re.MULTILINE)
+
+
+def test_former_options_are_accepted_and_not_shown() -> None:
+    found = {}
+    for name, command in SHOWN.items():
+        for option in command.params:
+            if isinstance(option, RenamedOption):
+                found |= {(name, former): option.opts[0] for former in option.former}
+    accepted_too = {
+        ("plan", "--max"): "--max-delay",
+        ("doctor", "--directory"): "--spill-dir",
+    }
+    assert found == FORMER_OPTIONS | accepted_too
+    for (name, former), present in found.items():
+        shown = help_of(name)
+        assert re.search(rf"{present}\b", shown)
+        assert not re.search(rf"(?<![\w-]){former}(?![\w-])", shown), f"{name} {former}"
+
+
+@pytest.mark.parametrize(("name", "former"), FORMER_OPTIONS)
+def test_a_former_option_gives_the_same_value(name: str, former: str) -> None:
+    command = SHOWN[name]
+    (option,) = [
+        one
+        for one in command.params
+        if isinstance(one, RenamedOption) and FORMER_OPTIONS[name, former] in one.opts
+    ]
+    value = {"--conf": "a=b", "--by": "hour", "--max": "5d", "--due": "1763711259250"}.get(
+        former, "7"
+    )
+    parsed = []
+    for spelling in (former, option.opts[0]):
+        context = click.Context(command, resilient_parsing=True)
+        command.parse_args(context, ["orders", spelling, value])
+        parsed.append(context.params[option.name or ""])
+    assert parsed[0] == parsed[1]
+    assert parsed[0] not in (None, option.default, ())
+
+
+@pytest.mark.parametrize("name", [name for name in SHOWN if name])
+def test_a_command_is_mentioned_in_the_documentation(name: str) -> None:
+    full = f"delaylevel {name}"
+    if full in TEXT:
+        return
+    # `delaylevel levels list|show` and `levels list` count as well.
+    *group, last = name.split()
+    joined = f"delaylevel {' '.join(group)} ".replace("  ", " ")
+    assert group, f"no page mentions {full}"
+    mentions = [
+        TEXT[at + len(joined) :].split(maxsplit=1)[0].strip("`:,.") for at in _all(TEXT, joined)
+    ]
+    assert any(last in mention.split("|") for mention in mentions), f"no page mentions {full}"
+
+
+def _all(text: str, part: str) -> Iterator[int]:
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)

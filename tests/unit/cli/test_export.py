@@ -1,0 +1,251 @@
+"""``delaylevel pending export``: the three formats, and what happens to the file on errors."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("duckdb")
+
+import pyarrow.parquet as pq
+
+from delaylevel import PartitionStrategy
+from delaylevel.cli import pending as command
+from delaylevel.cli.main import cli
+from delaylevel.errors import BrokerError
+from delaylevel.inspection import Inspector
+from delaylevel.inspection.rows import SCHEMA
+from delaylevel.testing import MemoryPulsar
+
+LEVELS = [PartitionStrategy(maximum_delay=timedelta(days=10))]
+BODIES = {f"customer-{n}": bytes([n, 0xFF, 0x0A]) for n in range(5)}
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Return ``run("list", "orders", …)``: ``delaylevel pending`` on five messages in memory."""
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        client.subscribe("orders", "app")
+        with client.create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=LEVELS
+        ) as producer:
+            # The last one published is due first.
+            for number, (key, body) in enumerate(BODIES.items()):
+                producer.send(
+                    body,
+                    deliver_after=timedelta(days=9 - number),
+                    partition_key=key,
+                    properties={"note": 'a "b",\nc', "number": str(number)},
+                )
+
+        @contextmanager
+        def connect(
+            settings: Any, topic: str, target: Any = None, slack: Any = None
+        ) -> Iterator[Inspector]:
+            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+
+        monkeypatch.setattr(command, "inspector", connect)
+
+        def invoke(*arguments: str) -> Result:
+            result = CliRunner().invoke(cli, ["pending", *arguments])
+            assert result.exception is None or isinstance(result.exception, SystemExit), (
+                result.exception
+            )
+            return result
+
+        yield invoke
+
+
+def listed(run: Run, *options: str) -> list[dict[str, Any]]:
+    """Return the rows that ``pending list`` shows."""
+    shown = run("list", "orders", "--limit", "0", "-o", "jsonl", *options)
+    return [json.loads(line) for line in shown.stdout.splitlines()]
+
+
+def test_json_lines_are_those_of_the_list(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    done = run("export", "orders", str(file), "--payload")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"5 messages are in {file}.\n"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows == listed(run, "--payload")
+    assert [row["key"] for row in rows] == list(BODIES)[::-1]
+    assert [base64.b64decode(row["value_base64"]) for row in rows] == list(BODIES.values())[::-1]
+
+
+def test_csv_has_the_keys_of_the_list_as_columns(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "orders.csv"
+    assert run("export", "orders", str(file)).exit_code == 0
+    with file.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    wanted = listed(run)
+    assert [list(row) for row in rows] == [list(row) for row in wanted]
+    assert [row["due_ms"] for row in rows] == [str(row["due_ms"]) for row in wanted]
+    assert [json.loads(row["properties"]) for row in rows] == [row["properties"] for row in wanted]
+    assert rows[0]["event_ms"] == ""
+
+
+@pytest.mark.parametrize("payload", [False, True])
+def test_parquet_has_the_columns_of_conditions(run: Run, tmp_path: Path, payload: bool) -> None:
+    file = tmp_path / "orders.PARQUET"
+    options = ["--payload"] if payload else []
+    assert run("export", "orders", str(file), *options).exit_code == 0
+    table = pq.read_table(file)
+    assert table.schema.names == [name for name in SCHEMA.names if payload or name != "value"]
+    assert table.column("due_ms").to_pylist() == [row["due_ms"] for row in listed(run)]
+    properties = dict(table.column("properties").to_pylist()[0])
+    assert properties["note"] == 'a "b",\nc'
+    if payload:
+        assert table.column("value").to_pylist() == list(BODIES.values())[::-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        (("--key", "customer-2"), [2]),
+        (("--property", "number=3"), [3]),
+        (("--from", "+7d", "--where", "size = 3"), [2, 1, 0]),
+        (("--to", "+6d"), [4]),
+        (("--key", "nobody"), []),
+    ],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_only_selected_messages_are_written(
+    run: Run, tmp_path: Path, options: tuple[str, ...], numbers: list[int], ending: str
+) -> None:
+    file = tmp_path / f"some.{ending}"
+    # The clock of the in-memory broker stands still, and options are relative to this machine's.
+    options = tuple(_due(run, word) for word in options)
+    done = run("export", "orders", str(file), *options)
+    assert done.stderr == f"{len(numbers)} messages are in {file}.\n"
+    if ending == "jsonl":
+        found = [json.loads(line)["key"] for line in file.read_text().splitlines()]
+    elif ending == "csv":
+        with file.open(newline="", encoding="utf-8") as stream:
+            found = [row["key"] for row in csv.DictReader(stream)]
+        assert file.read_text().startswith("due_ms,target,id,key,")
+    else:
+        found = pq.read_table(file).column("key").to_pylist()
+    assert found == [f"customer-{number}" for number in numbers]
+
+
+def _due(run: Run, word: str) -> str:
+    """Return ``+7d`` as the time between the messages due after 6 and after 7 days."""
+    if not word.startswith("+"):
+        return word
+    number = 9 - int(word[1:-1])
+    (row,) = listed(run, "--key", f"customer-{number}")
+    return str(row["due_ms"] - 1000)
+
+
+def test_an_existing_file_is_replaced_only_with_force(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "orders.jsonl"
+    file.write_text("precious")
+    refused = run("export", "orders", str(file))
+    assert refused.exit_code == 2
+    assert "--force" in refused.stderr
+    assert file.read_text() == "precious"
+    assert run("export", "orders", str(file), "--force").exit_code == 0
+    assert len(file.read_text().splitlines()) == 5
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    read = Inspector.ordered_batches
+
+    def slowly(self: Inspector, *arguments: Any, **options: Any) -> Any:
+        file.write_text("precious")
+        return read(self, *arguments, **options)
+
+    monkeypatch.setattr(Inspector, "ordered_batches", slowly)
+    assert run("export", "orders", str(file)).exit_code == 2
+    assert file.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("name", ["orders", "orders.txt", "orders.json", "orders.csv.gz"])
+def test_an_unknown_ending_is_refused_before_anything_is_read(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    refused = run("export", "nobody", str(tmp_path / name))
+    assert refused.exit_code == 2
+    assert ".parquet, .csv, .jsonl" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_or_read_only(run: Run, tmp_path: Path) -> None:
+    missing = run("export", "orders", str(tmp_path / "no" / "orders.csv"))
+    assert missing.exit_code == 2
+    assert "create it first" in missing.stderr
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert run("export", "orders", str(blocked / "orders.csv")).exit_code == 2
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("force", [False, True])
+def test_an_error_leaves_no_part_of_a_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, force: bool
+) -> None:
+    file = tmp_path / f"orders.{ending}"
+    before = []
+    if force:
+        file.write_text("the last export")
+        before = [file]
+    read = Inspector.ordered_batches
+
+    def broken(self: Inspector, *arguments: Any, **options: Any) -> Any:
+        yield from read(self, *arguments, **options)
+        assert len(list(tmp_path.iterdir())) == len(before) + 1, "the temporary file is here"
+        raise BrokerError("the broker went away")
+
+    monkeypatch.setattr(Inspector, "ordered_batches", broken)
+    failed = run("export", "orders", str(file), *(["--force"] if force else []))
+    assert failed.exit_code == 1
+    assert "went away" in failed.stderr
+    assert list(tmp_path.iterdir()) == before
+    if force:
+        assert file.read_text() == "the last export"
+
+
+def test_a_full_disk_is_reported(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    failed = run("export", "orders", str(tmp_path / "orders.csv"))
+    assert failed.exit_code == 1
+    assert "No space left on device" in failed.stderr
+    assert "free space" in failed.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_condition_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+    refused = run("export", "orders", str(tmp_path / "orders.csv"), "--where", "sise > 1")
+    assert refused.exit_code == 2
+    assert "cannot be used" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_finds_a_message_by_its_id(run: Run) -> None:
+    row = listed(run)[3]
+    assert listed(run, "--id", row["id"]) == [row]
+    assert listed(run, "--id", row["id"], "--key", row["key"]) == [row]
+    assert listed(run, "--id", row["id"], "--key", "nobody") == []
+    nobody = run("list", "orders", "--id", "nobody")
+    assert (nobody.exit_code, nobody.stdout) == (1, "")
