@@ -147,7 +147,7 @@ def run(
         signal.signal(signal.SIGINT, stop)
         if metrics_port is not None:
             from delaylevel.dispatcher.metrics import DispatchCollector
-            from delaylevel.metrics import serve
+            from delaylevel.prometheus import serve
 
             port = stack.enter_context(
                 serve(DispatchCollector(service), metrics_port, metrics_address)
