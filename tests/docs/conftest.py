@@ -306,7 +306,7 @@ EXPECTED = Expected(
         "docs/lifecycle.md": {
             "delaylevel levels orphans": (UNBATCHED, _sent(120), _held(4), TARGET_GONE),
             "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
-            "delaylevel levels expand orders --max 60d --then hour:48h": WITH_HOURS,
+            "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
             "delaylevel levels drain orders": (_nothing, *PENDING),
             "delaylevel levels delete orders": (_nothing, *BRIEF),
             "delaylevel levels delete orders --drain": (WITHOUT_DISPATCHER, _sent(1)),
