@@ -459,7 +459,7 @@ def _count_partitions(
     """Read every partition again from its beginning: what was acknowledged is still stored."""
     found = []
     for member in description.members():
-        if member.role is Role.LOG:
+        if member.role is Role.JOURNAL:
             continue
         name = (
             description.levels[member.level].name

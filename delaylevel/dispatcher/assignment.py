@@ -97,7 +97,7 @@ class Membership:
     ) -> None:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._admin = admin
-        self._first = description.log_topic.partition(0)
+        self._first = description.journal_topic.partition(0)
         self._description = description
         try:
             self._reader = open_idle_reader(client, self._first.full, f"{_PREFIX}{self.name}~")

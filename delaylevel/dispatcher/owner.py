@@ -381,10 +381,10 @@ def window_sources(
 ) -> tuple[SourcePartition, SourcePartition]:
     """Return a window partition, and the log partition that belongs to it."""
     window = description.window_topic.partition(partition).full
-    release_log = description.log_topic.partition(partition).full
+    release_log = description.journal_topic.partition(partition).full
     return (
         SourcePartition(description.topic, window, Role.WINDOW, -1, partition, 0),
-        SourcePartition(description.topic, release_log, Role.LOG, -1, partition, 0),
+        SourcePartition(description.topic, release_log, Role.JOURNAL, -1, partition, 0),
     )
 
 

@@ -186,7 +186,7 @@ class TrackerWindow:
                 f"the release log cannot be read without {error.name}: "
                 "pip install 'delaylevel[window]'"
             ) from error
-        log = self._description.log_topic.partition(index)
+        log = self._description.journal_topic.partition(index)
         limit = None if most is None else LogLimit(most, _LOG_BYTES)
         try:
             self._released[index] = released_by_log(self._client, self._admin, log, limit)

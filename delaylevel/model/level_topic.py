@@ -31,7 +31,7 @@ LEVEL_SUFFIX = "-delay-level"
 HELD_SUFFIX = "-held"
 DEAD_LETTER_SUFFIX = "-DLQ"
 WINDOW_SUFFIX = "-window"
-LOG_SUFFIX = "-window-log"
+JOURNAL_SUFFIX = "-window-log"
 
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
@@ -68,7 +68,7 @@ class Role(str, enum.Enum):
     HELD = "held"
     DEAD_LETTER = "dead-letter"
     WINDOW = "window"
-    LOG = "log"
+    JOURNAL = "log"  # the stored name is older
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class LevelTopicDescription:
         return self.name.with_suffix(WINDOW_SUFFIX)
 
     @property
-    def log_topic(self) -> TopicName:
-        """Where dispatchers write what they release, a partition for each of the window's."""
-        return self.name.with_suffix(LOG_SUFFIX)
+    def journal_topic(self) -> TopicName:
+        """The journal of the dispatchers, with one partition per window partition."""
+        return self.name.with_suffix(JOURNAL_SUFFIX)
 
     def window_partition(self, key: str, message_id: str) -> int:
         """Return the window partition of a message, the same for each of its copies.
@@ -182,7 +182,7 @@ class LevelTopicDescription:
         yield Member(self.dead_letter_topic, Role.DEAD_LETTER, 1)
         if self.final_window is FinalWindow.TRACKER:
             yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
-            yield Member(self.log_topic, Role.LOG, self.window_partitions)
+            yield Member(self.journal_topic, Role.JOURNAL, self.window_partitions)
 
     def accepts(self, levels: Levels) -> bool:
         """Say whether a client may be configured with these levels.

@@ -105,7 +105,7 @@ class LevelTopicStatus:
     @property
     def log_entries(self) -> int | None:
         """Number of log entries that a takeover would read (``tracker``); None with ``broker``."""
-        return self._tracked(Role.LOG)
+        return self._tracked(Role.JOURNAL)
 
     @property
     def dispatchers(self) -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def test_a_tracker_has_a_window_and_a_release_log(
         hold_pause_ms=500,
     )
     assert topics.create(admin, wanted) == wanted
-    for topic in (wanted.window_topic, wanted.log_topic):
+    for topic in (wanted.window_topic, wanted.journal_topic):
         assert admin.partitioned_metadata(topic).partitions == 3
         assert topics.describe(admin, topic.partition(1).full) == wanted
         stats = admin.partitioned_stats(topic)
@@ -156,10 +156,10 @@ def test_a_tracker_has_a_window_and_a_release_log(
     client.create_producer(wanted.window_topic.partition(2).full).send(b"waits")
     at = status(admin, wanted, 0)
     assert (at.window_entries, at.log_entries, at.dispatchers, at.problems) == (1, 0, (), ())
-    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.LOG] * 3]
+    roles = [Role.HELD, Role.DEAD_LETTER, *[Role.WINDOW] * 3, *[Role.JOURNAL] * 3]
     assert [row.role for row in at.others] == roles
 
-    admin.delete(wanted.log_topic)
+    admin.delete(wanted.journal_topic)
     assert len(status(admin, wanted, 0).problems) == 3
     topics.create(admin, wanted)
     assert status(admin, wanted, 0).problems == ()

@@ -16,7 +16,7 @@ from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS
 from delaylevel.model.level_topic import (
     DEAD_LETTER_SUFFIX,
     HELD_SUFFIX,
-    LOG_SUFFIX,
+    JOURNAL_SUFFIX,
     SUBSCRIPTION,
     WINDOW_SUFFIX,
 )
@@ -110,7 +110,14 @@ def _check_value(label: str, operator: str, value: str) -> None:
     elif label == "topic":
         family = {
             f"persistent://a/b/orders-delay-level{suffix}-partition-{index}"
-            for suffix in ("", "-hour", HELD_SUFFIX, DEAD_LETTER_SUFFIX, WINDOW_SUFFIX, LOG_SUFFIX)
+            for suffix in (
+                "",
+                "-hour",
+                HELD_SUFFIX,
+                DEAD_LETTER_SUFFIX,
+                WINDOW_SUFFIX,
+                JOURNAL_SUFFIX,
+            )
             for index in (0, 12)
         }
         hit = {name for name in family if re.fullmatch(value, name)}
@@ -126,7 +133,7 @@ def test_the_rule_for_movers_looks_at_levels_only() -> None:
     name = "persistent://a/b/orders-delay-level"
     for suffix, watched in (("", True), ("-hour", True), ("-held", False), ("-DLQ", False)):
         assert (re.fullmatch(value, f"{name}{suffix}-partition-3") is None) == watched
-    for suffix in (WINDOW_SUFFIX, LOG_SUFFIX):
+    for suffix in (WINDOW_SUFFIX, JOURNAL_SUFFIX):
         assert re.fullmatch(value, f"{name}{suffix}-partition-3")
 
 

@@ -60,7 +60,7 @@ PRIVILEGES: dict[str, dict[Role | None, str]] = {
     },
     "dispatcher": {
         Role.WINDOW: "consume",
-        Role.LOG: "consume,produce",
+        Role.JOURNAL: "consume,produce",
         Role.HELD: "produce",
         Role.DEAD_LETTER: "produce",
         Role.LEVEL: "produce",

@@ -29,7 +29,7 @@ from world import QUIET, Serving, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
-COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.LOG)
+COLUMNS = (None, Role.LEVEL, Role.HELD, Role.DEAD_LETTER, Role.WINDOW, Role.JOURNAL)
 
 
 def publish(connection: Connection) -> None:

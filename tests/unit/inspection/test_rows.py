@@ -469,7 +469,7 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
         intent = Intent(
             0, positions, ("a",), np.zeros(size, dtype=np.uint16), np.arange(size, dtype=np.int64)
         )
-        log = look.description.log_topic.partition(waiting[0].partition).full
+        log = look.description.journal_topic.partition(waiting[0].partition).full
         producer = memory.client().create_producer(log)
         producer.send(encode(intent))
         assert len(list(look.rows())) == len(sent), "an intent releases nothing"

@@ -65,7 +65,7 @@ def test_the_family() -> None:
     assert list(tracker.members()) == [
         *family,
         Member(name.with_suffix("-window"), Role.WINDOW, 3),
-        Member(name.with_suffix("-window-log"), Role.LOG, 3),
+        Member(name.with_suffix("-window-log"), Role.JOURNAL, 3),
     ]
 
 

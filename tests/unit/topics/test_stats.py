@@ -97,7 +97,7 @@ def test_what_is_derived(memory: MemoryPulsar, parked: LevelTopicDescription) ->
         Role.HELD: 0,
         Role.DEAD_LETTER: 0,
         Role.WINDOW: 1,
-        Role.LOG: 0,
+        Role.JOURNAL: 0,
     }
     day, hour = stats.of(Role.LEVEL)
     assert (day.backlog_entries, day.messages_in, hour.backlog_entries) == (2, 2, 1)
@@ -146,7 +146,7 @@ def test_status_and_metrics_agree(memory: MemoryPulsar, parked: LevelTopicDescri
 def test_a_missing_topic_has_partitions_without_statistics(
     memory: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    memory.admin.delete(parked.log_topic)
+    memory.admin.delete(parked.journal_topic)
     memory.admin.delete(parked.window_topic)
     stats = read_stats(memory.admin, parked)
     (window,) = stats.of(Role.WINDOW)
