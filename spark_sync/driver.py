@@ -156,7 +156,7 @@ class Driver:
             source = self._sources.get(topic)
             if source is None or position <= self._acknowledged.get(topic, EARLIEST):
                 continue
-            self._claims[source.family].acknowledge(source, position)
+            self._claims[source.level_topic].acknowledge(source, position)
             self._acknowledged[topic] = position
 
     def fix_now(self) -> None:
@@ -174,7 +174,7 @@ class Driver:
     ) -> tuple[Position, ReadyBound]:
         """Return where a partition goes on, and how far it is ripe from there."""
         admin, start = self._runtime.admin, positions[source.topic]
-        lead_ms = self._described[source.family].levels.smallest_lead_ms
+        lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
         bound = ready_bound(admin, source, start, now_ms, lead_ms)
         gap = find_lost_range(admin, source, start) if bound.end > start else None
         if gap is None:
@@ -202,7 +202,7 @@ class Driver:
         def due_ms(item: tuple[SourcePartition, Position]) -> int:
             source = item[0]
             front = self._runtime.admin.entry_publish_time(source.name, positions[source.topic])
-            lead_ms = self._described[source.family].levels[source.level].lead_ms
+            lead_ms = self._described[source.level_topic].levels[source.level].lead_ms
             return (front or 0) + source.hand_off_after_ms + lead_ms
 
         order = list(self._threads.map(due_ms, ripe))

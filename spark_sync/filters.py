@@ -54,7 +54,7 @@ def may_match(filters: Iterable[Filter], source: SourcePartition) -> bool:
         source: the partition.
     """
     values: dict[Any, str | int] = {
-        ("level_topic",): source.family,
+        ("level_topic",): source.level_topic,
         ("topic",): source.topic,
         ("role",): source.role.value,
         ("level",): source.level,

@@ -51,7 +51,7 @@ def forward_slice(options: SyncOptions, piece: InputRange) -> Iterator[pa.Record
     else:
         count, report = _effectively_once(here, options, piece)
     if count:
-        text = json.dumps([piece.source.family, _plain(report)])
+        text = json.dumps([piece.source.level_topic, _plain(report)])
         column = pa.concat_arrays([pa.nulls(count - 1, pa.string()), pa.array([text])])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)
 
@@ -69,7 +69,7 @@ def read_reports(batches: Iterator[Any]) -> dict[str, ForwardReport]:
 def _at_least_once(
     here: Runtime, options: SyncOptions, piece: InputRange
 ) -> tuple[int, ForwardReport]:
-    forwarder = here.forwarder(piece.source.family)
+    forwarder = here.forwarder(piece.source.level_topic)
     clock = SystemClock()
     try:
         # Not the time at which the batch was planned: a batch that is long, or that is replayed
@@ -98,7 +98,7 @@ def _effectively_once(
     forwarder = Forwarder(
         here.client,
         here.admin,
-        here.describe(piece.source.family),
+        here.describe(piece.source.level_topic),
         sequence=Sequence(identity, piece.source.topic),
     )
     try:

@@ -72,9 +72,9 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
                 # replayed after an outage, would park for a delay that is no longer there.
                 now_ms = clock.now_ms()
                 for source, message, planned_ms in from_batch(batch):
-                    forwarder = used.get(source.family)
+                    forwarder = used.get(source.level_topic)
                     if forwarder is None:
-                        forwarder = used[source.family] = here.forwarder(source.family)
+                        forwarder = used[source.level_topic] = here.forwarder(source.level_topic)
                     forwarder.forward(source, message, max(now_ms, planned_ms))
             done = TaskReport({family: forwarder.flush() for family, forwarder in used.items()})
         except BaseException:
@@ -98,7 +98,7 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
             for batch in iterator:
                 twice.look(batch)
                 for source, message, now_ms in from_batch(batch):
-                    family, forwarder = used.get(source.topic, (source.family, None))
+                    family, forwarder = used.get(source.topic, (source.level_topic, None))
                     if forwarder is None:
                         sequence = Sequence(identity, source.topic)
                         forwarder = Forwarder(

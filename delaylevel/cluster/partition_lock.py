@@ -104,7 +104,7 @@ class PartitionLock:
             )
         except pulsar.ConsumerBusy as error:
             raise AlreadyRunningError(
-                f"another mover is at work on level topic {source.family}: "
+                f"another mover is at work on level topic {source.level_topic}: "
                 f"{describe_owner(self._admin, source)} holds {source.topic}. Stop it first; one "
                 "mover at a time serves a level topic"
             ) from error

@@ -140,7 +140,7 @@ def to_record_batch(
         "role": source.role.value,
         "level": source.level,
         "partition": source.partition,
-        "level_topic": source.family,
+        "level_topic": source.level_topic,
         "topic": source.topic,
         **constants,
     }

@@ -13,7 +13,7 @@ class SourcePartition:
     """A partition that a mover reads from its oldest message onwards.
 
     Attributes:
-        family: the full name of the level topic that it belongs to.
+        level_topic: the full name of the level topic that it belongs to.
         topic: the full name of the partition.
         role: LEVEL or HELD.
         level: the level whose lead a message read here has used up. For the held topic this is
@@ -24,7 +24,7 @@ class SourcePartition:
             the last partition of its level, or was the last before an expansion.
     """
 
-    family: str
+    level_topic: str
     topic: str
     role: Role
     level: int
