@@ -1,5 +1,6 @@
 """Alias of :mod:`delaylevel.producer.aio`: the asyncio twins."""
 
-from delaylevel.producer.aio import DelayLevelClient, DelayLevelProducer
+from delaylevel.producer.aio import AsyncDelayLevelClient as DelayLevelClient
+from delaylevel.producer.aio import AsyncDelayLevelProducer as DelayLevelProducer
 
 __all__ = ["DelayLevelClient", "DelayLevelProducer"]

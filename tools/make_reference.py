@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -195,11 +195,13 @@ def _resolve(module: str, name: str) -> Definition | None:
     for node in ast.walk(_tree(module)):
         if isinstance(node, kinds) and node.name == name:
             return Definition(name, module, node)
-        if isinstance(node, ast.ImportFrom) and any(
-            (alias.asname or alias.name) == name for alias in node.names
-        ):
-            origin = f"{package}.{node.module}" if node.level else str(node.module)
-            return _resolve(origin, name) if origin.startswith("delaylevel") else None
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        for alias in node.names:
+            if (alias.asname or alias.name) == name:
+                origin = f"{package}.{node.module}" if node.level else str(node.module)
+                found = _resolve(origin, alias.name) if origin.startswith("delaylevel") else None
+                return found and replace(found, name=name)
     return None
 
 
@@ -208,11 +210,11 @@ def _definition(definition: Definition) -> Iterator[str]:
     yield f"### {definition.name}"
     yield ""
     if isinstance(node, ast.ClassDef):
-        bases = ", ".join(ast.unparse(base) for base in node.bases)
-        kind = f"class {node.name}({bases})" if bases else f"class {node.name}"
+        names = [ast.unparse(base) for base in node.bases]
+        bases = ", ".join(name for name in names if not name.startswith("Base"))
+        kind = f"class {definition.name}({bases})" if bases else f"class {definition.name}"
         yield from ("```text", kind, "", *_text(node), "```")
-        methods = (ast.FunctionDef, ast.AsyncFunctionDef)
-        shown = [item for item in node.body if isinstance(item, methods) and _shown(item)]
+        shown = [*_methods(definition), *_inherited(definition)]
         if shown:
             yield ""
         for item in shown:
@@ -222,6 +224,23 @@ def _definition(definition: Definition) -> Iterator[str]:
     else:
         prefix = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
         yield from ("```text", f"{prefix}{node.name}{_arguments(node)}", "", *_text(node), "```")
+
+
+def _methods(definition: Definition) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    methods = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [item for item in definition.node.body if isinstance(item, methods) and _shown(item)]
+
+
+def _inherited(
+    definition: Definition,
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the methods of the shared base classes, which have no entry of their own."""
+    assert isinstance(definition.node, ast.ClassDef)
+    for base in definition.node.bases:
+        name = ast.unparse(base)
+        found = _resolve(definition.module, name) if name.startswith("Base") else None
+        if found is not None:
+            yield from _methods(found)
 
 
 def _shown(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -1,106 +1,30 @@
-"""The asyncio twins, beside ``pulsar.asyncio``."""
+"""The asyncio twins of client and producer, based on ``pulsar.asyncio``."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import warnings
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Literal, overload
 
 import pulsar
 import pulsar.asyncio
-from pulsar.schema import BytesSchema
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.schemas import reference_to
 from delaylevel.errors import DelayLevelError, DelayTooLongError, InvalidInputError
-from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.topic_name import TopicName
+from delaylevel.model.level_topic import FinalWindow, Mover
 
-from .client import (
-    StrategyArgument,
-    admin_beside,
-    describe_with,
-    given_options,
-    resolve_description,
-    settings_with_warning,
-)
-from .level_topic_cache import Describe, LevelTopicCache
-from .routing import (
-    NOT_PARKABLE,
-    WINDOW,
-    Route,
-    Routing,
-    check_producer_options,
-    counts_by_way,
-    window_producer_settings,
-)
+from .client import BaseClient
+from .options import given_options
+from .producer import BaseProducer
+from .routing import NOT_PARKABLE, Route
+from .setup import StrategyArgument
 
 
-class DelayLevelProducer:
-    """Sends undelayed messages as before, and delayed ones by way of a delay-level topic.
+class AsyncDelayLevelProducer(BaseProducer):
+    """Asyncio twin of :class:`delaylevel.DelayLevelProducer`, as ``pulsar.asyncio.Producer``.
 
-    The asyncio twin of :class:`delaylevel.DelayLevelProducer`, with the calls of
-    ``pulsar.asyncio.Producer``.
+    Its public name is ``delaylevel.asyncio.DelayLevelProducer``.
     """
-
-    def __init__(
-        self,
-        create_producer: Callable[..., Any],
-        business: Any,
-        description: LevelTopicDescription,
-        target: str,
-        level_settings: Mapping[str, Any],
-        clock: Clock,
-        describe: Describe | None = None,
-    ) -> None:
-        self._create_producer = create_producer
-        self._business = business
-        self._schema = business._schema
-        routing = Routing(description, target, reference_to(self._schema), clock)
-        self._cache = LevelTopicCache(routing, describe)
-        self._settings = dict(level_settings)
-        self._window_settings = window_producer_settings(level_settings)
-        self._parked: dict[tuple[int, int], asyncio.Future[Any]] = {}
-        self._closed = False
-        self._sent = [0] * (len(description.levels) + 2)
-
-    @property
-    def description(self) -> LevelTopicDescription:
-        """The level topic that delayed messages go through."""
-        return self._cache.description
-
-    def sent(self) -> dict[str, int]:
-        """Return how many messages were given to the client so far, by where they went.
-
-        The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
-        topic.
-        """
-        return counts_by_way(self._sent, self.description)
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closed
-
-    def topic(self) -> str:
-        """Return the business topic."""
-        return str(self._business.topic())
-
-    def producer_name(self) -> str:
-        """Return the name of the business topic's producer."""
-        return str(self._business.producer_name())
-
-    def last_sequence_id(self) -> int:
-        """Return the last sequence id that was published to the business topic itself."""
-        return int(self._business.last_sequence_id())
-
-    def is_connected(self) -> bool:
-        """Return whether the business producer and every producer of ours in use is connected."""
-        return all(producer.is_connected() for producer in self._producers())
 
     async def send(
         self,
@@ -117,10 +41,10 @@ class DelayLevelProducer:
         *,
         message_id: str | None = None,
     ) -> Any:
-        """Publish a message; the awaited result is its message id.
+        """Publish a message, and return its message ID.
 
-        Arguments, results and errors are those of :meth:`delaylevel.DelayLevelProducer.send`.
-        ``pulsar.asyncio`` has no null values: ``content=None`` is refused.
+        Arguments and errors are those of :meth:`delaylevel.DelayLevelProducer.send`. Null values
+        are refused, because ``pulsar.asyncio`` does not have them.
         """
         if content is None:
             raise InvalidInputError(
@@ -132,20 +56,17 @@ class DelayLevelProducer:
             "replication_clusters": replication_clusters,
             "disable_replication": disable_replication,
         }
-        decide = partial(
-            self._cache.route_cached,
-            deliver_at,
-            deliver_after,
-            properties,
-            message_id,
-            partition_key,
-            **options,
-        )
-        self._cache.look_sometimes()
+
+        def decide() -> Route:
+            return self._cache.routing.route(
+                deliver_at, deliver_after, properties, message_id, partition_key, **options
+            )
+
+        self._cache.refresh_if_old()
         try:
             route = decide()
         except DelayTooLongError:
-            if not await asyncio.to_thread(self._cache.look_after_refusal):
+            if not await asyncio.to_thread(self._cache.refresh_after_refusal):
                 raise
             route = decide()
         producer, body = self._business, content
@@ -171,7 +92,7 @@ class DelayLevelProducer:
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours."""
         self._closed = True
-        # The client's own close fails what it has not sent yet.
+        # The client's own close fails the messages that it has not sent yet.
         try:
             await self._for_all("flush")
         finally:
@@ -187,7 +108,7 @@ class DelayLevelProducer:
         if opening is None:
             opening = self._parked[key] = asyncio.ensure_future(self._open(route))
         try:
-            # Shielded: one sender that gives up does not take the others' producer with it.
+            # Shielded: other senders need the producer even if this one is cancelled.
             return await asyncio.shield(opening)
         except (pulsar.asyncio.PulsarException, DelayLevelError):
             self._parked.pop(key, None)
@@ -195,8 +116,7 @@ class DelayLevelProducer:
 
     async def _open(self, route: Route) -> Any:
         topic = await asyncio.to_thread(self._cache.topic_of, route)
-        settings = self._window_settings if route.level == WINDOW else self._settings
-        return await self._create_producer(topic, schema=BytesSchema(), **settings)
+        return await self._create_producer(topic, **self._settings_for(route))
 
     async def _for_all(self, call: str) -> None:
         outcomes = await asyncio.gather(
@@ -207,38 +127,15 @@ class DelayLevelProducer:
                 raise outcome
 
 
-class DelayLevelClient(pulsar.asyncio.Client):
+class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     """A ``pulsar.asyncio.Client`` whose producers can have a delay-level topic.
 
+    Its public name is ``delaylevel.asyncio.DelayLevelClient``.
+
     Args:
-        service_url: as for ``pulsar.asyncio.Client``; all of its other arguments are taken too.
-        admin_url, admin, admin_token: as for :class:`delaylevel.DelayLevelClient`.
-        clock: says what time it is when a message is sent.
+        service_url: as for ``pulsar.asyncio.Client``; all of its other arguments are accepted, too.
+        admin_url, admin, admin_token, clock: as for :class:`delaylevel.DelayLevelClient`.
     """
-
-    def __init__(
-        self,
-        service_url: Any,
-        *,
-        admin_url: str | None = None,
-        admin: TopicAdmin | None = None,
-        admin_token: str | Callable[[], str] | None = None,
-        clock: Clock | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(service_url, **kwargs)
-        if admin is None and admin_url is not None:
-            admin = admin_beside(kwargs, admin_url, admin_token)
-        self._delaylevel_admin = admin
-        self._delaylevel_clock = clock or SystemClock()
-
-    @classmethod
-    def from_connection(cls, connection: Connection, **kwargs: Any) -> DelayLevelClient:
-        """Return a client for configured addresses, token and TLS settings."""
-        from delaylevel.cluster.admin import Admin
-
-        settings = {**connection.client_kwargs(), **kwargs}
-        return cls(**settings, admin=Admin.from_connection(connection))
 
     @overload
     async def create_producer(
@@ -252,7 +149,7 @@ class DelayLevelClient(pulsar.asyncio.Client):
     @overload
     async def create_producer(
         self, topic: str, *args: Any, enable_delay_level_topic: Literal[True], **kwargs: Any
-    ) -> DelayLevelProducer: ...
+    ) -> AsyncDelayLevelProducer: ...
 
     async def create_producer(
         self,
@@ -266,33 +163,23 @@ class DelayLevelClient(pulsar.asyncio.Client):
         create_level_topic: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Create a producer; arguments and errors are those of the synchronous twin's."""
+        """Create a producer; arguments and errors are those of the synchronous client."""
         if not enable_delay_level_topic:
             return await super().create_producer(topic, *args, **kwargs)
         options = given_options(pulsar.asyncio.Client.create_producer, topic, args, kwargs)
-        description = await asyncio.to_thread(
-            resolve_description,
-            self._delaylevel_admin,
-            self._partitions_of,
-            target=topic,
+        setup = await asyncio.to_thread(
+            self._prepare,
+            topic,
+            options,
             level_topic=delay_level_topic,
             strategy=partition_strategy,
-            mover=Mover(mover),
-            final_window=FinalWindow(final_window),
+            mover=mover,
+            final_window=final_window,
             create=create_level_topic,
         )
-        check_producer_options(options)
-        settings = settings_with_warning(options, description)
-        business = await super().create_producer(topic, **options)
-        return DelayLevelProducer(
-            super().create_producer,
-            business,
-            description,
-            TopicName.parse(topic).full,
-            settings,
-            self._delaylevel_clock,
-            describe_with(self._delaylevel_admin, description),
+        if setup.warning:
+            warnings.warn(setup.warning, stacklevel=2)
+        create_producer = super().create_producer
+        return AsyncDelayLevelProducer(
+            create_producer, await create_producer(topic, **options), setup
         )
-
-    def _partitions_of(self, topic: str) -> list[str]:
-        return list(self._client.get_topic_partitions(topic))

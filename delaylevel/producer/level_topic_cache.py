@@ -16,25 +16,25 @@ from .routing import Route, Routing
 
 log = logging.getLogger(__name__)
 
-# Reads what the level topic says of itself; None where it does not exist.
+# Function that reads the description of the level topic; None if the topic does not exist.
 Describe = Callable[[], LevelTopicDescription | None]
 
-LOOK_EVERY_S = 60.0
-# An application that sends nothing but delays that are too long must not hammer the broker.
+REFRESH_EVERY_S = 60.0
+# Limits the reads of an application that sends only delays that are too long.
 _REFUSED_EVERY_S = 1.0
 
 
 class LevelTopicCache:
-    """Places messages by what the level topic says of itself now.
+    """Routing by a cached description of the level topic.
 
     The description is read again when a delay is refused as too long, and in the background every
-    minute while delayed messages are sent. What is new is gone by only if it is an expansion of
-    what was known. Several threads may use it.
+    minute while delayed messages are sent. A changed description is used only if it extends the
+    current one. Several threads may use the cache.
 
     Args:
-        parking: places messages by the description that is known.
-        describe: reads it again; None where the producer has no admin access.
-        now_s: the monotonic clock.
+        routing: the routing by the current description.
+        describe: function that reads the description again; None without admin access.
+        now_s: the monotonic clock, in seconds.
     """
 
     def __init__(
@@ -43,29 +43,29 @@ class LevelTopicCache:
         describe: Describe | None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._routing = routing
+        self.routing = routing
         self._describe = describe
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._looked_s = now_s()
-        self._looking = False
+        self._read_s = now_s()
+        self._refreshing = False
 
     @property
     def description(self) -> LevelTopicDescription:
-        """What the level topic says of itself, as far as it is known here."""
-        return self._routing.description
+        """The current description of the level topic."""
+        return self.routing.description
 
     def route(self, *arguments: Any, **options: Any) -> Route:
-        """Decide where a message goes; arguments and errors are those of :meth:`Routing.place`."""
-        self.look_sometimes()
+        """Route a message; arguments and errors are those of :meth:`Routing.route`."""
+        self.refresh_if_old()
         try:
-            return self._routing.route(*arguments, **options)
+            return self.routing.route(*arguments, **options)
         except DelayTooLongError:
-            if not self.look_after_refusal():
+            if not self.refresh_after_refusal():
                 raise
-        return self._routing.route(*arguments, **options)
+        return self.routing.route(*arguments, **options)
 
-    def route_common(
+    def route_fast(
         self,
         deliver_at: int | datetime | None,
         deliver_after: timedelta | None,
@@ -73,72 +73,69 @@ class LevelTopicCache:
         message_id: str | None,
         partition_key: str | None,
     ) -> tuple[int, int, dict[str, str]] | None:
-        """Place a message that has nothing unusual; as :meth:`Routing.park`."""
-        if self._describe is not None and self._now_s() - self._looked_s >= LOOK_EVERY_S:
-            self.look_sometimes()
-        return self._routing.route_common(
+        """Route a message on the fast path, :meth:`Routing.route_fast`."""
+        if self._describe is not None and self._now_s() - self._read_s >= REFRESH_EVERY_S:
+            self.refresh_if_old()
+        return self.routing.route_fast(
             deliver_at, deliver_after, properties, message_id, partition_key
         )
 
-    def route_cached(self, *arguments: Any, **options: Any) -> Route:
-        """The same, but never ask the broker: for callers that must not wait."""
-        return self._routing.route(*arguments, **options)
-
-    def look_sometimes(self) -> None:
-        """Read the description in a thread of its own, if that is long ago."""
-        if self._describe is None or self._now_s() - self._looked_s < LOOK_EVERY_S:
+    def refresh_if_old(self) -> None:
+        """Read the description in a background thread if the last read is long ago."""
+        if self._describe is None or self._now_s() - self._read_s < REFRESH_EVERY_S:
             return
-        if not self._looking:
-            self._looking = True
-            threading.Thread(target=self._look_once, name="delaylevel-look", daemon=True).start()
+        if not self._refreshing:
+            self._refreshing = True
+            name = "delaylevel-refresh"
+            threading.Thread(target=self._refresh_once, name=name, daemon=True).start()
 
-    def look_after_refusal(self) -> bool:
-        """Read the description now, unless that was just done; say whether it has changed."""
-        known = self._routing
+    def refresh_after_refusal(self) -> bool:
+        """Read the description unless that was just done; return True if the routing changed."""
+        known = self.routing
         with self._lock:
-            if self._routing is not known:
-                return True  # another thread has seen it
-            if self._describe is None or self._now_s() - self._looked_s < _REFUSED_EVERY_S:
+            if self.routing is not known:
+                return True  # another thread was faster
+            if self._describe is None or self._now_s() - self._read_s < _REFUSED_EVERY_S:
                 return False
-            return self._look()
+            return self._refresh()
 
     def topic_of(self, route: Route) -> str:
-        """Return the partition that a parked message goes into, for a producer that is made now.
+        """Return the partition for a parked message, before a producer for it is created.
 
         Raises:
-            LevelTopicError: the level topic was deleted. A producer would make the partition anew,
-                without a subscription, and the broker would delete what is sent there.
+            LevelTopicError: the level topic was deleted. A producer would create the partition
+                again without a subscription, and the broker would delete the messages there.
         """
-        topic = self._routing.topic_of(route)
+        topic = self.routing.topic_of(route)
         if self._describe is not None:
             try:
                 gone = self._describe() is None
             except LevelTopicError:
                 raise
             except BrokerError:
-                gone = False  # nobody can be asked; the broker itself will say
+                gone = False  # the admin interface fails; creating the producer tells
             if gone:
                 raise LevelTopicError(
-                    f"level topic {self.description.topic} was deleted: make it again with "
-                    "`delaylevel levels create`, and the producer; the message was not sent"
+                    f"level topic {self.description.topic} was deleted: create it again with "
+                    "`delaylevel levels create`, then a new producer; the message was not sent"
                 )
         return topic
 
-    def _look_once(self) -> None:
+    def _refresh_once(self) -> None:
         try:
             with self._lock:
-                self._look()
+                self._refresh()
         finally:
-            self._looking = False
+            self._refreshing = False
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         assert self._describe is not None
-        self._looked_s = self._now_s()
-        known = self._routing.description
+        self._read_s = self._now_s()
+        known = self.routing.description
         try:
             found = self._describe()
         except BrokerError as error:
-            log.warning("%s: it cannot be read again (%s)", known.topic, error)
+            log.warning("level topic %s cannot be read again (%s)", known.topic, error)
             return False
         if found is None:
             log.warning("level topic %s does not exist any more", known.topic)
@@ -147,11 +144,11 @@ class LevelTopicCache:
             return False
         if not found.accepts(known.levels) or found.mover is not known.mover:
             log.warning(
-                "level topic %s is another one now (%s): make the producer again",
+                "level topic %s was replaced by another one (%s): create a new producer",
                 known.topic,
                 found.levels,
             )
             return False
         log.info("level topic %s was expanded: %s", known.topic, found.levels)
-        self._routing = self._routing.with_description(found)
+        self.routing = self.routing.with_description(found)
         return True

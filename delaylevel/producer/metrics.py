@@ -3,37 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from delaylevel.model.level_topic import LevelTopicDescription
-
-
-class CountingProducer(Protocol):
-    """The part of both kinds of `DelayLevelProducer` that metrics read."""
-
-    @property
-    def description(self) -> LevelTopicDescription:
-        """The level topic."""
-        ...
-
-    @property
-    def closed(self) -> bool:
-        """True once it is closed."""
-        ...
-
-    def topic(self) -> str:
-        """Return the business topic."""
-        ...
-
-    def is_connected(self) -> bool:
-        """Return True if every producer in use is connected."""
-        ...
-
-    def sent(self) -> Mapping[str, int]:
-        """Return the number of messages given to the client, by destination."""
-        ...
+from .producer import BaseProducer
 
 
 class ProducerCollector:
@@ -48,10 +21,10 @@ class ProducerCollector:
             :func:`delaylevel.wrap` or their asyncio twins. The counts of a closed producer stay.
     """
 
-    def __init__(self, *producers: CountingProducer) -> None:
+    def __init__(self, *producers: BaseProducer) -> None:
         self._producers = list(producers)
 
-    def add(self, producer: CountingProducer) -> None:
+    def add(self, producer: BaseProducer) -> None:
         """Add a producer."""
         self._producers.append(producer)
 

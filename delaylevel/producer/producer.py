@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,82 +12,57 @@ import pulsar
 from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.schemas import reference_to
-from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
 
-from .level_topic_cache import Describe, LevelTopicCache
-from .routing import (
-    BUSINESS,
-    NOT_PARKABLE,
-    WINDOW,
-    Route,
-    Routing,
-    counts_by_way,
-    window_producer_settings,
-)
+from .level_topic_cache import LevelTopicCache
+from .options import window_producer_settings
+from .routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
+from .setup import ProducerSetup
 
 _NONE_GIVEN = (None, None, False)
 
 
-class DelayLevelProducer:
-    """Sends undelayed messages as before, and delayed ones by way of a delay-level topic.
-
-    Made by :meth:`delaylevel.DelayLevelClient.create_producer` and :func:`delaylevel.wrap`. It may
-    be used from several threads, as a ``pulsar.Producer`` may.
+class BaseProducer:
+    """State and properties of a producer with a level topic, synchronous or asyncio.
 
     Args:
-        client: the ``pulsar.Client`` that makes producers for partitions of level topics.
+        create_producer: the client's method that creates plain producers.
         business: the producer of the business topic; it is closed with this one.
-        description: the level topic.
-        target: the full name of the business topic.
-        level_settings: arguments for the producers of level topics; those of the window topic
-            have the same, and publish in batches.
-        clock: says what time it is when a message is sent.
-        describe: reads what the level topic says of itself again; None without admin access.
+        setup: the level topic and the settings.
     """
 
     def __init__(
-        self,
-        client: Any,
-        business: Any,
-        description: LevelTopicDescription,
-        target: str,
-        level_settings: Mapping[str, Any],
-        clock: Clock,
-        describe: Describe | None = None,
+        self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
     ) -> None:
-        self._client = client
+        self._create_producer = create_producer
         self._business = business
         self._schema = business._schema
-        routing = Routing(description, target, reference_to(self._schema), clock)
-        self._cache = LevelTopicCache(routing, describe)
-        self._settings = dict(level_settings)
-        self._window_settings = window_producer_settings(level_settings)
-        self._lock = threading.Lock()
+        routing = Routing(setup.description, setup.target, reference_to(self._schema), setup.clock)
+        self._cache = LevelTopicCache(routing, setup.describe)
+        self._settings = setup.level_settings
+        # Producers (with asyncio: futures of them) by level and partition of the route.
         self._parked: dict[tuple[int, int], Any] = {}
-        # Where a message of bytes can go past the client's checks: the cores' own send_async.
-        self._takes_bytes = type(self._schema) is BytesSchema
-        self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         self._closed = False
-        # By the placement's level; BUSINESS and WINDOW, -1 and -2, are the last two.
-        self._sent = [0] * (len(description.levels) + 2)
+        # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
+        self._sent = [0] * (len(setup.description.levels) + 2)
 
     @property
     def description(self) -> LevelTopicDescription:
-        """The level topic that delayed messages go through."""
+        """The level topic of delayed messages."""
         return self._cache.description
 
     def sent(self) -> dict[str, int]:
-        """Return how many messages were given to the client so far, by where they went.
+        """Return the number of messages given to the client, by destination.
 
         The keys are the levels' units (``DAY``), ``window``, and ``straight`` for the business
-        topic. Several threads that send at once may be counted a few short.
+        topic. The count may be slightly too low if several threads send at the same time.
         """
-        return counts_by_way(self._sent, self.description)
+        counts = {level.name: self._sent[level.index] for level in self.description.levels}
+        return {**counts, "window": self._sent[WINDOW], "straight": self._sent[BUSINESS]}
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
+        """True once :meth:`close` was called."""
         return self._closed
 
     def topic(self) -> str:
@@ -99,12 +74,39 @@ class DelayLevelProducer:
         return str(self._business.producer_name())
 
     def last_sequence_id(self) -> int:
-        """Return the last sequence id that was published to the business topic itself."""
+        """Return the last sequence ID that was published to the business topic itself."""
         return int(self._business.last_sequence_id())
 
     def is_connected(self) -> bool:
-        """Return whether the business producer and every producer of ours in use is connected."""
+        """Return True if the business producer and all open level producers are connected."""
         return all(producer.is_connected() for producer in self._producers())
+
+    def _producers(self) -> list[Any]:
+        """Return the business producer and all open level and window producers."""
+        raise NotImplementedError
+
+    def _settings_for(self, route: Route) -> dict[str, Any]:
+        """Return the arguments for the producer of a level or window partition."""
+        window = route.level == WINDOW
+        settings = window_producer_settings(self._settings) if window else self._settings
+        return {"schema": BytesSchema(), **settings}
+
+
+class DelayLevelProducer(BaseProducer):
+    """Producer that sends delayed messages through a delay-level topic, and others directly.
+
+    Created by :meth:`delaylevel.DelayLevelClient.create_producer` and :func:`delaylevel.wrap`.
+    Several threads may use it, as with a ``pulsar.Producer``.
+    """
+
+    def __init__(
+        self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
+    ) -> None:
+        super().__init__(create_producer, business, setup)
+        self._lock = threading.Lock()
+        # The fast path of send_async calls the native core directly, without the client's checks.
+        self._takes_bytes = type(self._schema) is BytesSchema
+        self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
 
     def send(
         self,
@@ -125,21 +127,22 @@ class DelayLevelProducer:
 
         Args:
             content: the payload, encoded by the producer's schema; None for a null value.
-            properties: the application's; ``delaylevel.*`` among them is left out.
-            partition_key, ordering_key, event_timestamp: survive every hop.
-            sequence_id, replication_clusters, disable_replication: for messages only that are not
-                parked.
-            deliver_at: when it is due, in ms since the epoch or as an aware datetime.
-            deliver_after: or how long from now.
-            message_id: an id of the application's own; copies that a resend makes then share it
-                as their ``delaylevel.id``. Without it, every send is a message of its own.
+            properties: properties of the application; any ``delaylevel.*`` is left out.
+            partition_key, ordering_key, event_timestamp: as in Pulsar; they survive every hop.
+            sequence_id, replication_clusters, disable_replication: as in Pulsar; refused for
+                messages that are parked.
+            deliver_at: due time, in ms since the epoch or as an aware datetime.
+            deliver_after: delay from now, instead of ``deliver_at``.
+            message_id: ID given by the application, stored as ``delaylevel.id`` and so shared by
+                the copies that a resend makes. Without it, every send is a separate message.
 
         Returns:
-            The message id: in the business topic, or in the level or window topic it waits in.
+            The message ID in the business topic, or in the level or window topic where the message
+            waits.
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
-            pulsar.PulsarException: as ``pulsar.Producer.send`` does.
+            pulsar.PulsarException: as for ``pulsar.Producer.send``.
         """
         producer, body, arguments = self._routed(
             content,
@@ -168,14 +171,14 @@ class DelayLevelProducer:
         *,
         message_id: str | None = None,
     ) -> None:
-        """Publish a message and have ``callback(result, message_id)`` called once it is stored.
+        """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
         The arguments are those of :meth:`send`. The first message for a partition of a level or
-        window topic waits until the producer for it is connected.
+        window topic waits until its producer is connected.
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent
-                and the callback will not be called.
+                and the callback is not called.
         """
         if (
             type(content) is bytes
@@ -184,9 +187,9 @@ class DelayLevelProducer:
             and replication_clusters is None
             and not disable_replication
         ):
-            # Nearly every message, in as few steps as can be.
+            # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
-                parked = self._cache.route_common(
+                parked = self._cache.route_fast(
                     deliver_at, deliver_after, properties, message_id, partition_key
                 )
                 if parked is not None:
@@ -200,7 +203,7 @@ class DelayLevelProducer:
                         self._sent[level] += 1
                         return
             except TypeError:
-                pass  # nothing was sent; the client's own checks say better what is wrong
+                pass  # nothing was sent; the client's own checks give a better error
         producer, body, arguments = self._routed(
             content,
             properties,
@@ -216,7 +219,7 @@ class DelayLevelProducer:
         """Wait until everything sent so far is stored, in the business topic and in ours.
 
         Raises:
-            pulsar.PulsarException: the first failure; the others are flushed all the same.
+            pulsar.PulsarException: the first failure; the other producers are flushed, too.
         """
         self._for_all("flush")
 
@@ -224,11 +227,11 @@ class DelayLevelProducer:
         """Flush and close the business producer and every producer of ours.
 
         Raises:
-            pulsar.PulsarException: a failure of either; all of them are closed all the same.
+            pulsar.PulsarException: the first failure; the other producers are closed, too.
         """
         with self._lock:
             self._closed = True
-        # The client's own close fails what it has not sent yet.
+        # The client's own close fails the messages that it has not sent yet.
         try:
             self._for_all("flush")
         finally:
@@ -250,22 +253,19 @@ class DelayLevelProducer:
         kept: tuple[str | None, str | None, int | None],
         not_parkable: tuple[int | None, list[str] | None, bool],
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the producer that a message goes through, its body there, and its arguments.
+        """Return the producer for a message, its encoded body, and its other arguments.
 
         Args:
             kept: partition key, ordering key and event time.
-            not_parkable: the values of ``NOT_PARKABLE``.
+            not_parkable: values of the options in ``NOT_PARKABLE``.
         """
         partition_key, ordering_key, event_timestamp = kept
-        if not_parkable == _NONE_GIVEN:
-            route = self._cache.route(
-                deliver_at, deliver_after, properties, message_id, partition_key
-            )
-        else:
+        options: dict[str, Any] = {}
+        if not_parkable != _NONE_GIVEN:
             options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
-            route = self._cache.route(
-                deliver_at, deliver_after, properties, message_id, partition_key, **options
-            )
+        route = self._cache.route(
+            deliver_at, deliver_after, properties, message_id, partition_key, **options
+        )
         arguments: dict[str, Any] = {
             "properties": route.properties,
             "partition_key": partition_key,
@@ -295,11 +295,8 @@ class DelayLevelProducer:
                     raise pulsar.AlreadyClosed("the producer is closed")
                 producer = self._parked.get(key)
                 if producer is None:
-                    window = route.level == WINDOW
-                    producer = self._client.create_producer(
-                        self._cache.topic_of(route),
-                        schema=BytesSchema(),
-                        **(self._window_settings if window else self._settings),
+                    producer = self._create_producer(
+                        self._cache.topic_of(route), **self._settings_for(route)
                     )
                     self._parked[key] = producer
                     if type(producer) is pulsar.Producer:
@@ -324,10 +321,10 @@ def _build(
     ordering_key: str | None,
     event_timestamp: int | None,
 ) -> Any:
-    """Return a message as the client's core takes it, past the checks that the client makes.
+    """Return a message for the client's native core, without the client's checks.
 
     Raises:
-        TypeError: something has a type that the core does not know.
+        TypeError: an argument has a type that the core does not accept.
     """
     builder = _pulsar.MessageBuilder()
     builder.content(body)

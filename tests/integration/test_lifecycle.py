@@ -29,7 +29,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import local as mover_module
 from delaylevel.mover.drain import drain
 from delaylevel.mover.local import LocalMover
-from delaylevel.producer.aio import DelayLevelClient as AsyncClient
+from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from delaylevel.topics.subscriptions import early_subscriptions

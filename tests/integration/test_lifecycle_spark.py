@@ -43,7 +43,7 @@ def test_a_running_job_moves_what_is_in_new_partitions(
             send(number, 1 + number % 2 + (3 if overflow == "recirculate" and number > 15 else 0))
         expanded = lifecycle.expand(world.admin, description.topic, longer_levels(levels, 6 * UNIT))
         if overflow == "recirculate":
-            producer._cache._look_once()  # as it does every minute; it is never refused
+            producer._cache._refresh_once()  # as it does every minute; it is never refused
         for number in range(20, 40):
             send(number, 1 + number % 5)
         assert producer.description == expanded

@@ -350,7 +350,7 @@ def test_a_producer_that_cannot_be_wrapped_works_on(
 
 def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -> None:
     async def run() -> None:
-        client = delaylevel.producer.aio.DelayLevelClient.from_connection(connection)
+        client = delaylevel.producer.aio.AsyncDelayLevelClient.from_connection(connection)
         producer = await client.create_producer(
             orders,
             enable_delay_level_topic=True,

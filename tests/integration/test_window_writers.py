@@ -115,7 +115,7 @@ def test_the_asyncio_twin_writes_to_the_window(connection: Connection, world: Re
     orders = f"persistent://{world.namespace}/orders"
 
     async def run() -> LevelTopicDescription:
-        client = delaylevel.producer.aio.DelayLevelClient.from_connection(connection)
+        client = delaylevel.producer.aio.AsyncDelayLevelClient.from_connection(connection)
         producer = await client.create_producer(
             orders,
             enable_delay_level_topic=True,

@@ -188,7 +188,7 @@ def test_a_producer_that_cannot_be_made_counts_nothing(monkeypatch: pytest.Monke
         def fail(*_: Any, **__: Any) -> Any:
             raise ConnectionError
 
-        monkeypatch.setattr(producer._client, "create_producer", fail)
+        monkeypatch.setattr(producer, "_create_producer", fail)
         with pytest.raises(ConnectionError):
             producer.send(b"x", deliver_after=timedelta(days=3))
         assert sum(producer.sent().values()) == 0

@@ -82,7 +82,7 @@ def test_as_the_long_way(
     where = Routing(where.description, where.description.targets[0], schema, ManualClock(T0))
     asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     given_to_it = None if own is None else dict(own)
-    placed, found = outcome(where.route, asked), outcome(where.route_common, asked)
+    placed, found = outcome(where.route, asked), outcome(where.route_fast, asked)
     if not isinstance(placed, Route):
         assert found in (None, placed)
         return
@@ -103,4 +103,4 @@ def test_as_the_long_way(
 
 def test_a_name_that_is_no_string_is_not_for_it() -> None:
     with pytest.raises(TypeError):
-        routing("reject").route_common(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]
+        routing("reject").route_fast(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]

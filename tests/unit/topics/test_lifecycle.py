@@ -46,7 +46,7 @@ def test_expanded_at_any_time_nothing_is_lost_and_nothing_is_late(seed: int, ove
                 lifecycle.expand(memory.admin, "orders", longer)
                 maximum = 20
                 # One of them looks at once, the other does not know before it is refused.
-                new._cache._look_once()
+                new._cache._refresh_once()
                 assert new.description.levels == longer
             producer = choose.choice((old, new))
             longest = 7 if producer is old else maximum
@@ -127,7 +127,7 @@ def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9)))
     known[0] = replace(description, levels=hours)
     now[0] = 5.0
-    assert not cache.look_after_refusal()
+    assert not cache.refresh_after_refusal()
     assert cache.description == longer
 
 
