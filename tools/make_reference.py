@@ -210,8 +210,7 @@ def _definition(definition: Definition) -> Iterator[str]:
     yield f"### {definition.name}"
     yield ""
     if isinstance(node, ast.ClassDef):
-        names = [ast.unparse(base) for base in node.bases]
-        bases = ", ".join(name for name in names if not name.startswith("Base"))
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
         kind = f"class {definition.name}({bases})" if bases else f"class {definition.name}"
         yield from ("```text", kind, "", *_text(node), "```")
         shown = [*_methods(definition), *_inherited(definition)]
@@ -231,9 +230,7 @@ def _methods(definition: Definition) -> list[ast.FunctionDef | ast.AsyncFunction
     return [item for item in definition.node.body if isinstance(item, methods) and _shown(item)]
 
 
-def _inherited(
-    definition: Definition,
-) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def _inherited(definition: Definition) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield the methods of the shared base classes, which have no entry of their own."""
     assert isinstance(definition.node, ast.ClassDef)
     for base in definition.node.bases:
