@@ -1,7 +1,6 @@
-"""The figures of the project's own benchmarks that :mod:`delaylevel.model.plan` computes with.
+"""Figures from the project's own benchmarks, the input of :mod:`delaylevel.model.plan`.
 
-They are those that the documentation shows, seen on two shared cores; a test holds both together.
-On another machine run the benchmarks, and give what they say to the planner.
+They were measured on two shared cores. A test compares them with the documentation.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure.
+    """The result of a benchmark.
 
     Attributes:
-        value: as the planner uses it.
-        unit: of the value.
+        value: the number that the planner uses.
+        unit: its unit, in words.
         page: the page of the documentation that shows it.
-        quote: the words that it stands in there.
-        command: what measures it.
+        quote: the text on that page that contains it.
+        command: the command that measures it.
     """
 
     value: float
@@ -73,6 +72,7 @@ PUBLISH_RATE = Figure(
     "python benchmarks/bench_publish.py",
 )
 
+# By the name of the constant in lower case.
 FIGURES = {
     name.lower(): value for name, value in list(globals().items()) if isinstance(value, Figure)
 }

@@ -10,7 +10,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Clock(Protocol):
-    """Anything with a ``now_ms()``: milliseconds since the epoch, UTC."""
+    """A source of the present time."""
 
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
@@ -26,18 +26,14 @@ class SystemClock:
 
 
 def duration_ms(value: timedelta) -> int:
-    """Convert a duration to whole milliseconds, without going through a float.
-
-    Args:
-        value: any timedelta; fractions of a millisecond are rounded up, so that a delay is never
-            shortened.
-    """
+    """Return a duration in whole milliseconds, rounded up so that no delay gets shorter."""
+    # Integers only: a float would be inexact for long durations.
     micros = (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
     return -((-micros) // 1000)
 
 
 def instant_ms(value: datetime) -> int:
-    """Convert an aware datetime to milliseconds since the epoch, rounded up.
+    """Return an aware datetime as milliseconds since the epoch, rounded up.
 
     Raises:
         ValueError: the datetime is naive.

@@ -29,7 +29,7 @@ AnyMessage = TypeVar("AnyMessage", ParkedMessage, LazyMessage)
 Values = Callable[[Sequence[Message], SourcePartition], Sequence[object]]
 
 
-class _Column(NamedTuple):
+class _ColumnDefinition(NamedTuple):
     """The definition of a column.
 
     Attributes:
@@ -76,34 +76,34 @@ def _ids(messages: Sequence[Message], source: SourcePartition) -> list[str]:
 
 
 _COLUMNS = {
-    "due": _Column(_MOMENT, _due),
-    "due_ms": _Column(_LONG, _due),
-    "target": _Column(_TEXT, _targets),
-    "id": _Column(_TEXT, _ids, True),
-    "key": _Column(_TEXT, lambda messages, _: [one.key or None for one in messages]),
-    "ordering_key": _Column(
+    "due": _ColumnDefinition(_MOMENT, _due),
+    "due_ms": _ColumnDefinition(_LONG, _due),
+    "target": _ColumnDefinition(_TEXT, _targets),
+    "id": _ColumnDefinition(_TEXT, _ids, True),
+    "key": _ColumnDefinition(_TEXT, lambda messages, _: [one.key or None for one in messages]),
+    "ordering_key": _ColumnDefinition(
         _TEXT, lambda messages, _: [one.ordering_key or None for one in messages]
     ),
-    "event_time": _Column(_MOMENT, _event),
-    "event_ms": _Column(_LONG, _event),
-    "publish_time": _Column(_MOMENT, _publish, True),
-    "publish_ms": _Column(_LONG, _publish, True),
-    "delay_ms": _Column(_LONG, _delay),
-    "size": _Column(_LONG, lambda messages, _: [one.size for one in messages], True),
-    "properties": _Column(
+    "event_time": _ColumnDefinition(_MOMENT, _event),
+    "event_ms": _ColumnDefinition(_LONG, _event),
+    "publish_time": _ColumnDefinition(_MOMENT, _publish, True),
+    "publish_ms": _ColumnDefinition(_LONG, _publish, True),
+    "delay_ms": _ColumnDefinition(_LONG, _delay),
+    "size": _ColumnDefinition(_LONG, lambda messages, _: [one.size for one in messages], True),
+    "properties": _ColumnDefinition(
         _PROPERTIES, lambda messages, _: [one.properties for one in messages], True
     ),
-    "value": _Column(pa.binary(), lambda messages, _: [one.value for one in messages]),
-    "place": _Column(_TEXT, None, True),
-    "role": _Column(_TEXT, None, True),
-    "level": _Column(_INT, None, True),
-    "partition": _Column(_INT, None, True),
-    "level_topic": _Column(_TEXT, None, True),
-    "topic": _Column(_TEXT, None, True),
-    "ledger": _Column(_LONG, lambda messages, _: [one.ledger for one in messages], True),
-    "entry": _Column(_LONG, lambda messages, _: [one.entry for one in messages], True),
-    "batch": _Column(_INT, lambda messages, _: [one.batch for one in messages], True),
-    "routed_at": _Column(_MOMENT, None, True),
+    "value": _ColumnDefinition(pa.binary(), lambda messages, _: [one.value for one in messages]),
+    "place": _ColumnDefinition(_TEXT, None, True),
+    "role": _ColumnDefinition(_TEXT, None, True),
+    "level": _ColumnDefinition(_INT, None, True),
+    "partition": _ColumnDefinition(_INT, None, True),
+    "level_topic": _ColumnDefinition(_TEXT, None, True),
+    "topic": _ColumnDefinition(_TEXT, None, True),
+    "ledger": _ColumnDefinition(_LONG, lambda messages, _: [one.ledger for one in messages], True),
+    "entry": _ColumnDefinition(_LONG, lambda messages, _: [one.entry for one in messages], True),
+    "batch": _ColumnDefinition(_INT, lambda messages, _: [one.batch for one in messages], True),
+    "routed_at": _ColumnDefinition(_MOMENT, None, True),
 }
 
 

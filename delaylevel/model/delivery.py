@@ -1,4 +1,4 @@
-"""How often a message may arrive: at least once, or once by the broker's deduplication."""
+"""Delivery guarantees: at least once, or effectively once by the broker's deduplication."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from delaylevel.errors import InvalidInputError
 _ENTRY_BITS = 25
 _BATCH_BITS = 10
 _LEDGER_BITS = 63 - _ENTRY_BITS - _BATCH_BITS
-# Larger batches cannot be packed: (ledger, entry, batch index) has to fit one sequence ID.
+# Larger batches cannot be packed: ledger, entry and batch index must fit one sequence ID.
 LARGEST_BATCH = 1 << _BATCH_BITS
 
 
 class Delivery(str, enum.Enum):
-    """What a mover promises for its own hop.
+    """The delivery guarantee of a mover for its own hop.
 
-    ``AT_LEAST_ONCE`` publishes in batches. ``EFFECTIVELY_ONCE`` publishes unbatched, under a name
-    for each source partition and with sequence ids that rise with the position there, so that the
-    broker drops what a replay sends a second time. It needs deduplication on every topic that is
-    written, and the broker forgets a name after 6 h without it
+    ``AT_LEAST_ONCE`` publishes in batches. ``EFFECTIVELY_ONCE`` publishes unbatched, with one
+    producer name per source partition and sequence IDs that rise with the position there, so that
+    the broker drops the duplicates of a replay. Every topic that is written needs deduplication.
+    The broker forgets a producer name that was unused for 6 h
     (``brokerDeduplicationProducerInactivityTimeoutMinutes``).
     """
 
@@ -30,12 +30,12 @@ class Delivery(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Sequence:
-    """Producer name and sequence ids for what comes from one source partition.
+    """The sequence of messages from one source partition.
 
     Attributes:
-        identity: of the checkpoint. A lost checkpoint is another identity: what is replayed then
-            is routed by another clock, and under the old name it would be dropped in silence.
-        topic: the full name of the source partition.
+        identity: identity of the checkpoint. A lost checkpoint needs a new one: the replay routes
+            by another clock, and under the old name the broker would silently drop messages.
+        topic: full name of the source partition.
     """
 
     identity: str
@@ -43,21 +43,21 @@ class Sequence:
 
     @property
     def producer_name(self) -> str:
-        """The name under which the broker remembers what it has stored."""
+        """The producer name, by which the broker recognizes duplicates."""
         return f"delaylevel-{self.identity}-{self.topic.removeprefix('persistent://')}"
 
 
 def sequence_id(ledger: int, entry: int, batch: int) -> int:
-    """Pack a position into a sequence id, rising with the position, from 1 up.
+    """Pack a position into a sequence ID from 1 up that rises with the position.
 
     Args:
-        ledger: below 2^28.
-        entry: below 2^25.
-        batch: the index in the batch, below 1,024; -1 for an unbatched entry.
+        ledger: ledger ID, below 2^28.
+        entry: entry ID, below 2^25.
+        batch: index in the batch, below 1,024; -1 for an unbatched entry.
 
     Raises:
-        InvalidInputError: the position does not fit; two messages would share an id, and one of
-            them would be dropped in silence.
+        InvalidInputError: the position does not fit. Two messages would share an ID, and the broker
+            would silently drop one of them.
     """
     index = max(batch, 0)
     if not (
@@ -66,7 +66,7 @@ def sequence_id(ledger: int, entry: int, batch: int) -> int:
         and index < 1 << _BATCH_BITS
     ):
         raise InvalidInputError(
-            f"position {ledger}:{entry}:{batch} does not fit a sequence id (ledger below 2^28, "
+            f"position {ledger}:{entry}:{batch} does not fit a sequence ID (ledger below 2^28, "
             "entry below 2^25, at most 1,024 messages in a batch): effectively-once cannot move "
             "this topic; use at-least-once, or producers with batching_max_messages=1000"
         )

@@ -1,4 +1,4 @@
-"""When a message is due, from what an application gives: deliver_at or deliver_after."""
+"""The due time of a message, from the application's deliver_at or deliver_after."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from delaylevel.errors import InvalidDelayError
 from .clock import duration_ms, instant_ms
 from .formatting import format_instant
 
-# A moment before 1973, given in milliseconds, is in truth one given in seconds.
-_NOTHING = timedelta(0)
-_SECONDS_LOOK_LIKE = 100_000_000_000
-# 9999-12-31T23:59:59.999Z: beyond it, the number was micro- or nanoseconds.
+_NO_DELAY = timedelta(0)
+# In 1973: an earlier time was given in seconds by mistake.
+_EARLIEST_DUE_MS = 100_000_000_000
+# 9999-12-31T23:59:59.999Z: a later time was given in micro- or nanoseconds by mistake.
 LATEST_DUE_MS = 253_402_300_799_999
 
 
 def due_time_ms(
     deliver_at: int | datetime | None, deliver_after: timedelta | None, now_ms: int
 ) -> int | None:
-    """Return when a message is due, or None where no delay was asked for.
+    """Return the due time of a message; None if no delay was requested.
 
     Args:
-        deliver_at: milliseconds since the epoch (as in ``pulsar.Producer``) or an aware datetime;
-            0 and None ask for nothing. A moment in the past is taken: the message is due now.
-        deliver_after: a delay from now on; a delay of zero and None ask for nothing.
+        deliver_at: due time in milliseconds since the epoch (as in ``pulsar.Producer``) or as an
+            aware datetime; 0 and None for no delay. A past time is valid: the message is due now.
+        deliver_after: delay from now; zero and None for no delay.
         now_ms: the present time, milliseconds since the epoch, UTC.
 
     Raises:
@@ -39,7 +39,7 @@ def due_time_ms(
     if deliver_after is not None:
         return _from_delay(deliver_after, now_ms)
     if deliver_at is not None:
-        return _from_moment(deliver_at)
+        return _from_instant(deliver_at)
     return None
 
 
@@ -49,7 +49,7 @@ def _from_delay(deliver_after: timedelta, now_ms: int) -> int | None:
             f"deliver_after is a timedelta, not {type(deliver_after).__name__} "
             f"({deliver_after!r}): write timedelta(seconds=…); the message was not sent"
         )
-    if deliver_after < _NOTHING:
+    if deliver_after < _NO_DELAY:
         raise InvalidDelayError(
             f"deliver_after is negative ({deliver_after!r}): a delay is zero or more; "
             "the message was not sent"
@@ -59,7 +59,7 @@ def _from_delay(deliver_after: timedelta, now_ms: int) -> int | None:
     return due if deliver_after else None
 
 
-def _from_moment(deliver_at: int | datetime) -> int | None:
+def _from_instant(deliver_at: int | datetime) -> int | None:
     if isinstance(deliver_at, datetime):
         if deliver_at.tzinfo is None or deliver_at.utcoffset() is None:
             raise InvalidDelayError(
@@ -77,7 +77,7 @@ def _from_moment(deliver_at: int | datetime) -> int | None:
     if due == 0:
         return None
     _check_range(due, "deliver_at", deliver_at)
-    if due < _SECONDS_LOOK_LIKE:
+    if due < _EARLIEST_DUE_MS:
         raise InvalidDelayError(
             f"deliver_at={deliver_at!r} is {format_instant(due)} when read as milliseconds: "
             "multiply seconds by 1000; the message was not sent"
@@ -90,6 +90,6 @@ def _check_range(due_ms: int, name: str, given: object) -> None:
         raise InvalidDelayError(f"{name}={given!r} is before 1970; the message was not sent")
     if due_ms > LATEST_DUE_MS:
         raise InvalidDelayError(
-            f"{name}={given!r} is beyond the year 9999: was it given in micro- or nanoseconds? "
-            "The message was not sent"
+            f"{name}={given!r} is beyond the year 9999, as if given in micro- or nanoseconds: give "
+            "milliseconds; the message was not sent"
         )

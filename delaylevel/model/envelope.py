@@ -1,4 +1,4 @@
-"""The envelope: what a parked message says of itself in its ``delaylevel.*`` properties."""
+"""The envelope: the ``delaylevel.*`` properties of a parked message."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ATTEMPT = PREFIX + "attempt"
 REASON = PREFIX + "reason"
 SOURCE = PREFIX + "source"
 
-# Longer ids cost more than the messages they identify, at every hop.
+# Longer IDs would cost more at every hop than the messages that they identify.
 LONGEST_ID = 512
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaRef:
-    """Which schema of the business topic a payload was encoded with.
+    """A reference to the schema of the business topic that encoded a payload.
 
     Attributes:
         type: Pulsar's name of the schema type: ``AVRO``, ``JSON``, ``STRING`` …
@@ -45,7 +45,7 @@ class SchemaRef:
 
     @classmethod
     def parse(cls, text: str) -> SchemaRef:
-        """Read ``TYPE:digest``; raises EnvelopeError for anything else."""
+        """Parse ``TYPE:digest``; raise EnvelopeError for anything else."""
         schema_type, separator, digest = text.partition(":")
         if not (schema_type and separator and digest):
             raise EnvelopeError(f"{SCHEMA} is {text!r}, not TYPE:digest")
@@ -56,15 +56,14 @@ class SchemaRef:
 
 
 class Envelope(NamedTuple):
-    """When a parked message is due, where it goes, and who it is.
+    """The due time, target and identity of a parked message.
 
     Attributes:
-        due_ms: milliseconds since the epoch, UTC.
-        target: the full name of the business topic.
-        id: the stable identity; None until the first hop has added it.
-        schema: what the payload was encoded with; None for plain bytes.
-        attempt: how often the target has refused it; above 0 only in the held topic, and where
-            it goes from there.
+        due_ms: due time, milliseconds since the epoch, UTC.
+        target: full name of the business topic.
+        id: the stable identity; None until the first hop adds it.
+        schema: the schema of the payload; None for plain bytes.
+        attempt: number of times that the target refused the message; 0 until it is held.
     """
 
     due_ms: int
@@ -75,10 +74,10 @@ class Envelope(NamedTuple):
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> Envelope:
-        """Read the envelope out of a parked message's properties.
+        """Read the envelope from the properties of a parked message.
 
         Raises:
-            EnvelopeError: it is missing or damaged; ``reason`` says how, for the dead letter.
+            EnvelopeError: a property is missing or damaged.
         """
         due = _due_ms(properties)
         target = properties.get(TARGET)
@@ -88,17 +87,19 @@ class Envelope(NamedTuple):
             full = _full_name(target)
         except InvalidInputError as error:
             raise EnvelopeError(f"{TARGET}: {error}") from error
-        schema = properties.get(SCHEMA)
+        schema, own_id = properties.get(SCHEMA), properties.get(ID)
+        if own_id == "":
+            raise EnvelopeError(f"{ID} is empty: different messages would be taken for one")
         return cls(
             due,
             full,
-            _identity(properties),
+            own_id,
             SchemaRef.parse(schema) if schema is not None else None,
             _integer(ATTEMPT, properties[ATTEMPT]) if ATTEMPT in properties else 0,
         )
 
     def identified(self, fallback_id: str) -> Envelope:
-        """Return the envelope with an id: its own, or the given one where it has none yet."""
+        """Return the envelope with an ID: its own, or the given one if it has none."""
         if self.id is not None:
             return self
         return Envelope(self.due_ms, self.target, fallback_id, self.schema, self.attempt)
@@ -109,9 +110,7 @@ class Envelope(NamedTuple):
 
     def parked_properties(self, application: Mapping[str, str]) -> dict[str, str]:
         """Return all properties of the message while it is parked."""
-        properties = dict(application)
-        properties[DUE] = str(self.due_ms)
-        properties[TARGET] = self.target
+        properties = {**application, DUE: str(self.due_ms), TARGET: self.target}
         if self.id is not None:
             properties[ID] = self.id
         if self.schema is not None:
@@ -121,29 +120,27 @@ class Envelope(NamedTuple):
         return properties
 
     def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of a message that goes on into another topic of the family.
+        """Return all properties of a message that is parked again, in another member topic.
 
         Args:
-            properties: all that it has in the topic that it comes from.
+            properties: all properties of the message in its current topic.
         """
         if self.attempt or self.id is None:
             return self.parked_properties(application_properties(properties))
         return {**properties, ID: self.id}
 
     def delivered_properties(self, application: Mapping[str, str]) -> dict[str, str]:
-        """Return all properties of the business message: the application's, id and due time."""
-        properties = dict(application)
-        properties[DUE] = str(self.due_ms)
+        """Return all properties of the business message: the application's, ID and due time."""
+        properties = {**application, DUE: str(self.due_ms)}
         if self.id is not None:
             properties[ID] = self.id
         return properties
 
 
 def due_of(properties: Mapping[str, str]) -> int | None:
-    """Return when a parked message is due, ms since the epoch, or None if that is unreadable.
+    """Return the due time of a parked message, ms since the epoch; None if it is unreadable.
 
-    For readers that only look. A mover reads the whole :class:`Envelope`, whose error says what
-    is wrong.
+    This is for inspection. A mover reads the whole :class:`Envelope`, whose errors have a reason.
     """
     try:
         return _due_ms(properties)
@@ -152,30 +149,30 @@ def due_of(properties: Mapping[str, str]) -> int | None:
 
 
 def application_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties without ours.
+    """Return the properties without ``delaylevel.*``.
 
-    A consumer that sends a received message on with its properties sends a new message: its old
-    id and due time must not stick to it.
+    A consumer that forwards a received message with its properties sends a new message, which must
+    not keep the old ID and due time.
     """
     return {key: value for key, value in properties.items() if not key.startswith(PREFIX)}
 
 
 def check_id(value: str) -> str:
-    """Return an application's own message id, if it can be one.
+    """Return an application's own message ID if it is valid.
 
     Raises:
         InvalidInputError: it is not a string, empty, or longer than 512 characters.
     """
     if not isinstance(value, str):
-        raise InvalidInputError(f"a message id is a string, not {type(value).__name__}: {value!r}")
+        raise InvalidInputError(f"a message ID is a string, not {type(value).__name__}: {value!r}")
     if not 0 < len(value) <= LONGEST_ID:
         raise InvalidInputError(
-            f"a message id has 1 to {LONGEST_ID} characters, not {len(value)}: {value[:40]!r}"
+            f"a message ID has 1 to {LONGEST_ID} characters, not {len(value)}: {value[:40]!r}"
         )
     return value
 
 
-# A level topic has few targets, and every message names one of them.
+# Cached: every message names one of the few targets.
 @functools.lru_cache(maxsize=4096)
 def _full_name(topic: str) -> str:
     return TopicName.parse(topic).full
@@ -186,13 +183,6 @@ def _due_ms(properties: Mapping[str, str]) -> int:
     if due > LATEST_DUE_MS:
         raise EnvelopeError(f"{DUE} is {due}, beyond the year 9999")
     return due
-
-
-def _identity(properties: Mapping[str, str]) -> str | None:
-    value = properties.get(ID)
-    if value == "":
-        raise EnvelopeError(f"{ID} is empty: different messages would be taken for one")
-    return value
 
 
 def _integer(name: str, text: str | None) -> int:

@@ -1,4 +1,4 @@
-"""What a level topic says of itself, and the names of all topics that belong to it."""
+"""The description of a level topic, and the names of its member topics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
@@ -15,16 +15,16 @@ from .strategy import Levels
 from .topic_name import TopicName
 
 FORMAT_VERSION = 1
-# The one property, on the level topic itself, that holds the description.
+# The property of the level topic that holds the description.
 DESCRIPTION_PROPERTY = "delaylevel.description"
-# On every topic of the family: the level topic that it belongs to.
+# On every member topic: the level topic that it belongs to.
 MEMBER_PROPERTY = "delaylevel.member-of"
-# On the level topic from its first moment: what the family is to become. Where the description
-# is missing, its creation was not finished.
+# On the level topic from the start of its creation: the planned description. Until
+# DESCRIPTION_PROPERTY exists, the creation is not finished.
 PLAN_PROPERTY = "delaylevel.plan"
-# One property for each target, so that clients that add targets at once lose none of them.
+# One property per target, so that clients that add targets at the same time lose none.
 TARGET_PREFIX = "delaylevel.target."
-# The durable subscription of every source topic: the mover's place, and what keeps the data.
+# The durable subscription of every source topic: it keeps the data and the mover's position.
 SUBSCRIPTION = "delaylevel"
 
 LEVEL_SUFFIX = "-delay-level"
@@ -35,34 +35,34 @@ JOURNAL_SUFFIX = "-window-log"
 
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
-# A dispatcher keeps producers for each of them.
+# A dispatcher has separate producers for each of them.
 MOST_WINDOW_PARTITIONS = 64
 
 
 class Mover(str, enum.Enum):
-    """Who moves what is near-due."""
+    """The process that moves near-due messages."""
 
     SPARK = "spark"
     FUNCTION = "function"
 
 
 class FinalWindow(str, enum.Enum):
-    """Who holds a message between its last hand-off and its due time."""
+    """The place of a message between its last hand-off and its due time."""
 
     BROKER = "broker"
     TRACKER = "tracker"
 
 
 class MissingTarget(str, enum.Enum):
-    """What becomes of a message whose business topic does not exist when it is handed off."""
+    """The treatment of a message whose business topic does not exist at hand-off."""
 
-    HOLD = "hold"  # it waits in the held topic, and is tried again
-    DEAD_LETTER = "dead-letter"  # it goes to the dead-letter topic, with the reason
-    DROP = "drop"  # it is counted, and gone
+    HOLD = "hold"  # put into the held topic and try again later
+    DEAD_LETTER = "dead-letter"  # put into the dead-letter topic, with the reason
+    DROP = "drop"  # count and discard
 
 
 class Role(str, enum.Enum):
-    """What a topic of the family is for."""
+    """The role of a member topic."""
 
     LEVEL = "level"
     HELD = "held"
@@ -73,12 +73,12 @@ class Role(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Member:
-    """One topic of a level topic's family.
+    """One of the topics that form a level topic.
 
     Attributes:
         topic: its full name.
-        role: what it is for.
-        partitions: how many partitions it has (at least 1: all are partitioned topics).
+        role: its role.
+        partitions: number of partitions (at least 1: all are partitioned topics).
         level: for a level, its index in the list, 0 for the coarsest; otherwise -1.
     """
 
@@ -90,19 +90,19 @@ class Member:
 
 @dataclass(frozen=True)
 class LevelTopicDescription:
-    """A level topic, as it describes itself.
+    """The description that a level topic stores in its properties.
 
     Attributes:
-        topic: the full name of the level topic (its coarsest level).
+        topic: full name of the level topic (its coarsest level).
         levels: the list of levels.
-        targets: full names of the business topics that may be written through it.
-        mover: who moves what is near-due.
-        final_window: who holds a message in the end.
-        hold_pause_ms: how long a message rests in the held topic before the next try.
-        window_partitions: partitions of the window topic and of its release log (``tracker``
-            only), 1 to 64. A message keeps its partition by its key: their number never changes.
-        former: the lists of levels that it had before it was expanded, oldest first.
-        on_missing_target: what becomes of messages whose target does not exist.
+        targets: full names of the business topics whose messages it carries.
+        mover: the process that moves near-due messages.
+        final_window: the place of messages before their due time.
+        hold_pause_ms: pause of a message in the held topic before the next attempt, ms.
+        window_partitions: number of partitions of the window topic and of the journal
+            (``tracker`` only), 1 to 64. It never changes: it determines a key's partition.
+        former: the lists of levels before each expansion, oldest first.
+        on_missing_target: the treatment of messages whose target does not exist.
     """
 
     topic: str
@@ -112,7 +112,7 @@ class LevelTopicDescription:
     final_window: FinalWindow = FinalWindow.TRACKER
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
-    version: int = field(default=FORMAT_VERSION)
+    version: int = FORMAT_VERSION
     former: tuple[Levels, ...] = ()
     on_missing_target: MissingTarget = MissingTarget.HOLD
 
@@ -132,7 +132,7 @@ class LevelTopicDescription:
 
     @property
     def name(self) -> TopicName:
-        """The level topic's name in its parts."""
+        """The parsed name of the level topic."""
         return TopicName.parse(self.topic)
 
     def level_topic(self, level: int) -> TopicName:
@@ -141,17 +141,17 @@ class LevelTopicDescription:
 
     @property
     def held_topic(self) -> TopicName:
-        """Where messages wait whose target cannot be written now."""
+        """The topic for messages whose target cannot be written now."""
         return self.name.with_suffix(HELD_SUFFIX)
 
     @property
     def dead_letter_topic(self) -> TopicName:
-        """Where messages go that cannot be understood."""
+        """The topic for messages that cannot be understood."""
         return self.name.with_suffix(DEAD_LETTER_SUFFIX)
 
     @property
     def window_topic(self) -> TopicName:
-        """Where messages spend the final window with ``tracker``."""
+        """The topic for messages in the final window, with ``tracker``."""
         return self.name.with_suffix(WINDOW_SUFFIX)
 
     @property
@@ -160,21 +160,21 @@ class LevelTopicDescription:
         return self.name.with_suffix(JOURNAL_SUFFIX)
 
     def window_partition(self, key: str, message_id: str) -> int:
-        """Return the window partition of a message, the same for each of its copies.
+        """Return the window partition of a message, the same for all its copies.
 
-        It is the CRC-32 of the key (UTF-8), or of the id where there is no key, modulo the number
-        of partitions: what is under way must meet its copies after an upgrade, too.
+        It is the CRC-32 of the key (UTF-8), or of the ID without a key, modulo the number of
+        partitions. This is part of the wire format.
 
         Args:
-            key: the message's partition key; empty for none.
+            key: partition key of the message; empty for none.
             message_id: its ``delaylevel.id``.
         """
         return zlib.crc32((key or message_id).encode()) % self.window_partitions
 
     def members(self) -> Iterator[Member]:
-        """Yield every topic of the family: levels coarse to fine, held, dead letters, window, log.
+        """Yield every member topic: levels from coarse to fine, held topic, dead-letter topic.
 
-        The window and its log are there with ``tracker`` only.
+        With ``tracker``, the window topic and the journal follow.
         """
         for level in self.levels:
             yield Member(self.level_topic(level.index), Role.LEVEL, level.partitions, level.index)
@@ -185,10 +185,10 @@ class LevelTopicDescription:
             yield Member(self.journal_topic, Role.JOURNAL, self.window_partitions)
 
     def accepts(self, levels: Levels) -> bool:
-        """Say whether a client may be configured with these levels.
+        """Return True if a client may be configured with these levels.
 
-        Those that it had before it was expanded count too: an application that still names the
-        shorter maximum starts as before, and goes by the topic's own levels.
+        The levels before an expansion are accepted, too: an application that still names the
+        shorter maximum starts as before, and uses the topic's own levels.
         """
         return levels == self.levels or levels in self.former
 
@@ -196,8 +196,8 @@ class LevelTopicDescription:
         """Raise TargetNotAllowedError unless the description lists this business topic."""
         if target not in self.targets:
             raise TargetNotAllowedError(
-                f"level topic {self.topic} does not carry messages for {target}; it carries them "
-                f"for {', '.join(self.targets)}: add the target with `delaylevel levels create`, "
+                f"level topic {self.topic} does not carry messages for {target}, only for "
+                f"{', '.join(self.targets)}: add the target with `delaylevel levels create`, "
                 "or name another level topic"
             )
 
@@ -220,10 +220,10 @@ class LevelTopicDescription:
 
     @classmethod
     def from_json(cls, topic: str, text: str) -> LevelTopicDescription:
-        """Read what :meth:`to_json` wrote, for the level topic of this name.
+        """Parse the text from :meth:`to_json` for the level topic of this name.
 
         Raises:
-            LevelTopicError: the text is damaged, or of a later format than this release knows.
+            LevelTopicError: the text is damaged, or its format is newer than this release.
         """
         try:
             value = json.loads(text)
@@ -253,7 +253,7 @@ class LevelTopicDescription:
             ) from error
 
     def to_properties(self) -> dict[str, str]:
-        """Return the properties that describe the level topic; they are added to those it has."""
+        """Return the properties to add to the level topic."""
         targets = {TARGET_PREFIX + target: "1" for target in self.targets}
         return {DESCRIPTION_PROPERTY: self.to_json(), **targets}
 
@@ -261,10 +261,10 @@ class LevelTopicDescription:
     def from_properties(
         cls, topic: str, properties: Mapping[str, str]
     ) -> LevelTopicDescription | None:
-        """Read a level topic's properties; None where they hold no description.
+        """Return the description in a level topic's properties; None if there is none.
 
         Raises:
-            LevelTopicError: it is damaged, or of a later format than this release knows.
+            LevelTopicError: the description is damaged, or its format is newer than this release.
         """
         text = properties.get(DESCRIPTION_PROPERTY)
         if text is None:
@@ -275,5 +275,5 @@ class LevelTopicDescription:
 
 
 def default_level_topic(business_topic: str) -> str:
-    """Return the level topic that a business topic has unless another is named."""
+    """Return the default name of the level topic of a business topic."""
     return TopicName.parse(business_topic).with_suffix(LEVEL_SUFFIX).full

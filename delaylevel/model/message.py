@@ -75,26 +75,22 @@ class LazyMessage(NamedTuple):
     @property
     def publish_ms(self) -> int:
         """The publish time in ms."""
-        published: int = self.message.publish_timestamp()
-        return published
+        return int(self.message.publish_timestamp())
 
     @property
     def key(self) -> str:
         """The key; an empty string if there is none."""
-        key: str = self.message.partition_key()
-        return key
+        return str(self.message.partition_key())
 
     @property
     def ordering_key(self) -> str:
         """The ordering key; an empty string if there is none."""
-        key: str = self.message.ordering_key()
-        return key
+        return str(self.message.ordering_key())
 
     @property
     def event_ms(self) -> int:
         """The event time in ms; 0 if there is none."""
-        event: int = self.message.event_timestamp()
-        return event
+        return int(self.message.event_timestamp())
 
     @property
     def value(self) -> bytes | None:
@@ -104,8 +100,7 @@ class LazyMessage(NamedTuple):
     @property
     def size(self) -> int:
         """The length of the payload in bytes."""
-        size: int = self.message.length()
-        return size
+        return int(self.message.length())
 
     def stable_id(self, partition_topic: str) -> str:
         """Return the identity of the message if this partition is the first that stored it."""

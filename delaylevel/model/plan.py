@@ -1,7 +1,7 @@
-"""How much a load of delayed messages takes: partitions, storage, memory and movers.
+"""Capacity planning: the partitions, storage, memory and movers for a load of delayed messages.
 
-Pure arithmetic over :mod:`delaylevel.model.benchmarked`. Delays are taken as spread evenly from
-nothing up to the longest one, unless a mean is given; everything is a steady state.
+The arithmetic uses the figures in :mod:`delaylevel.model.benchmarked` and assumes a steady state.
+Unless a mean is given, delays are spread evenly between zero and the longest one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import combinations
 
 from delaylevel.errors import InvalidInputError
 
-from . import benchmarked as seen
+from . import benchmarked as bench
 from .clock import duration_ms
 from .level_topic import FinalWindow, Mover
 from .strategy import (
@@ -25,32 +25,33 @@ from .strategy import (
     partition_count,
 )
 
-# What the envelope and the broker add to each parked message, about: due time, target, id.
+# Approximate size of the envelope and the broker's metadata of a parked message.
 OVERHEAD_BYTES = 200
-# A mover that is always busy has nothing left for what an outage leaves behind.
+# A mover needs spare capacity to catch up after an outage.
 HEADROOM = 0.5
-# More than that in a final window makes a restart of it slow, and a broker's timer too.
+# More messages in the final window make a restart slow, of a dispatcher and of a broker.
 COMFORTABLE_WINDOW = 1_000_000
 _MOST_LEVELS = 3
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be carried.
+    """A load of delayed messages.
 
     Attributes:
-        rate: delayed messages a second.
+        rate: delayed messages per second.
         maximum_delay: the longest delay.
-        size: bytes of a message.
+        size: size of a message in bytes.
         mean_delay: the mean delay; half of the longest by default.
-        copies: how many bookies keep each message (managedLedgerDefaultWriteQuorum).
-        subscriptions: of the business topic; each has an index of its own in the broker.
-        mover: who moves.
-        final_window: who holds a message in the end.
-        partition_limit: the most partitions of a level.
+        copies: number of bookies that store each message (managedLedgerDefaultWriteQuorum).
+        subscriptions: number of subscriptions of the business topic; the broker has an index for
+            each.
+        mover: the process that moves near-due messages.
+        final_window: the place of messages before their due time.
+        partition_limit: largest number of partitions of a level.
 
     Raises:
-        InvalidInputError: a value cannot be.
+        InvalidInputError: a value is out of range.
     """
 
     rate: float
@@ -68,12 +69,12 @@ class Load:
             raise InvalidInputError(f"a rate of {self.rate} messages a second cannot be planned")
         if self.size < 0 or self.copies < 1 or self.subscriptions < 1:
             raise InvalidInputError(
-                "sizes are not negative, and copies and subscriptions at least 1"
+                "a size must not be negative, and copies and subscriptions must be at least 1"
             )
         if self.maximum_delay <= timedelta(0):
-            raise InvalidInputError("the longest delay has to be more than nothing")
+            raise InvalidInputError("the longest delay must be more than zero")
         if not timedelta(0) < self.mean <= self.maximum_delay:
-            raise InvalidInputError("the mean delay lies between nothing and the longest delay")
+            raise InvalidInputError("the mean delay must be between zero and the longest delay")
 
     @property
     def mean(self) -> timedelta:
@@ -82,39 +83,39 @@ class Load:
 
     @property
     def pending(self) -> int:
-        """How many messages are pending at any time (Little's law)."""
+        """Number of messages that are pending at any time (Little's law)."""
         return round(self.rate * self.mean.total_seconds())
 
     @property
     def native_index_bytes(self) -> int:
-        """What the broker's own index takes, if all are delayed by the broker itself."""
-        return round(self.pending * seen.NATIVE_INDEX_BYTES.value * self.subscriptions)
+        """Size of the broker's index if the broker itself delays all messages, bytes."""
+        return round(self.pending * bench.NATIVE_INDEX_BYTES.value * self.subscriptions)
 
     @property
     def native_rebuild_s(self) -> float:
-        """How long a restarted broker reads before anything is delivered, in that case."""
-        return self.pending / seen.NATIVE_REBUILD_RATE.value
+        """Time that a restarted broker then needs before it delivers, seconds."""
+        return self.pending / bench.NATIVE_REBUILD_RATE.value
 
     @property
     def stored_bytes(self) -> int:
-        """What pending messages take on all bookies together."""
+        """Size of the pending messages on all bookies together, bytes."""
         return self.pending * (self.size + OVERHEAD_BYTES) * self.copies
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one list of levels takes for a load.
+    """The requirements of a load with one list of levels.
 
     Attributes:
-        levels: the list.
-        partitions: of all levels.
-        moves_per_s: messages a second that the mover sends on, all hops together, at the most.
-        movers: cores of the Spark job, or instances of the Function, with as much to spare.
-        window: messages in the final window.
-        window_bytes: their bytes there (on one bookie, or in the dispatcher's spill).
-        index_bytes: what indexes in the broker take.
-        tracker_bytes: what the dispatcher's tracker takes; 0 with ``broker``.
-        rebuild_s: how long a restarted broker reads its index again.
+        levels: the list of levels.
+        partitions: number of partitions of all levels.
+        moves_per_s: largest number of messages per second that the mover forwards, over all hops.
+        movers: cores of the Spark job, or instances of the Function, at half their capacity.
+        window: number of messages in the final window.
+        window_bytes: size of these messages (on one bookie, or in the dispatcher's spill files).
+        index_bytes: size of the indexes in the broker.
+        tracker_bytes: size of the dispatcher's tracker; 0 with ``broker``.
+        rebuild_s: time that a restarted broker needs to rebuild its index, seconds.
     """
 
     levels: Levels
@@ -129,57 +130,49 @@ class Plan:
 
 
 def plan(load: Load, levels: Levels) -> Plan:
-    """Return what a list of levels takes for a load.
-
-    Args:
-        load: what is to be carried.
-        levels: the list; its longest level takes the longest delay.
-    """
+    """Return the requirements of a load with a list of levels that covers its longest delay."""
     finest = levels[-1]
-    # What is handed off has between the lead and a unit more than that to go; what is sent with
-    # less than a unit goes there at once.
+    # A message enters the window with a remaining delay between the lead and a unit more than
+    # that, or at once if its whole delay is less than a unit.
     window_ms = min(finest.unit_ms / 2 + finest.lead_ms, duration_ms(load.maximum_delay))
     window = round(load.rate * window_ms / 1000)
     moves = load.rate * len(levels)
-    if load.mover is Mover.SPARK:
-        movers = moves / seen.SPARK_RATE.value
-    else:
-        movers = moves / seen.FUNCTION_RATE.value
+    rate = bench.SPARK_RATE if load.mover is Mover.SPARK else bench.FUNCTION_RATE
     tracked = load.final_window is FinalWindow.TRACKER
-    index = 0.0 if tracked else window * seen.NATIVE_INDEX_BYTES.value * load.subscriptions
-    rebuild = 0.0 if tracked else window / seen.NATIVE_REBUILD_RATE.value
+    index = 0.0 if tracked else window * bench.NATIVE_INDEX_BYTES.value * load.subscriptions
+    rebuild = 0.0 if tracked else window / bench.NATIVE_REBUILD_RATE.value
     if load.mover is Mover.FUNCTION:
-        # The broker waits, too, with an index that its fixed-delay detection stops.
-        held = min(load.pending, 50_000 * levels.partitions)
-        index += held * seen.NATIVE_INDEX_BYTES.value
+        # The broker delays parked messages; its fixed-delay detection limits each index.
+        indexed = min(load.pending, 50_000 * levels.partitions)
+        index += indexed * bench.NATIVE_INDEX_BYTES.value
     return Plan(
         levels=levels,
         partitions=levels.partitions,
         moves_per_s=moves,
-        movers=max(1, math.ceil(movers / HEADROOM)),
+        movers=max(1, math.ceil(moves / rate.value / HEADROOM)),
         window=window,
         window_bytes=window * (load.size + OVERHEAD_BYTES),
         index_bytes=round(index),
-        tracker_bytes=round(window * seen.TRACKER_BYTES.value) if tracked else 0,
+        tracker_bytes=round(window * bench.TRACKER_BYTES.value) if tracked else 0,
         rebuild_s=rebuild,
     )
 
 
 def plans(load: Load) -> list[Plan]:
-    """Return a plan for every list of named units that fits, the recommended one first.
+    """Return a plan for every possible list of named units, the recommended one first.
 
-    Recommended is the list with the fewest partitions of those whose final window is comfortable
-    (:data:`COMFORTABLE_WINDOW` messages); where none is, the one with the smallest window.
+    The recommended list has the fewest partitions among those with at most
+    :data:`COMFORTABLE_WINDOW` messages in the final window; if there is none, the smallest window.
 
     Raises:
-        InvalidInputError: no list fits: the delay is too short for levels, or too long for the
-            partitions allowed.
+        InvalidInputError: no list fits, because the delay is too short for levels or needs too
+            many partitions.
     """
     found = [plan(load, levels) for levels in _lists(load)]
     if not found:
         raise InvalidInputError(
-            "no list of levels fits: delays of a minute or less need none, and very long ones "
-            "more partitions, or overflow='recirculate'"
+            "no list of levels fits: delays of a minute or less need none; for very long ones, "
+            "allow more partitions or use overflow='recirculate'"
         )
     comfortable = [item for item in found if item.window <= COMFORTABLE_WINDOW]
     if comfortable:

@@ -1,4 +1,4 @@
-"""Positions in one partition: total order, offsets, and the stable id of a message."""
+"""Positions in one partition, and the stable ID of a message."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TEXT = re.compile(r"^(-?\d+):(-?\d+)(?::(-?\d+))?$")
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A place in a partition: the message with this ledger, entry and batch index.
+    """The position of a message in its partition; positions are ordered.
 
     Attributes:
-        ledger: the ledger's id; -1 is before everything.
-        entry: the entry in the ledger, from 0; -1 is before its first.
-        batch: the index in a batched entry, from 0; -1 for an unbatched entry, and, as a bound,
-            for the front of the whole entry.
+        ledger: ledger ID; -1 is before all ledgers.
+        entry: entry ID in the ledger, from 0; -1 is before the first entry.
+        batch: index in a batched entry, from 0; -1 for an unbatched entry, and, as a bound, for
+            the start of the whole entry.
     """
 
     ledger: int
@@ -27,7 +27,7 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Read ``ledger:entry`` or ``ledger:entry:batch``.
+        """Parse ``ledger:entry`` or ``ledger:entry:batch``.
 
         Raises:
             InvalidInputError: the text has another form.
@@ -45,20 +45,20 @@ class Position:
 
     @property
     def entry_start(self) -> Position:
-        """The front of this position's entry."""
+        """The start of this position's entry."""
         return Position(self.ledger, self.entry)
 
     @property
     def next_entry(self) -> Position:
-        """The front of the entry behind this one, in the same ledger (it need not exist yet)."""
+        """The start of the next entry in the same ledger, which may not exist yet."""
         return Position(self.ledger, self.entry + 1)
 
     @property
     def next(self) -> Position:
-        """The first position that lies behind this message.
+        """The first position after this message.
 
-        Behind an unbatched message (batch -1) that is the next entry; behind message b of
-        a batch it is message b + 1, whether or not the batch has one.
+        After an unbatched message (batch -1), this is the next entry; after message b of a batch,
+        message b + 1, even if the batch has no such message.
         """
         if self.batch < 0:
             return self.next_entry
@@ -69,13 +69,10 @@ EARLIEST = Position(-1, -1)
 
 
 def stable_id(partition_topic: str, position: Position) -> str:
-    """Return the identity of a message: where it was first stored.
+    """Return the identity of a message, ``topic-partition:ledger:entry:batch``.
 
     Args:
-        partition_topic: the full name of the topic or partition, ``persistent://…``.
+        partition_topic: full name of the topic or partition that stored it first.
         position: its position there.
-
-    Returns:
-        ``topic-partition:ledger:entry:batch`` without the scheme, for ``delaylevel.id``.
     """
     return f"{partition_topic.removeprefix('persistent://')}:{position}"

@@ -1,4 +1,4 @@
-"""What became of messages that were sent on."""
+"""The result of forwarding messages."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ForwardReport:
-    """What became of the messages of one or more flushes.
+    """The numbers of messages in one or more flushes, by outcome.
 
     Attributes:
-        parked: how many went into each (level topic, level, partition).
-        window: how many were handed to the final window; with a tracker what is overdue, too.
-        due: how many were delivered at once, because they were due.
-        held: how many a target refused, by target.
-        dead: how many could not be understood, by reason.
-        latest_ms: the largest lateness at hand-off in ms: how long after its due time a message
-            was sent on; 0 where none was late.
-        dropped: how many were thrown away because their target does not exist, by target.
+        parked: messages parked again, by level topic, level and partition.
+        window: messages handed to the final window; with a tracker, overdue ones too.
+        due: messages delivered at once because they were due.
+        held: messages that their target refused, by target.
+        dead: dead letters, by reason.
+        latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
+        dropped: messages discarded because their target does not exist, by target.
     """
 
     parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -31,12 +30,12 @@ class ForwardReport:
 
     @property
     def total(self) -> int:
-        """How many messages it speaks of."""
+        """The number of messages."""
         counted = (self.parked, self.held, self.dead, self.dropped)
         return self.window + self.due + sum(counter.total() for counter in counted)
 
     def add(self, other: ForwardReport) -> None:
-        """Add another report's figures to these."""
+        """Add the numbers of another report."""
         self.parked += other.parked
         self.window += other.window
         self.due += other.due

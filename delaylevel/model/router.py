@@ -1,4 +1,4 @@
-"""Where a message goes next, decided from its due time and the clock alone."""
+"""The next hop of a message: a pure function of its due time and the clock."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .strategy import Levels
 
 
 class Hop(enum.Enum):
-    """The kinds of next place."""
+    """The kinds of hops."""
 
     DUE = "due"  # deliver now
-    WINDOW = "window"  # near-due: into the final window
-    PARK = "park"  # into a partition of a level
+    WINDOW = "window"  # near-due: publish to the final window
+    PARK = "park"  # publish to a partition of a level
 
 
 class Decision(NamedTuple):
-    """Where a message goes next.
+    """The next hop of a message.
 
     Attributes:
-        hop: the kind of place.
+        hop: the kind of hop.
         level: for PARK, the index of the level; otherwise -1.
         partition: for PARK, the partition of that level's topic; otherwise -1.
     """
@@ -38,25 +38,26 @@ WINDOW = Decision(Hop.WINDOW)
 
 
 class Router:
-    """The routing rule for one list of levels. It has no state and does no I/O.
+    """The routing rule for one list of levels, without state and I/O.
 
-    A message goes to the coarsest level that it is still far enough for, else to the final
-    window, else it is due. Every hop decides from the message's own due time: where it was
-    found only says which levels it must not enter again merely because of their lead.
+    A message is parked in the coarsest level whose unit is not longer than its remaining delay. A
+    message that is too near for all levels goes to the final window until it is due. Every hop
+    decides by the message's own due time. The level from which a message comes matters only
+    because a lead must not send the message back into that level.
     """
 
     __slots__ = ("_finest", "_maximum_ms", "_rules", "levels")
 
-    # Each rule: the least remaining delay, the unit, the last partition, the level, and the
-    # decisions by partition that were made before: a mover asks for every message.
+    # Each rule: the smallest remaining delay, the unit, the last partition, the level, and earlier
+    # decisions by partition. They are reused because a mover decides for every message.
     _rules: dict[int | None, tuple[tuple[int, int, int, int, dict[int, Decision]], ...]]
 
     def __init__(self, levels: Levels) -> None:
         self.levels = levels
         self._maximum_ms = levels.maximum_ms
         parks: list[dict[int, Decision]] = [{} for _ in levels]
-        # By the level that a message comes from. Into that one again, or a coarser one, only if it
-        # is farther than its lead; into a finer one, as a newcomer into any, from one unit on.
+        # By the level that a message comes from. That level and the coarser ones accept it only if
+        # it is not near-due there; the finer ones from one unit on, as any level for a new message.
         self._rules = {
             source: tuple(
                 (
@@ -73,20 +74,19 @@ class Router:
         self._finest = self._rules[len(parks) - 1]
 
     def decide(self, due_ms: int, now_ms: int, came_from: int | None = None) -> Decision:
-        """Return where a message that is due at ``due_ms`` goes next.
+        """Return the next hop of a message.
 
         Args:
             due_ms: its due time, milliseconds since the epoch, UTC.
-            now_ms: the present time, likewise.
-            came_from: the index of the level it was read from; None for a message that an
-                application sends now.
+            now_ms: the present time, milliseconds since the epoch, UTC.
+            came_from: index of the level that it was read from; None for a new message.
 
         Returns:
             DUE at or after the due time; PARK with a level and a partition; otherwise WINDOW.
 
         Raises:
-            DelayTooLongError: an application's delay is beyond the longest level and overflow is
-                "reject". What was accepted once is never refused on a later hop.
+            DelayTooLongError: the delay of a new message is beyond the longest level, and overflow
+                is "reject". An accepted message is never refused on a later hop.
         """
         remaining = due_ms - now_ms
         if remaining <= 0:
@@ -103,7 +103,7 @@ class Router:
         return WINDOW
 
     def hand_off_ms(self, level: int, partition: int, publish_ms: int) -> int:
-        """Return when a message of this partition that was published at ``publish_ms`` is ripe."""
+        """Return the hand-off time of a message in this partition, ms since the epoch."""
         return publish_ms + self.levels[level].hand_off_after_ms(partition)
 
     def _check_overflow(self, remaining: int) -> None:
@@ -112,8 +112,8 @@ class Router:
         maximum = self.levels.maximum_ms
         raise DelayTooLongError(
             f"a delay of {exact_duration(remaining)} is beyond the longest level "
-            f"({exact_duration(maximum)}): raise maximum_delay, or allow it to go round with "
-            "overflow='recirculate'; the message was not sent",
+            f"({exact_duration(maximum)}): raise maximum_delay, or let such messages recirculate "
+            "with overflow='recirculate'; the message was not sent",
             delay_ms=remaining,
             maximum_delay_ms=maximum,
         )

@@ -1,4 +1,4 @@
-"""How long delays are cut into levels and partitions: PartitionBy, PartitionStrategy, Levels."""
+"""The division of delays into levels and partitions: PartitionBy, PartitionStrategy, Levels."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ LONGEST_DELAY = timedelta(days=36500)
 
 
 class PartitionBy(enum.Enum):
-    """The units that a delay-level topic is usually partitioned by.
-
-    A month is 30 days and a year 365: delays are durations, not calendar dates.
-    """
+    """The named units of partitions. A month is 30 days and a year 365: these are durations."""
 
     YEAR = "YEAR"
     MONTH = "MONTH"
@@ -38,59 +35,51 @@ class PartitionBy(enum.Enum):
     @property
     def unit(self) -> timedelta:
         """The length of one unit."""
-        return _UNITS[self]
+        return _UNITS[self][0]
 
     @property
     def default_lead(self) -> timedelta:
-        """How long before its due time a message is handed off at the latest, unless configured."""
-        return _LEADS[self]
+        """The lead of this unit by default."""
+        return _UNITS[self][1]
 
 
+# Unit and default lead. The lead covers an outage, and an outage is not longer for longer units: a
+# long lead would only fill the last partition of the next level.
 _UNITS = {
-    PartitionBy.YEAR: timedelta(days=365),
-    PartitionBy.MONTH: timedelta(days=30),
-    PartitionBy.DAY: timedelta(days=1),
-    PartitionBy.HOUR: timedelta(hours=1),
-    PartitionBy.MINUTE: timedelta(minutes=1),
+    PartitionBy.YEAR: (timedelta(days=365), timedelta(hours=1)),
+    PartitionBy.MONTH: (timedelta(days=30), timedelta(hours=1)),
+    PartitionBy.DAY: (timedelta(days=1), timedelta(minutes=10)),
+    PartitionBy.HOUR: (timedelta(hours=1), timedelta(minutes=5)),
+    PartitionBy.MINUTE: (timedelta(minutes=1), timedelta(seconds=15)),
 }
-# An outage to catch up after is as long for a year as for a day: a quarter of a year of lead
-# would only fill the next level's last partition.
-_LEADS = {
-    PartitionBy.YEAR: timedelta(hours=1),
-    PartitionBy.MONTH: timedelta(hours=1),
-    PartitionBy.DAY: timedelta(minutes=10),
-    PartitionBy.HOUR: timedelta(minutes=5),
-    PartitionBy.MINUTE: timedelta(seconds=15),
-}
-_NAMED = {unit: name for name, unit in _UNITS.items()}
+_NAMED = {by.unit: by for by in PartitionBy}
 
 
 def partition_count(maximum_delay: timedelta, unit: timedelta) -> int:
-    """Return ceil(maximum/unit) - 1: how many partitions a level needs.
+    """Return the number of partitions that a level needs, ceil(maximum/unit) - 1.
 
-    Partition k holds the delays in [(k+1) units, (k+2) units); what is under one unit is not
-    parked at all. 365 days by DAY need 364.
+    Partition k holds delays in [(k+1) units, (k+2) units). Delays below one unit are not parked.
     """
     return -(-maximum_delay // unit) - 1
 
 
 class PartitionStrategy(BaseModel):
-    """One delay level: how its topic is partitioned and how long a delay it takes.
+    """The partitioning of one level of delays.
 
     Attributes:
         partition_by: the unit, a :class:`PartitionBy` or any timedelta of at least 100 ms.
-        maximum_delay: the longest delay; one of exactly this length is accepted.
-        lead: how long before its due time a message is handed off at the latest. It has to cover
-            one trigger of the mover, the catch-up after an outage and the skew of the producers'
-            clocks. By default: YEAR and MONTH 1 h, DAY 10 min, HOUR 5 min, MINUTE 15 s, any other
-            unit a quarter of it.
-        overflow: what happens to a longer delay: ``"reject"`` raises
-            :class:`~delaylevel.errors.DelayTooLongError`, ``"recirculate"`` parks it in the last
-            partition, from where it goes round again. It counts on the longest level only.
-        partition_limit: how many partitions the level may have; not part of the level's identity.
+        maximum_delay: the longest delay; a delay of exactly this length is accepted.
+        lead: the minimum time between hand-off and due time of a message. It must cover one
+            trigger of the mover, the catch-up after an outage, and the skew of the producers'
+            clocks. Defaults: YEAR and MONTH 1 h, DAY 10 min, HOUR 5 min, MINUTE 15 s, any other
+            unit a quarter of the unit.
+        overflow: treatment of longer delays: ``"reject"`` raises
+            :class:`~delaylevel.errors.DelayTooLongError`, ``"recirculate"`` parks them in the last
+            partition and then routes them again. Only the value of the longest level applies.
+        partition_limit: largest number of partitions; not part of the level's identity.
 
     Raises:
-        InvalidStrategyError: the values cannot work together; the text says what would.
+        InvalidStrategyError: the values do not fit together; the text suggests a remedy.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
@@ -119,44 +108,40 @@ class PartitionStrategy(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> PartitionStrategy:
         unit, maximum = self.unit, self.maximum_delay
-        for name, value in (
-            ("partition_by", unit),
-            ("maximum_delay", maximum),
-            ("lead", self.lead),
-        ):
-            # What a level topic stores of itself is in milliseconds: no other number of partitions
-            # may come of it when it is read again.
+        durations = {"partition_by": unit, "maximum_delay": maximum, "lead": self.lead}
+        for name, value in durations.items():
+            # The description is stored in milliseconds; rounding could change the partition count.
             if value is not None and value.microseconds % 1000:
                 raise ValueError(
                     f"{name}={value!r} is not a whole number of milliseconds: round it"
                 )
         if unit < SMALLEST_UNIT:
             raise ValueError(
-                f"a unit of {_say(unit)} is too short for a topic; "
-                f"the shortest is {_say(SMALLEST_UNIT)}"
+                f"a unit of {_text(unit)} is too short for a topic; "
+                f"the shortest is {_text(SMALLEST_UNIT)}"
             )
         if maximum <= unit:
             raise ValueError(
-                f"a maximum_delay of {_say(maximum)} leaves a level by {self.unit_name} without "
-                f"partitions: it must exceed one unit ({_say(unit)}); take a finer partition_by"
+                f"a maximum_delay of {_text(maximum)} leaves a level by {self.unit_name} without "
+                f"partitions: it must exceed one unit ({_text(unit)}); take a finer partition_by"
             )
         if maximum > LONGEST_DELAY:
             raise ValueError(
-                f"a maximum_delay of {_say(maximum)} is beyond {_say(LONGEST_DELAY)}; "
-                "for delays without an end use overflow='recirculate'"
+                f"a maximum_delay of {_text(maximum)} is beyond {_text(LONGEST_DELAY)}; "
+                "for unlimited delays use overflow='recirculate'"
             )
         lead = self.effective_lead
         if not timedelta(0) < lead < unit:
             raise ValueError(
-                f"a lead of {_say(lead)} does not fit a unit of {_say(unit)}: "
+                f"a lead of {_text(lead)} does not fit a unit of {_text(unit)}: "
                 "it must be more than 0 and less than one unit"
             )
         if self.partitions > self.partition_limit:
             proposal = propose_levels(maximum, unit, self.partition_limit)
-            says = f"; these levels fit: {proposal}" if proposal else ""
+            remedy = f"; these levels fit: {proposal}" if proposal else ""
             raise ValueError(
-                f"{_say(maximum)} by {self.unit_name} needs {self.partitions:,} partitions, "
-                f"more than the limit of {self.partition_limit:,}{says}"
+                f"{_text(maximum)} by {self.unit_name} needs {self.partitions:,} partitions, "
+                f"more than the limit of {self.partition_limit:,}{remedy}"
             )
         return self
 
@@ -170,11 +155,11 @@ class PartitionStrategy(BaseModel):
     def unit_name(self) -> str:
         """``DAY``, ``HOUR`` …, or the length of the unit (``2s``)."""
         by = self.partition_by
-        return by.value if isinstance(by, PartitionBy) else _say(by)
+        return by.value if isinstance(by, PartitionBy) else _text(by)
 
     @property
     def effective_lead(self) -> timedelta:
-        """The lead that applies: the configured one, or the unit's default."""
+        """The configured lead, or the default of the unit."""
         if self.lead is not None:
             return self.lead
         by = self.partition_by
@@ -182,24 +167,25 @@ class PartitionStrategy(BaseModel):
 
     @property
     def partitions(self) -> int:
-        """How many partitions the level's topic has."""
+        """The number of partitions of the level's topic."""
         return partition_count(self.maximum_delay, self.unit)
 
     def __str__(self) -> str:
-        return f"{self.unit_name} for {_say(self.maximum_delay)} (lead {_say(self.effective_lead)})"
+        lead = _text(self.effective_lead)
+        return f"{self.unit_name} for {_text(self.maximum_delay)} (lead {lead})"
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a list, in milliseconds: what the router computes with.
+    """One level of a list, in milliseconds.
 
     Attributes:
-        index: its place in the list, 0 for the coarsest.
+        index: its index in the list, 0 for the coarsest.
         unit_ms, maximum_ms, lead_ms: as in :class:`PartitionStrategy`.
-        tolerance_ms: slack for the broker's tick and clocks: 2 s, or a tenth of the unit.
-        partitions: how many partitions its topic has.
-        suffix: what its topic's name ends in behind the level topic's name; empty for the coarsest.
-        name: its unit in words.
+        tolerance_ms: tolerance for the broker's tick and clocks: 2 s, or a tenth of the unit.
+        partitions: number of partitions of its topic.
+        suffix: suffix of its topic's name after that of the level topic; empty for the coarsest.
+        name: the name of its unit.
     """
 
     index: int
@@ -213,23 +199,23 @@ class Level:
 
     @property
     def near_due_ms(self) -> int:
-        """Up to this remaining delay a message goes on; above it, it is parked again."""
+        """The longest remaining delay with which a message leaves the level."""
         return self.unit_ms + self.lead_ms + self.tolerance_ms
 
     def hand_off_after_ms(self, partition: int) -> int:
-        """Return how long after its publish time a message of this partition is handed off."""
+        """Return the time from publishing to hand-off for a message in this partition."""
         return (partition + 1) * self.unit_ms - self.lead_ms
 
 
 class Levels:
     """A list of levels, coarse to fine: a timing wheel made of topics.
 
-    Handing off from one level is routing again into the next: DAY for 30 days and HOUR for 24
-    hours take 52 partitions where HOUR alone takes 719.
+    Hand-off from one level means routing into the next: DAY for 30 days and HOUR for 24 hours take
+    52 partitions, while HOUR alone takes 719.
 
     Args:
-        strategies: one strategy or several; units get shorter, and each finer level's maximum is
-            at least the unit of the one before it.
+        strategies: one strategy, or several with decreasing units. The maximum of each finer level
+            is at least the unit of the previous one.
 
     Raises:
         InvalidStrategyError: the list is empty, out of order, or has a gap.
@@ -249,21 +235,21 @@ class Levels:
         for coarse, fine in pairwise(chosen):
             if fine.unit >= coarse.unit:
                 raise InvalidStrategyError(
-                    f"levels go from coarse to fine: {fine.unit_name} cannot follow "
+                    f"levels must go from coarse to fine: {fine.unit_name} cannot follow "
                     f"{coarse.unit_name}"
                 )
             if fine.maximum_delay < coarse.unit:
                 raise InvalidStrategyError(
-                    f"the level by {fine.unit_name} takes {_say(fine.maximum_delay)} only, but "
-                    f"the one by {coarse.unit_name} hands off up to {_say(coarse.unit)} before the "
-                    f"due time: give it a maximum_delay of {_say(coarse.unit)}"
+                    f"the level by {fine.unit_name} accepts only {_text(fine.maximum_delay)}, but "
+                    f"the one by {coarse.unit_name} hands off up to {_text(coarse.unit)} before "
+                    f"the due time: give it a maximum_delay of {_text(coarse.unit)}"
                 )
         self.strategies: tuple[PartitionStrategy, ...] = chosen
         self._levels = tuple(_level(index, item) for index, item in enumerate(chosen))
 
     @property
     def overflow(self) -> Overflow:
-        """What happens to a delay beyond the longest level."""
+        """The treatment of delays beyond the longest level."""
         return self.strategies[0].overflow
 
     @property
@@ -273,7 +259,7 @@ class Levels:
 
     @property
     def partitions(self) -> int:
-        """How many partitions all levels have together."""
+        """The number of partitions of all levels together."""
         return sum(level.partitions for level in self._levels)
 
     @property
@@ -303,25 +289,21 @@ class Levels:
         return f"Levels({self})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the list as plain values (durations in ms), the form a level topic stores."""
+        """Return the list as plain values (durations in ms), as stored in a level topic."""
         return {
             "overflow": self.overflow,
             "levels": [
-                {
-                    "unit_ms": level.unit_ms,
-                    "maximum_ms": level.maximum_ms,
-                    "lead_ms": level.lead_ms,
-                }
+                {name: getattr(level, name) for name in ("unit_ms", "maximum_ms", "lead_ms")}
                 for level in self._levels
             ],
         }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Levels:
-        """Read what :meth:`to_json` wrote.
+        """Return the list from the values of :meth:`to_json`.
 
         Raises:
-            InvalidStrategyError: a part is missing or does not fit.
+            InvalidStrategyError: a value is missing or invalid.
         """
         try:
             overflow = value["overflow"]
@@ -331,7 +313,7 @@ class Levels:
                     maximum_delay=timedelta(milliseconds=item["maximum_ms"]),
                     lead=timedelta(milliseconds=item["lead_ms"]),
                     overflow=overflow,
-                    # What exists on a broker was within its limit when it was made.
+                    # An existing topic was within its limit when it was created.
                     partition_limit=1 << 30,
                 )
                 for item in value["levels"]
@@ -343,11 +325,11 @@ class Levels:
 def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> str:
     """Return, in words, levels down to ``unit`` with at most ``limit`` partitions each.
 
-    The fewest levels are taken, and among those the fewest partitions. An empty string says that
-    no list of named units fits.
+    The proposal has the fewest levels and then the fewest partitions. It is empty if no list of
+    named units fits.
     """
     coarser = [(by.value, by.unit) for by in PartitionBy if unit < by.unit < maximum]
-    finest = (_say(unit), unit) if unit not in _NAMED else (_NAMED[unit].value, unit)
+    finest = (_text(unit), unit) if unit not in _NAMED else (_NAMED[unit].value, unit)
     for count in range(len(coarser) + 1):
         fitting: list[tuple[int, str]] = []
         for chosen in combinations(coarser, count):
@@ -355,15 +337,15 @@ def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> str:
             levels = list(zip([*chosen, finest], tops, strict=True))
             needs = [partition_count(top, length) for (_, length), top in levels]
             if max(needs) <= limit:
-                says = ", then ".join(f"{name} for {_say(top)}" for (name, _), top in levels)
-                fitting.append((sum(needs), says))
+                words = ", then ".join(f"{name} for {_text(top)}" for (name, _), top in levels)
+                fitting.append((sum(needs), words))
         if fitting:
             return min(fitting)[1]
     return ""
 
 
 def as_levels(strategy: Levels | PartitionStrategy | Sequence[PartitionStrategy]) -> Levels:
-    """Take what users give for ``partition_strategy=`` and return the list of levels."""
+    """Return the list of levels for a ``partition_strategy=`` argument."""
     return strategy if isinstance(strategy, Levels) else Levels(strategy)
 
 
@@ -381,7 +363,7 @@ def _level(index: int, strategy: PartitionStrategy) -> Level:
     )
 
 
-def _say(value: timedelta) -> str:
+def _text(value: timedelta) -> str:
     return exact_duration(duration_ms(value))
 
 

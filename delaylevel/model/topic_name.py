@@ -21,13 +21,10 @@ class TopicName:
 
     @classmethod
     def parse(cls, topic: str) -> TopicName:
-        """Read a short (``orders``), a medium (``tenant/ns/orders``) or a full topic name.
-
-        Args:
-            topic: the name as an application writes it; a short one is in ``public/default``.
+        """Parse ``orders`` (in ``public/default``), ``tenant/ns/orders`` or a full topic name.
 
         Raises:
-            InvalidInputError: it is empty, not persistent, or has too many or empty parts.
+            InvalidInputError: the name is not persistent, or has too many or empty parts.
         """
         scheme, separator, rest = topic.partition("://")
         if not separator:
@@ -65,7 +62,7 @@ class TopicName:
 
     @property
     def partition_index(self) -> int | None:
-        """Which partition this names, or None for a topic that names no partition."""
+        """The index in the name of a partition; None for other topics."""
         match = _PARTITION.match(self.local)
         return int(match["index"]) if match else None
 
@@ -80,7 +77,7 @@ class TopicName:
         return TopicName(self.tenant, self.namespace, f"{self.local}-partition-{index}")
 
     def with_suffix(self, suffix: str) -> TopicName:
-        """Return the topic beside this one whose local name ends in ``suffix``."""
+        """Return the name of the topic with ``suffix`` appended."""
         return TopicName(self.tenant, self.namespace, self.local + suffix)
 
     def __str__(self) -> str:

@@ -289,7 +289,7 @@ def test_without_an_admin_url(
         # A number of partitions that does not fit, or a topic that is not there, is refused.
         with pytest.raises(LevelTopicError, match="has 3 partitions"):
             client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
-        with pytest.raises(LevelTopicError, match="is not there"):
+        with pytest.raises(LevelTopicError, match="does not exist"):
             client.create_producer(
                 f"{orders}-2", enable_delay_level_topic=True, partition_strategy=HOURS
             )
