@@ -7,6 +7,7 @@ names the columns that it offers, and builds only those that it was asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from delaylevel.errors import MissingExtraError
@@ -45,20 +46,19 @@ class _ColumnDefinition(NamedTuple):
 
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
-_MOMENT = pa.timestamp("us", tz="UTC")
+_TIME = pa.timestamp("us", tz="UTC")
 _PROPERTIES = pa.map_(_TEXT, pa.field("value", _TEXT, nullable=False))
 
 
-def _due(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
-    return [one.due_ms for one in messages]
+def _field(name: str) -> Values:
+    get = attrgetter(name)
+    return lambda messages, _: list(map(get, messages))
 
 
-def _event(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
-    return [one.event_ms or None for one in messages]
-
-
-def _publish(messages: Sequence[Message], _: SourcePartition) -> list[int]:
-    return [one.publish_ms for one in messages]
+def _optional_field(name: str) -> Values:
+    """Return null for the values 0 and "", which stand for a missing value."""
+    get = attrgetter(name)
+    return lambda messages, _: [get(one) or None for one in messages]
 
 
 def _delay(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
@@ -76,34 +76,30 @@ def _ids(messages: Sequence[Message], source: SourcePartition) -> list[str]:
 
 
 _COLUMNS = {
-    "due": _ColumnDefinition(_MOMENT, _due),
-    "due_ms": _ColumnDefinition(_LONG, _due),
+    "due": _ColumnDefinition(_TIME, _field("due_ms")),
+    "due_ms": _ColumnDefinition(_LONG, _field("due_ms")),
     "target": _ColumnDefinition(_TEXT, _targets),
     "id": _ColumnDefinition(_TEXT, _ids, True),
-    "key": _ColumnDefinition(_TEXT, lambda messages, _: [one.key or None for one in messages]),
-    "ordering_key": _ColumnDefinition(
-        _TEXT, lambda messages, _: [one.ordering_key or None for one in messages]
-    ),
-    "event_time": _ColumnDefinition(_MOMENT, _event),
-    "event_ms": _ColumnDefinition(_LONG, _event),
-    "publish_time": _ColumnDefinition(_MOMENT, _publish, True),
-    "publish_ms": _ColumnDefinition(_LONG, _publish, True),
+    "key": _ColumnDefinition(_TEXT, _optional_field("key")),
+    "ordering_key": _ColumnDefinition(_TEXT, _optional_field("ordering_key")),
+    "event_time": _ColumnDefinition(_TIME, _optional_field("event_ms")),
+    "event_ms": _ColumnDefinition(_LONG, _optional_field("event_ms")),
+    "publish_time": _ColumnDefinition(_TIME, _field("publish_ms"), True),
+    "publish_ms": _ColumnDefinition(_LONG, _field("publish_ms"), True),
     "delay_ms": _ColumnDefinition(_LONG, _delay),
-    "size": _ColumnDefinition(_LONG, lambda messages, _: [one.size for one in messages], True),
-    "properties": _ColumnDefinition(
-        _PROPERTIES, lambda messages, _: [one.properties for one in messages], True
-    ),
-    "value": _ColumnDefinition(pa.binary(), lambda messages, _: [one.value for one in messages]),
+    "size": _ColumnDefinition(_LONG, _field("size"), True),
+    "properties": _ColumnDefinition(_PROPERTIES, _field("properties"), True),
+    "value": _ColumnDefinition(pa.binary(), _field("value")),
     "place": _ColumnDefinition(_TEXT, None, True),
     "role": _ColumnDefinition(_TEXT, None, True),
     "level": _ColumnDefinition(_INT, None, True),
     "partition": _ColumnDefinition(_INT, None, True),
     "level_topic": _ColumnDefinition(_TEXT, None, True),
     "topic": _ColumnDefinition(_TEXT, None, True),
-    "ledger": _ColumnDefinition(_LONG, lambda messages, _: [one.ledger for one in messages], True),
-    "entry": _ColumnDefinition(_LONG, lambda messages, _: [one.entry for one in messages], True),
-    "batch": _ColumnDefinition(_INT, lambda messages, _: [one.batch for one in messages], True),
-    "routed_at": _ColumnDefinition(_MOMENT, None, True),
+    "ledger": _ColumnDefinition(_LONG, _field("ledger"), True),
+    "entry": _ColumnDefinition(_LONG, _field("entry"), True),
+    "batch": _ColumnDefinition(_INT, _field("batch"), True),
+    "routed_at": _ColumnDefinition(_TIME, None, True),
 }
 
 

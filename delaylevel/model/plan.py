@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import combinations
 
 from delaylevel.errors import InvalidInputError
 
@@ -22,7 +21,7 @@ from .strategy import (
     Levels,
     PartitionBy,
     PartitionStrategy,
-    partition_count,
+    fitting_levels,
 )
 
 # Approximate size of the envelope and the broker's metadata of a parked message.
@@ -184,15 +183,11 @@ def plans(load: Load) -> list[Plan]:
 
 
 def _lists(load: Load) -> Iterator[Levels]:
-    units = [by for by in PartitionBy if by.unit < load.maximum_delay]
-    for count in range(1, _MOST_LEVELS + 1):
-        for chosen in combinations(units, count):
-            tops = [load.maximum_delay, *(by.unit for by in chosen)]
-            needs = [partition_count(top, by.unit) for by, top in zip(chosen, tops, strict=False)]
-            if max(needs) <= load.partition_limit:
-                yield Levels(
-                    PartitionStrategy(
-                        partition_by=by, maximum_delay=top, partition_limit=load.partition_limit
-                    )
-                    for by, top in zip(chosen, tops, strict=False)
-                )
+    units = [by.unit for by in PartitionBy if by.unit < load.maximum_delay]
+    limit = load.partition_limit
+    for levels in fitting_levels(load.maximum_delay, units, limit):
+        if len(levels) <= _MOST_LEVELS:
+            yield Levels(
+                PartitionStrategy(partition_by=unit, maximum_delay=top, partition_limit=limit)
+                for unit, top in levels
+            )

@@ -154,8 +154,7 @@ class PartitionStrategy(BaseModel):
     @property
     def unit_name(self) -> str:
         """``DAY``, ``HOUR`` …, or the length of the unit (``2s``)."""
-        by = self.partition_by
-        return by.value if isinstance(by, PartitionBy) else _text(by)
+        return _unit_name(self.unit)
 
     @property
     def effective_lead(self) -> timedelta:
@@ -328,20 +327,31 @@ def propose_levels(maximum: timedelta, unit: timedelta, limit: int) -> str:
     The proposal has the fewest levels and then the fewest partitions. It is empty if no list of
     named units fits.
     """
-    coarser = [(by.value, by.unit) for by in PartitionBy if unit < by.unit < maximum]
-    finest = (_text(unit), unit) if unit not in _NAMED else (_NAMED[unit].value, unit)
-    for count in range(len(coarser) + 1):
-        fitting: list[tuple[int, str]] = []
-        for chosen in combinations(coarser, count):
-            tops = [maximum, *(length for _, length in chosen)]
-            levels = list(zip([*chosen, finest], tops, strict=True))
-            needs = [partition_count(top, length) for (_, length), top in levels]
-            if max(needs) <= limit:
-                words = ", then ".join(f"{name} for {_text(top)}" for (name, _), top in levels)
-                fitting.append((sum(needs), words))
-        if fitting:
-            return min(fitting)[1]
-    return ""
+    units = [by.unit for by in PartitionBy if unit < by.unit < maximum] + [unit]
+    fitting = []
+    for levels in fitting_levels(maximum, units, limit):
+        if levels[-1][0] == unit:
+            total = sum(partition_count(top, length) for length, top in levels)
+            words = (f"{_unit_name(length)} for {_text(top)}" for length, top in levels)
+            fitting.append((len(levels), total, ", then ".join(words)))
+    return min(fitting)[-1] if fitting else ""
+
+
+def fitting_levels(
+    maximum: timedelta, units: Sequence[timedelta], limit: int
+) -> Iterator[list[tuple[timedelta, timedelta]]]:
+    """Yield the lists of levels, as (unit, maximum delay), with at most ``limit`` partitions each.
+
+    Args:
+        maximum: the longest delay.
+        units: the possible units, from coarse to fine.
+        limit: largest number of partitions of a level.
+    """
+    for count in range(1, len(units) + 1):
+        for chosen in combinations(units, count):
+            levels = list(zip(chosen, (maximum, *chosen), strict=False))
+            if all(partition_count(top, unit) <= limit for unit, top in levels):
+                yield levels
 
 
 def as_levels(strategy: Levels | PartitionStrategy | Sequence[PartitionStrategy]) -> Levels:
@@ -361,6 +371,10 @@ def _level(index: int, strategy: PartitionStrategy) -> Level:
         suffix="" if index == 0 else "-" + strategy.unit_name.lower(),
         name=strategy.unit_name,
     )
+
+
+def _unit_name(unit: timedelta) -> str:
+    return _NAMED[unit].value if unit in _NAMED else _text(unit)
 
 
 def _text(value: timedelta) -> str:

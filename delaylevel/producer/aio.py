@@ -139,11 +139,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
 
     @overload
     async def create_producer(
-        self,
-        topic: str,
-        *args: Any,
-        enable_delay_level_topic: Literal[False] = False,
-        **kwargs: Any,
+        self, topic: str, *args: Any, enable_delay_level_topic: Literal[False] = ..., **kwargs: Any
     ) -> pulsar.asyncio.Producer: ...
 
     @overload

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pulsar
 
+from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.clock import Clock, SystemClock
@@ -54,8 +55,6 @@ class BaseClient:
             connection: see :class:`delaylevel.cluster.connection.Connection`.
             kwargs: further arguments of the Pulsar client.
         """
-        from delaylevel.cluster.admin import Admin
-
         settings = {**connection.client_kwargs(), **kwargs}
         return cls(**settings, admin=Admin.from_connection(connection))
 
@@ -85,11 +84,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
 
     @overload
     def create_producer(
-        self,
-        topic: str,
-        *args: Any,
-        enable_delay_level_topic: Literal[False] = False,
-        **kwargs: Any,
+        self, topic: str, *args: Any, enable_delay_level_topic: Literal[False] = ..., **kwargs: Any
     ) -> pulsar.Producer: ...
 
     @overload
@@ -204,8 +199,6 @@ def _admin(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
 ) -> TopicAdmin:
     """Return an admin client with the TLS settings of the Pulsar client."""
-    from delaylevel.cluster.admin import Admin
-
     return Admin(
         admin_url,
         token=token,

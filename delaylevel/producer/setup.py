@@ -18,6 +18,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import registry
 
 from .level_topic_cache import Describe
 from .options import check_producer_options, level_producer_settings
@@ -71,8 +72,6 @@ def prepare(
         mover, final_window: properties of a new level topic.
         create: True to create a missing level topic.
     """
-    from delaylevel.topics import registry as topics
-
     target = TopicName.parse(topic).full
     configured = as_levels(strategy) if strategy is not None else None
     wanted = LevelTopicDescription(
@@ -86,7 +85,7 @@ def prepare(
         description, describe = _checked_by_counts(wanted, partitions_of), None
     else:
         description = _find_or_create(admin, wanted, target, configured, create)
-        describe = partial(topics.find, admin, description.topic)
+        describe = partial(registry.find, admin, description.topic)
     check_producer_options(options)
     settings, warning = level_producer_settings(options, description)
     return ProducerSetup(description, target, settings, clock, describe, warning)
@@ -99,16 +98,14 @@ def _find_or_create(
     configured: Levels | None,
     create: bool,
 ) -> LevelTopicDescription:
-    from delaylevel.topics import registry as topics
-
-    found = topics.find(admin, wanted.topic)
+    found = registry.find(admin, wanted.topic)
     if found is None:
         if not create:
             raise LevelTopicError(
                 f"level topic {wanted.topic} does not exist: create it with `delaylevel levels "
                 f"create {target}`, or allow the producer to (create_level_topic=True)"
             )
-        return topics.create(admin, wanted)
+        return registry.create(admin, wanted)
     if configured is not None and not found.accepts(configured):
         raise StrategyMismatchError(
             f"the producer's strategy disagrees with level topic {wanted.topic}. "
