@@ -79,7 +79,7 @@ class ClientError(BrokerError):
 
     Attributes:
         name: the client's name of the failure, e.g. ``TopicTerminated``.
-        transient: true where the broker, and not the topic, is in trouble.
+        transient: True if the broker, not the topic, has a problem.
     """
 
     def __init__(self, message: str, *, name: str, transient: bool) -> None:

@@ -1,7 +1,7 @@
 """The columns of a pending message as Arrow arrays, shared by inspection and the Spark sources.
 
-This is the one definition of every column: its type, and how it is made from messages. Each reader
-names the columns that it offers, and builds only those that it was asked for.
+Every column is defined once, with its type and its values. Each reader names the columns that it
+offers, and builds only the requested ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ try:
     import pyarrow as pa
 except ModuleNotFoundError as error:
     raise MissingExtraError(
-        f"rows of what is pending need {error.name}: pip install 'delaylevel[inspect]'"
+        f"rows of pending messages need {error.name}: pip install 'delaylevel[inspect]'"
     ) from error
 
 
@@ -66,7 +66,7 @@ def _delay(messages: Sequence[Message], _: SourcePartition) -> list[int | None]:
 
 
 def _targets(messages: Sequence[Message], source: SourcePartition) -> list[str | None]:
-    # In the broker's final window messages wait in the target itself, and need not name it.
+    # In the broker's final window, messages wait in the target itself and may not name it.
     own = source.name.without_partition.full if source.role is Role.WINDOW else None
     return [one.properties.get(TARGET) or own for one in messages]
 

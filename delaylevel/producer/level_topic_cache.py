@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable
 from typing import Any
 
 from delaylevel.errors import BrokerError, DelayTooLongError, LevelTopicError
@@ -32,7 +31,7 @@ class LevelTopicCache:
     current one. Several threads may use the cache.
 
     Args:
-        routing: the routing by the current description.
+        routing: the routing by the current description; replaced when that changes.
         describe: function that reads the description again; None without admin access.
         now_s: the monotonic clock, in seconds.
     """
@@ -64,21 +63,6 @@ class LevelTopicCache:
             if not self.refresh_after_refusal():
                 raise
         return self.routing.route(*arguments, **options)
-
-    def route_fast(
-        self,
-        deliver_at: int | datetime | None,
-        deliver_after: timedelta | None,
-        properties: Mapping[str, str] | None,
-        message_id: str | None,
-        partition_key: str | None,
-    ) -> tuple[int, int, dict[str, str]] | None:
-        """Route a message on the fast path, :meth:`Routing.route_fast`."""
-        if self._describe is not None and self._now_s() - self._read_s >= REFRESH_EVERY_S:
-            self.refresh_if_old()
-        return self.routing.route_fast(
-            deliver_at, deliver_after, properties, message_id, partition_key
-        )
 
     def refresh_if_old(self) -> None:
         """Read the description in a background thread if the last read is long ago."""

@@ -42,7 +42,7 @@ class ProducerCollector:
                 connected[topics] = connected.get(topics, True) and producer.is_connected()
         messages = CounterMetricFamily(
             "delaylevel_producer_messages",
-            "Messages given to the client, by where they went: a level, `window`, or `straight`.",
+            "Messages given to the client, by destination: a level, `window`, or `straight`.",
             labels=("level_topic", "target", "way"),
         )
         for labels, count in sorted(sent.items()):

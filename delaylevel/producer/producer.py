@@ -189,7 +189,8 @@ class DelayLevelProducer(BaseProducer):
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
-                parked = self._cache.route_fast(
+                self._cache.refresh_if_old()
+                parked = self._cache.routing.route_fast(
                     deliver_at, deliver_after, properties, message_id, partition_key
                 )
                 if parked is not None:

@@ -80,7 +80,7 @@ class Routing:
         self._units = tuple((level.unit_ms, level.partitions - 1) for level in levels)
         self._longest_ms = levels.maximum_ms
         self._window = description.final_window is FinalWindow.TRACKER
-        self._anywhere = itertools.count(random.randrange(description.window_partitions) * _RUN)
+        self._unkeyed = itertools.count(random.randrange(description.window_partitions) * _RUN)
 
     def route(
         self,
@@ -194,7 +194,7 @@ class Routing:
         """Return the partition that a mover would choose; without key and ID, any partition."""
         if key or message_id:
             return self.description.window_partition(key or "", message_id or "")
-        return next(self._anywhere) // _RUN % self.description.window_partitions
+        return next(self._unkeyed) // _RUN % self.description.window_partitions
 
 
 def _undelayed(
