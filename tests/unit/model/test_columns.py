@@ -79,7 +79,7 @@ def test_properties_fit_both_schemas(schema: Any) -> None:
 
 
 class Fake:
-    """A message of the client's core."""
+    """A message object of the client's native core."""
 
     def __init__(self, message: ParkedMessage) -> None:
         self._message = message

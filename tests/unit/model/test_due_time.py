@@ -1,4 +1,4 @@
-"""When a message is due: what is taken, and every bad value with its remedy."""
+"""The due time of a message: valid values, and a remedy for each invalid one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UTC = timezone.utc
 
 
 class Nowhere(tzinfo):
-    """A time zone that knows no offset: as naive as none."""
+    """A time zone without an offset, equivalent to none."""
 
     def utcoffset(self, dt: datetime | None) -> None:
         return None
@@ -41,7 +41,7 @@ class Nowhere(tzinfo):
         (None, timedelta(milliseconds=1), T0 + 1),
     ],
 )
-def test_taken(deliver_at: Any, deliver_after: Any, due: int | None) -> None:
+def test_valid_values(deliver_at: Any, deliver_after: Any, due: int | None) -> None:
     assert due_time_ms(deliver_at, deliver_after, T0) == due
 
 

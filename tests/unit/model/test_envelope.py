@@ -1,4 +1,4 @@
-"""The envelope: it survives its way, and every damage is a reason of one line."""
+"""The envelope: it survives every hop, and any damage is reported in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(P
 
 @quick
 @given(envelopes, applications)
-def test_what_is_parked_is_read_again(envelope: Envelope, application: dict[str, str]) -> None:
+def test_parked_properties_are_read_back(envelope: Envelope, application: dict[str, str]) -> None:
     properties = envelope.parked_properties(application)
     assert Envelope.read(properties) == envelope
     assert application_properties(properties) == application
@@ -90,7 +90,7 @@ def test_application_properties_are_not_changed_in_place() -> None:
     assert application == {"a": "b"}
 
 
-def test_short_target_is_made_full() -> None:
+def test_a_short_target_becomes_a_full_name() -> None:
     assert Envelope.read({DUE: "1", TARGET: "orders"}).target == ORDERS
 
 
@@ -176,7 +176,7 @@ def test_ids_that_applications_may_give(good: str) -> None:
         (b"a", "a string, not bytes"),
     ],
 )
-def test_ids_that_they_may_not(bad: str, part: str) -> None:
+def test_ids_that_applications_may_not_give(bad: str, part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         check_id(bad)
     assert part in str(caught.value)

@@ -47,7 +47,7 @@ def test_exact_durations(ms: int, text: str) -> None:
 
 
 def test_a_level_is_named_after_its_exact_unit() -> None:
-    # The name of a level topic ends with it.
+    # It is the suffix of the level topic.
     unit = timedelta(minutes=1, seconds=5, milliseconds=1)
     assert (
         PartitionStrategy(partition_by=unit, maximum_delay=timedelta(hours=1)).unit_name

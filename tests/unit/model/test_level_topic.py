@@ -1,4 +1,4 @@
-"""What a level topic says of itself."""
+"""The description of a level topic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOPIC = "persistent://public/default/orders-delay-level"
         {"former": (Levels(PartitionStrategy(maximum_delay=timedelta(days=7))),)},
     ],
 )
-def test_stored_form_says_the_same(changes: dict[str, Any]) -> None:
+def test_the_stored_form_is_read_back(changes: dict[str, Any]) -> None:
     description = describe(**changes)
     text = description.to_json()
     assert LevelTopicDescription.from_json(TOPIC, text) == description
@@ -52,7 +52,7 @@ def test_targets_are_full_names_in_order_once() -> None:
     )
 
 
-def test_the_family() -> None:
+def test_member_topics() -> None:
     name = TopicName.parse("orders-delay-level")
     family = [
         Member(name, Role.LEVEL, 29, 0),
@@ -70,7 +70,7 @@ def test_the_family() -> None:
 
 
 def test_a_message_keeps_its_window_partition() -> None:
-    """Pinned: what is under way must meet its copies after an upgrade, too."""
+    """The values are fixed: copies of a message must share a partition after an upgrade, too."""
     tracker = describe(final_window=FinalWindow.TRACKER)
     keys = ("a", "b", "c", "d", "e", "größe")
     assert [tracker.window_partition(key, "any") for key in keys] == [3, 1, 3, 0, 2, 1]
@@ -170,6 +170,6 @@ def test_damaged_descriptions(damage: Callable[[dict[str, Any]], Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "yes"])
-def test_descriptions_that_are_no_json(text: str) -> None:
+def test_descriptions_that_are_not_json(text: str) -> None:
     with pytest.raises(LevelTopicError, match=r"cannot be read"):
         LevelTopicDescription.from_json(TOPIC, text)

@@ -1,4 +1,4 @@
-"""The capacity calculator: its arithmetic, and the figures that it has from the documentation."""
+"""Capacity planning: its arithmetic, and its figures, which the documentation shows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MONTH = Load(rate=2000, maximum_delay=30 * DAY, size=1024, final_window=FinalWin
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_one_that_the_documentation_shows(name: str) -> None:
+def test_the_documentation_shows_every_figure(name: str) -> None:
     figure = FIGURES[name]
     assert isinstance(figure, Figure)
     assert figure.quote in (ROOT / figure.page).read_text(encoding="utf-8"), (
-        f"{figure.page} has other figures now: take them over into delaylevel/model/benchmarked.py"
+        f"{figure.page} has other figures now: copy them into delaylevel/model/benchmarked.py"
     )
     script = figure.command.split()[1]
     assert (ROOT / script).exists()
@@ -62,13 +62,13 @@ def test_a_month_of_two_thousand_a_second() -> None:
     assert tracked.tracker_bytes == round(tracked.window * 3.92)
 
 
-def test_the_recommended_list_is_comfortable_and_has_the_fewest_partitions_of_those() -> None:
+def test_the_recommended_list_has_the_fewest_partitions_of_the_comfortable_ones() -> None:
     first, *rest = plans(MONTH)
     assert first.window <= COMFORTABLE_WINDOW
     assert all(
         item.partitions >= first.partitions for item in rest if item.window <= COMFORTABLE_WINDOW
     )
-    # A load so small that days are enough.
+    # DAY alone is enough for a small load.
     (small, *_) = plans(replace(MONTH, rate=1))
     assert str(small.levels.strategies[0].unit_name) in ("DAY", "MONTH")
     assert len(small.levels) == 1
@@ -115,7 +115,7 @@ def test_any_load_has_plans_that_fit(load: Load) -> None:
         {"mean_delay": 31 * DAY},
     ],
 )
-def test_what_cannot_be_planned_is_refused(changes: dict[str, object]) -> None:
+def test_impossible_loads_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
         replace(MONTH, **changes)
 
@@ -125,7 +125,7 @@ def test_delays_without_levels_are_refused() -> None:
         plans(replace(MONTH, maximum_delay=timedelta(seconds=30)))
 
 
-def test_by_command() -> None:
+def test_the_command() -> None:
     base = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB"]
     answer = CliRunner().invoke(cli, [*base, "-o", "json"])
     assert answer.exit_code == 0, answer.output

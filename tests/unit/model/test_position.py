@@ -1,4 +1,4 @@
-"""Positions: their order is the order of reading, and their text comes back."""
+"""Positions: their order, their neighbours, and their text form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_order_is_by_ledger_then_entry_then_batch(one: Position, other: Position
 
 @quick
 @given(positions)
-def test_what_lies_behind(position: Position) -> None:
+def test_next_positions(position: Position) -> None:
     assert position.entry_start <= position < position.next <= position.next_entry
     assert position.entry_start.batch == position.next_entry.batch == -1
     if position.batch < 0:
@@ -36,7 +36,7 @@ def test_what_lies_behind(position: Position) -> None:
 
 @quick
 @given(positions)
-def test_text_comes_back(position: Position) -> None:
+def test_text_is_parsed_back(position: Position) -> None:
     assert Position.parse(str(position)) == position
 
 

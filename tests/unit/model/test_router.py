@@ -27,7 +27,7 @@ def ms(value: int) -> timedelta:
 
 @st.composite
 def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
-    """One to four levels, coarse to fine, of named and of odd units."""
+    """Draw one to four levels, coarse to fine, with named and other units."""
     count = draw(st.integers(1, 4))
     odd = st.integers(100, 400 * DAY).map(ms)
     units = draw(
@@ -51,7 +51,7 @@ def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
                         st.integers(2, 40).map(lambda times, u=unit, at=least: max(at, u * times)),
                     )
                 ),
-                # Up to half a unit: beyond it a level of one partition moves little at each round.
+                # With a lead above half a unit, a level of one partition needs many rounds.
                 lead=draw(st.one_of(st.none(), st.integers(1, length // 2).map(ms))),
                 overflow=over,
                 partition_limit=1 << 40,
@@ -62,7 +62,7 @@ def level_lists(draw: st.DrawFn, overflow: str | None = None) -> Levels:
 
 
 def delays(levels: Levels) -> st.SearchStrategy[int]:
-    """Delays of every size, the bounds of units and of the list among them."""
+    """Return delays of every size, including the bounds of units and of the list."""
     longest = levels.maximum_ms
     edges = [levels.maximum_ms]
     for level in levels:
@@ -78,11 +78,11 @@ def delays(levels: Levels) -> st.SearchStrategy[int]:
 
 
 def rounds(remaining_ms: int, unit_ms: int, lead_ms: int, partitions: int) -> int:
-    """How many hops a level takes at the most, for a message that comes with this delay.
+    """Return the largest number of hops in a level for a message that arrives with this delay.
 
-    One hop brings a delay below (partitions + 1) units to less than a unit and the lead, which the
-    level does not take back. A longer one lies in the last partition, each time for
-    partitions * unit - lead.
+    A delay below (partitions + 1) units takes one hop: less than a unit and the lead remain, which
+    the level does not accept again. A longer delay shrinks by partitions * unit - lead with each
+    round through the last partition.
     """
     beyond = remaining_ms - (partitions + 1) * unit_ms
     if beyond < 0:
@@ -91,7 +91,7 @@ def rounds(remaining_ms: int, unit_ms: int, lead_ms: int, partitions: int) -> in
 
 
 def most_hops(levels: Levels, delay_ms: int) -> int:
-    """The bound: every level's rounds; what a level hands on is at most its near-due delay."""
+    """Return the sum over the levels; a message leaves a level with at most the near-due delay."""
     bound, remaining = 0, delay_ms
     for level in levels:
         if remaining >= level.unit_ms:
@@ -109,12 +109,13 @@ def follow(
     late: Callable[[int], int] = lambda lead_ms: 0,
     early: Callable[[int], int | None] = lambda wait_ms: None,
 ) -> tuple[int, list[Decision], Decision]:
-    """Follow one message from hand-off to hand-off; return when and how it left, and its hops.
+    """Follow one message through its hand-offs; return its final time, its hops and last decision.
 
     Args:
-        skew_ms: how far the producer's clock is ahead; movers have the true time.
-        late: how late a mover reads, given the lead of the level.
-        early: after how much of its wait a mover reads it early; None for not early.
+        skew_ms: lead of the producer's clock over the movers' clock, ms.
+        late: function from the level's lead to the delay of the mover, ms.
+        early: function from the whole wait to the wait until an early read, ms; None for no early
+            read.
     """
     router = Router(levels)
     now, stamp, came_from = sent_ms, sent_ms + skew_ms, None
@@ -127,10 +128,10 @@ def follow(
         assert 0 <= decision.partition < level.partitions
         hops.append(decision)
         assert len(hops) < 10_000
-        ripe = router.hand_off_ms(decision.level, decision.partition, stamp)
-        assert ripe == stamp + (decision.partition + 1) * level.unit_ms - level.lead_ms
-        part = early(max(0, ripe - now))
-        now = max(now, ripe + late(level.lead_ms)) if part is None else now + part
+        ready_ms = router.hand_off_ms(decision.level, decision.partition, stamp)
+        assert ready_ms == stamp + (decision.partition + 1) * level.unit_ms - level.lead_ms
+        part = early(max(0, ready_ms - now))
+        now = max(now, ready_ms + late(level.lead_ms)) if part is None else now + part
         stamp, came_from = now, decision.level
 
 
@@ -145,14 +146,14 @@ def test_hand_offs_lead_to_the_window_in_time_and_in_few_hops(
     remaining = sent + delay - at
     assert len(hops) <= most_hops(levels, delay)
     if not hops:
-        # Only what is shorter than the finest unit is not parked.
+        # Only delays below the finest unit are not parked.
         assert delay < levels[len(levels) - 1].unit_ms
         assert last == (WINDOW if delay > 0 else DUE)
         return
     finest = levels[max(hop.level for hop in hops)]
     assert last == WINDOW
     assert finest.lead_ms <= remaining <= finest.near_due_ms
-    # Levels are used coarse to fine, and only while they are needed.
+    # Levels are used from coarse to fine, and only as needed.
     assert [hop.level for hop in hops] == sorted(hop.level for hop in hops)
     assert remaining < min(
         [level.unit_ms for level in levels][finest.index + 1 :] or [remaining + 1]
@@ -161,7 +162,7 @@ def test_hand_offs_lead_to_the_window_in_time_and_in_few_hops(
 
 @quick
 @given(level_lists(), st.data())
-def test_movers_late_by_the_lead_are_still_in_time(levels: Levels, data: st.DataObject) -> None:
+def test_movers_late_by_the_lead_are_in_time(levels: Levels, data: st.DataObject) -> None:
     delay = data.draw(delays(levels))
     at, hops, _ = follow(
         levels, T0 + delay, T0, late=lambda lead: data.draw(st.sampled_from([0, lead // 2, lead]))
@@ -171,8 +172,8 @@ def test_movers_late_by_the_lead_are_still_in_time(levels: Levels, data: st.Data
 
 
 @pytest.mark.parametrize("unit", [*NAMED, timedelta(seconds=2)])
-def test_a_mover_later_than_the_lead_is_what_makes_a_message_late(unit: timedelta) -> None:
-    """The lead is no more than needed: a message on a unit's bound is late with a later mover."""
+def test_a_mover_later_than_the_lead_makes_a_message_late(unit: timedelta) -> None:
+    """The lead is exact: a message on the bound of a unit is late if the mover is later."""
     levels = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))
     due = T0 + levels[0].unit_ms
     at, hops, last = follow(levels, due, T0, late=lambda lead: lead + 1)
@@ -190,21 +191,19 @@ def test_producer_clock_off_by_less_than_the_lead_is_never_late(
     lead = levels.smallest_lead_ms
     delay = data.draw(delays(levels))
     skew = data.draw(st.integers(-lead, lead))
-    # The delay, as the producer's own clock sees it, has to be acceptable.
+    # The delay must be acceptable by the producer's own clock.
     assume(levels.overflow == "recirculate" or delay - skew <= levels.maximum_ms)
     at, _, _ = follow(levels, T0 + delay, T0, skew_ms=skew)
     assert at <= T0 + delay
-    # Behind a message of a producer whose clock is ahead it waits for as long as they differ.
+    # After a message from a producer whose clock is ahead, it waits for the difference.
     at, _, _ = follow(levels, T0 + delay, T0, skew_ms=skew, late=lambda lead_ms: min(lead, lead_ms))
     assert at <= T0 + delay
 
 
 @quick
 @given(level_lists(), st.data())
-def test_what_is_read_early_is_parked_again_and_in_time(
-    levels: Levels, data: st.DataObject
-) -> None:
-    """A message stamped a day ahead is passed over and read long before its own hand-off."""
+def test_an_early_message_is_parked_again_and_in_time(levels: Levels, data: st.DataObject) -> None:
+    """A message with a publish time a day ahead may be read long before its own hand-off."""
     delay = data.draw(delays(levels))
     ahead = data.draw(st.sampled_from([0, DAY, -DAY]))
     assume(levels.overflow == "recirculate" or delay <= levels.maximum_ms)
@@ -218,7 +217,7 @@ def test_what_is_read_early_is_parked_again_and_in_time(
 
     given_early = budget[0]
     due = T0 + ahead + delay  # deliver_after, by a clock that is ahead
-    # A day is a million rounds in a level of one partition by 100 ms: not that one.
+    # Exclude cases with too many rounds, such as a day in a level of one partition by 100 ms.
     assume(most_hops(levels, max(delay, due - T0)) < 2000)
     at, hops, last = follow(levels, due, T0, skew_ms=ahead, early=early)
     if hops:
@@ -239,10 +238,10 @@ def test_every_later_hop_goes_to_a_partition_that_exists(
     if decision.hop is Hop.PARK:
         level = levels[decision.level]
         assert 0 <= decision.partition < level.partitions
-        # Not into the level it came from, or a coarser one, for the sake of the lead only.
+        # Not into the same or a coarser level if only the lead would cause it.
         assert remaining > level.near_due_ms or decision.level > source
         assert remaining >= level.unit_ms
-        # It is ripe in time, and later than now.
+        # The hand-off is in the future, and in time.
         after = level.hand_off_after_ms(decision.partition)
         assert 0 < after <= remaining - level.lead_ms
     elif remaining:
@@ -288,7 +287,7 @@ def test_a_year_of_days(delay_ms: int, expected: Decision) -> None:
     assert year_of_days().decide(T0 + delay_ms, T0) == expected
 
 
-def test_a_delay_beyond_the_maximum_says_what_to_do() -> None:
+def test_the_error_for_a_delay_beyond_the_maximum_has_a_remedy() -> None:
     with pytest.raises(DelayTooLongError) as caught:
         year_of_days().decide(T0 + 365 * DAY + 1, T0)
     text = str(caught.value)
@@ -322,7 +321,7 @@ def test_days_then_hours_then_minutes() -> None:
         Decision(Hop.PARK, 2, 15),
     ]
     assert T0 + 3 * DAY + 5 * HOUR + 90_000 - at <= 75_000
-    # The day's lead makes a delay of 24 h and a bit: once into the last hour, then on from there.
+    # The lead of DAY makes the delay exceed 24 h: it is parked in the last hour, then routed again.
     _, hops, _ = follow(levels, T0 + 2 * DAY - 1, T0)
     assert [(hop.level, hop.partition) for hop in hops[:2]] == [(0, 0), (1, 22)]
     assert len(hops) <= most_hops(levels, 2 * DAY - 1)
@@ -334,5 +333,5 @@ def test_near_due_is_not_parked_again_for_the_lead() -> None:
     assert level.near_due_ms == DAY + 600_000 + 2000
     assert router.decide(T0 + level.near_due_ms, T0, came_from=0) == WINDOW
     assert router.decide(T0 + level.near_due_ms + 1, T0, came_from=0) == Decision(Hop.PARK, 0, 0)
-    # A newcomer with the same delay is parked.
+    # A new message with the same delay is parked.
     assert router.decide(T0 + level.near_due_ms, T0) == Decision(Hop.PARK, 0, 0)

@@ -32,7 +32,7 @@ def test_sources_of_a_mover() -> None:
     assert [source.hand_off_after_ms for source in sources[2:25]] == [
         hours * hour - 300_000 for hours in range(1, 24)
     ]
-    # What is held was on its way out of the finest level. Nothing else is read.
+    # A held message has passed the finest level. No other topic is read.
     assert sources[25:] == (
         SourcePartition(family, f"{family}-held-partition-0", Role.HELD, 1, 0, 777),
     )

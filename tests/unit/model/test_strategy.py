@@ -1,4 +1,4 @@
-"""Strategies and lists of levels: counts, defaults, what is refused and with which words."""
+"""Strategies and lists of levels: counts, defaults, and errors with remedies."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_tolerance(unit: timedelta, tolerance_ms: int) -> None:
     assert level.near_due_ms == level.unit_ms + level.lead_ms + tolerance_ms
 
 
-def test_units_go_by_name_or_length() -> None:
+def test_units_are_given_by_name_or_length() -> None:
     for given_by in ("day", "DAY", PartitionBy.DAY, timedelta(days=1), timedelta(hours=24)):
         assert PartitionStrategy(partition_by=given_by).partition_by is PartitionBy.DAY
     odd = PartitionStrategy(
@@ -157,7 +157,7 @@ def _length(text: str) -> timedelta:
 
 
 def _build(proposal: str, limit: int) -> Levels:
-    """Make the levels that a proposal names, under the same limit."""
+    """Return the levels that a proposal names, under the same limit."""
     strategies = []
     for item in proposal.split(", then "):
         name, _, maximum = item.partition(" for ")
@@ -187,14 +187,14 @@ def test_too_many_partitions_proposes_levels_that_fit() -> None:
     st.integers(1, 3_000_000_000_000),
     st.integers(1, 2000),
 )
-def test_what_is_proposed_fits(unit: Any, beyond_ms: int, limit: int) -> None:
+def test_a_proposal_fits(unit: Any, beyond_ms: int, limit: int) -> None:
     if isinstance(unit, int):
         unit = timedelta(milliseconds=unit)
     maximum = unit + timedelta(milliseconds=beyond_ms)
     proposal = propose_levels(maximum, unit, limit)
     named = [by.unit for by in PartitionBy if unit < by.unit < maximum]
     if not proposal:
-        # Not even all named units together do: each step is too long for the limit.
+        # Even all named units together do not fit: each step needs more than the limit.
         tops = [maximum, *named]
         assert any(
             partition_count(top, length) > limit
@@ -218,7 +218,7 @@ def test_the_fewest_levels_and_among_them_the_fewest_partitions_are_proposed() -
     )
 
 
-def test_no_proposal_where_nothing_fits() -> None:
+def test_no_proposal_if_nothing_fits() -> None:
     with pytest.raises(InvalidStrategyError) as caught:
         PartitionStrategy(
             partition_by=timedelta(milliseconds=100),
@@ -275,7 +275,7 @@ def test_overflow_is_that_of_the_longest_level() -> None:
 
 @quick
 @given(st.lists(st.integers(100, 10**9), min_size=1, max_size=4, unique=True), st.booleans())
-def test_stored_form_says_the_same(units: list[int], around: bool) -> None:
+def test_the_stored_form_is_read_back(units: list[int], around: bool) -> None:
     units.sort(reverse=True)
     coarser, chosen = 0, []
     for unit in units:
@@ -325,7 +325,7 @@ def test_damaged_stored_lists(stored: dict[str, Any]) -> None:
         Levels.from_json(stored)
 
 
-def test_as_levels_takes_what_users_give() -> None:
+def test_as_levels_accepts_every_form_of_the_argument() -> None:
     levels = Levels(DAY_30)
     assert as_levels(levels) is levels
     assert as_levels(DAY_30) == levels

@@ -1,4 +1,4 @@
-"""Topic names: what is read, what is refused, what is derived."""
+"""Topic names: parsing, refused names, and derived names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delaylevel.model.topic_name import TopicName
         ("orders-partition-3", "persistent://public/default/orders-partition-3"),
     ],
 )
-def test_read(text: str, full: str) -> None:
+def test_parsed(text: str, full: str) -> None:
     name = TopicName.parse(text)
     assert name.full == str(name) == full
     assert TopicName.parse(full) == name
@@ -52,7 +52,7 @@ def test_partitions() -> None:
     assert third.local == "orders-partition-3"
     assert third.partition_index == 3
     assert third.without_partition == name
-    # Names that only look like it.
+    # Names that only look like partitions.
     for local in ("orders-partition-x", "orders-partition-", "-partition-3", "partition-3"):
         assert TopicName.parse(local).partition_index is None
     twice = third.partition(0)

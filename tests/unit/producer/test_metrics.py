@@ -1,4 +1,4 @@
-"""All series: named by one scheme, listed in docs/metrics.md, and served as it says there."""
+"""All series: their names, and docs/metrics.md as their complete list."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NAME = re.compile(
 
 
 class Series(NamedTuple):
-    """A series, as code and page agree on it."""
+    """A series, as described by the code and by the page."""
 
     type: str
     labels: frozenset[str]
 
 
 def documented() -> dict[str, Series]:
-    """Every row of the page whose first cell is a series of ours."""
+    """Return the series in the tables of the page."""
     found: dict[str, Series] = {}
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -67,7 +67,7 @@ def producing(memory: MemoryPulsar) -> Any:
 
 
 class FixedStanding(Standing):
-    """Says what it was told."""
+    """A source with fixed values."""
 
     def __init__(self) -> None:
         pass
@@ -87,7 +87,7 @@ class Dispatching:
 
 
 def families() -> Iterator[Any]:
-    """What each collector yields when everything has happened once."""
+    """Yield the families of every collector after each event has happened once."""
     with MemoryPulsar() as memory:
         producer = producing(memory)
         producer.send(b"x", deliver_after=timedelta(days=3))
@@ -99,7 +99,7 @@ def families() -> Iterator[Any]:
     yield from DispatchCollector(dispatcher).collect()
 
 
-def test_what_waits_is_overdue_only_when_its_time_has_passed() -> None:
+def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
     dispatcher: Any = Dispatching()
     collector = DispatchCollector(dispatcher, ManualClock(8_500))
     (found,) = [family for family in collector.collect() if family.name.endswith("overdue_seconds")]
@@ -138,7 +138,7 @@ def test_names_follow_the_scheme() -> None:
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: str(page.name)
 )
-def test_other_pages_name_no_series_that_is_not_there(page: Path) -> None:
+def test_other_pages_name_only_existing_series(page: Path) -> None:
     known = set(in_code())
     known |= {f"{name}_{end}" for name in known for end in ("bucket", "sum", "count")}
     parts = r"delaylevel_(?:producer|sync|dispatch|function)_[a-z_]+"
@@ -151,7 +151,7 @@ def scraped(registry: CollectorRegistry, way: str) -> float | None:
     return registry.get_sample_value("delaylevel_producer_messages_total", labels)
 
 
-def test_a_producer_counts_by_where_messages_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryPulsar() as memory:
         producer, other = producing(memory), producing(memory)
         registry = CollectorRegistry()
@@ -181,7 +181,7 @@ def test_a_producer_counts_by_where_messages_go(monkeypatch: pytest.MonkeyPatch)
         assert scraped(registry, "DAY") == 3, "what is closed stays counted"
 
 
-def test_a_producer_that_cannot_be_made_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_that_cannot_be_created_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with MemoryPulsar() as memory:
         producer = producing(memory)
 
@@ -207,11 +207,11 @@ def test_threads_that_send_at_once_are_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # A plain integer may in theory miss some; what it never does is count too many.
+        # A plain integer may miss some messages in theory, but never counts too many.
         assert 700 <= producer.sent()["DAY"] <= 800
 
 
-def test_a_producers_figures_are_served() -> None:
+def test_metrics_of_a_producer_are_served() -> None:
     with MemoryPulsar() as memory:
         producer = producing(memory)
         with serve(ProducerCollector(producer), 0) as port:

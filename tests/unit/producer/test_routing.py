@@ -1,4 +1,4 @@
-"""Where the wrapper sends a message, and which options it refuses, with which words."""
+"""The routing of the producer: destinations, and refused options with remedies."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> N
     tracker = replace(TRACKER, mover=mover)
     soon = timedelta(minutes=5)
     routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), ManualClock(T0))
-    placed = routing.route(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
-    assert placed == Route(
+    found = routing.route(None, soon, {"a": "b", "delaylevel.id": "stale"}, "mine", "key")
+    assert found == Route(
         WINDOW,
         tracker.window_partition("key", "mine"),
         {
@@ -70,9 +70,9 @@ def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> N
         },
         None,
     )
-    assert placed.parked
+    assert found.parked
     family = "persistent://public/default/orders-delay-level"
-    assert routing.topic_of(placed) == f"{family}-window-partition-{placed.partition}"
+    assert routing.topic_of(found) == f"{family}-window-partition-{found.partition}"
     later = routing.route(None, timedelta(hours=3), None, None, "key")
     assert routing.topic_of(later) == f"{family}-hour-partition-2"
 
@@ -82,8 +82,8 @@ def test_copies_of_one_id_meet_in_one_window_partition() -> None:
     for message_id in ("a", "b", "c"):
         wanted = TRACKER.window_partition("", message_id)
         for _ in range(3):
-            placed = route(deliver_after=soon, message_id=message_id, description=TRACKER)
-            assert placed.partition == wanted
+            found = route(deliver_after=soon, message_id=message_id, description=TRACKER)
+            assert found.partition == wanted
 
 
 def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> None:
@@ -96,11 +96,11 @@ def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> 
     assert [key for key, _ in runs] == [(first + number) % 8 for number in range(16)]
 
 
-def test_with_a_tracker_what_is_due_still_goes_straight() -> None:
+def test_with_a_tracker_due_messages_go_straight() -> None:
     for arguments in ({}, {"deliver_after": timedelta(0)}, {"deliver_at": T0 - 5}):
-        placed = route(description=TRACKER, **arguments)
-        assert (placed.level, placed.deliver_at_ms) == (BUSINESS, None)
-        assert not placed.parked
+        found = route(description=TRACKER, **arguments)
+        assert (found.level, found.deliver_at_ms) == (BUSINESS, None)
+        assert not found.parked
 
 
 @pytest.mark.parametrize("name", NOT_PARKABLE)
@@ -109,7 +109,7 @@ def test_the_window_keeps_no_sequence_and_no_replication(name: str) -> None:
         route(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
 
 
-def test_the_window_has_batches_also_where_levels_have_none() -> None:
+def test_the_window_has_batches_even_if_the_levels_have_none() -> None:
     levels, _ = level_producer_settings(
         {"batching_max_messages": 5000}, replace(TRACKER, mover=Mover.FUNCTION)
     )
@@ -123,7 +123,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
 
 
 @pytest.mark.parametrize(
-    ("arguments", "placed"),
+    ("arguments", "expected"),
     [
         ({}, Route(-1, -1, None, None)),
         ({"deliver_at": 0}, Route(-1, -1, None, None)),
@@ -133,12 +133,12 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
             {"properties": OURS, "message_id": "m1"},
             Route(-1, -1, {"delaylevel.id": "m1"}, None),
         ),
-        # Due already: at once, but with its due time, so that lateness can be measured.
+        # Already due: sent at once, with its due time, so that lateness can be measured.
         (
             {"deliver_at": T0 - 5, "properties": {"a": "b", **OURS}},
             Route(-1, -1, {"a": "b", "delaylevel.due": str(T0 - 5)}, None),
         ),
-        # Under the finest unit: the broker's own timer.
+        # Below the finest unit: delayed by the broker itself.
         (
             {"deliver_after": timedelta(minutes=59), "message_id": "m1"},
             Route(
@@ -177,27 +177,27 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ),
     ],
 )
-def test_placements(arguments: dict[str, Any], placed: Route) -> None:
+def test_routes(arguments: dict[str, Any], expected: Route) -> None:
     given = arguments.get("properties")
     before = dict(given) if given else given
-    assert route(**arguments) == placed
-    assert placed.parked == (placed.level >= 0)
+    assert route(**arguments) == expected
+    assert expected.parked == (expected.level >= 0)
     assert given == before
 
 
 @pytest.mark.parametrize(
-    ("delay", "level", "held_back_ms"),
+    ("delay", "level", "broker_delay_ms"),
     [
         (timedelta(days=3, hours=7), 0, 3 * DAY - 600_000),
         (timedelta(hours=5, minutes=7), 1, 5 * 3_600_000 - 300_000),
     ],
 )
-def test_with_a_function_the_broker_holds_it_back(
-    delay: timedelta, level: int, held_back_ms: int
+def test_with_a_function_the_broker_delays_the_message(
+    delay: timedelta, level: int, broker_delay_ms: int
 ) -> None:
-    placed = route(deliver_after=delay, description=describe(mover=Mover.FUNCTION))
-    assert placed.level == level
-    assert placed.deliver_at_ms == T0 + held_back_ms
+    found = route(deliver_after=delay, description=describe(mover=Mover.FUNCTION))
+    assert found.level == level
+    assert found.deliver_at_ms == T0 + broker_delay_ms
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_refused(arguments: dict[str, Any], error: type[Exception], parts: list[
     assert isinstance(caught.value, InvalidInputError)
 
 
-def test_options_that_mean_nothing_are_no_matter_where_nothing_is_parked() -> None:
+def test_options_without_effect_are_accepted_if_nothing_is_parked() -> None:
     some = {"sequence_id": 7, "replication_clusters": ["a"], "disable_replication": True}
     assert set(some) == set(NOT_PARKABLE)
     assert not route(deliver_after=timedelta(minutes=1), **some).parked
@@ -276,7 +276,7 @@ def test_refused_producer_options(options: dict[str, Any], parts: list[str]) -> 
         assert part in str(caught.value)
 
 
-def test_options_left_alone() -> None:
+def test_accepted_producer_options() -> None:
     check_producer_options({})
     check_producer_options(
         {
@@ -289,7 +289,7 @@ def test_options_left_alone() -> None:
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1])
-def test_send_timeout_without_an_end_is_refused(timeout_ms: int) -> None:
+def test_an_unlimited_send_timeout_is_refused(timeout_ms: int) -> None:
     with pytest.raises(UnsupportedOptionError) as caught:
         level_producer_settings({"send_timeout_millis": timeout_ms}, describe())
     for part in (f"send_timeout_millis={timeout_ms}", "too late", "at most the lead (5m)"):
@@ -340,6 +340,6 @@ def test_settings_of_level_producers() -> None:
     }
     settings, _ = level_producer_settings({"batching_max_messages": 10}, describe())
     assert settings["batching_max_messages"] == 10
-    # What the broker holds back is never batched.
+    # Messages that the broker delays are never batched.
     settings, _ = level_producer_settings({}, describe(mover=Mover.FUNCTION))
     assert settings["batching_enabled"] is False

@@ -1,4 +1,4 @@
-"""The short way of the wrapper places every message as the long one does, or not at all."""
+"""The fast path of the routing: the same route as the general path, or none."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ properties = st.one_of(st.none(), st.dictionaries(names, st.text(max_size=5)))
 
 
 def outcome(call: Callable[..., Any], asked: tuple[Any, ...]) -> Any:
-    """Return what a call returns, or type and words of the error that it raises."""
+    """Return the result of a call, or the type and text of the error that it raises."""
     try:
         return call(*asked)
     except DelayLevelError as error:
@@ -68,7 +68,7 @@ def outcome(call: Callable[..., Any], asked: tuple[Any, ...]) -> Any:
     mover=st.sampled_from(list(Mover)),
     schema=st.sampled_from([None, SchemaRef("AVRO", "0123456789abcdef")]),
 )
-def test_as_the_long_way(
+def test_both_paths_agree(
     moment: dict[str, Any],
     own: dict[str, str] | None,
     message_id: str | None,
@@ -78,29 +78,29 @@ def test_as_the_long_way(
     mover: Mover,
     schema: SchemaRef | None,
 ) -> None:
-    where = routing(overflow, final_window=window, mover=mover)
-    where = Routing(where.description, where.description.targets[0], schema, ManualClock(T0))
+    routes = routing(overflow, final_window=window, mover=mover)
+    routes = Routing(routes.description, routes.description.targets[0], schema, ManualClock(T0))
     asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
-    given_to_it = None if own is None else dict(own)
-    placed, found = outcome(where.route, asked), outcome(where.route_fast, asked)
+    before = None if own is None else dict(own)
+    placed, found = outcome(routes.route, asked), outcome(routes.route_fast, asked)
     if not isinstance(placed, Route):
         assert found in (None, placed)
         return
-    assert own == given_to_it  # the application's own dict is left alone
+    assert own == before  # the application's own dict is not changed
     usual = not any(name.startswith("delaylevel.") for name in own or ())
     if mover is Mover.SPARK and placed.level != BUSINESS and usual:
         assert placed.properties is not None
-        longest = int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY  # it goes round
+        longest = int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY  # it recirculates
         assert longest or found is not None
     if found is None:
         return
     level, partition, written = found
     assert (level, written, None) == (placed.level, placed.properties, placed.deliver_at_ms)
-    # Without a key and an id any window partition will do.
+    # Without a key and an ID, any window partition is valid.
     assume(level != WINDOW or key or message_id)
     assert partition == placed.partition
 
 
-def test_a_name_that_is_no_string_is_not_for_it() -> None:
+def test_a_property_name_that_is_not_a_string() -> None:
     with pytest.raises(TypeError):
         routing("reject").route_fast(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]
