@@ -62,7 +62,7 @@ class Driver:
         self._sources: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
-        self._look_at_ms: dict[str, int] = {}
+        self._next_check_ms: dict[str, int] = {}
         self._fixed_now_ms: int | None = None
         self._warm = False
         self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
@@ -104,13 +104,13 @@ class Driver:
         due = [
             source
             for topic, source in self._sources.items()
-            if topic in positions and self._look_at_ms.get(topic, 0) <= now_ms
+            if topic in positions and self._next_check_ms.get(topic, 0) <= now_ms
         ]
         looks = list(self._threads.map(lambda source: self._look(source, positions, now_ms), due))
         skipped: dict[str, Position] = {}
         ripe: list[tuple[SourcePartition, Position]] = []
         for source, (begin, bound) in zip(due, looks, strict=True):
-            self._look_at_ms[source.topic] = bound.look_again_ms
+            self._next_check_ms[source.topic] = bound.next_check_ms
             if begin != positions[source.topic]:
                 skipped[source.topic] = positions[source.topic] = begin
             if bound.end > begin:
@@ -215,7 +215,7 @@ class Driver:
                 left -= count
                 chosen.append((source, until))
             if until < end:
-                self._look_at_ms[source.topic] = 0
+                self._next_check_ms[source.topic] = 0
         return chosen
 
     def _refresh(self) -> None:

@@ -24,7 +24,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
-from delaylevel.mover.express import forward_range
+from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 
 from .options import SyncOptions

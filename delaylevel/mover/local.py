@@ -54,7 +54,7 @@ class LocalMover:
         self._sources = source_partitions(description)
         self._claim = PartitionLock(client, admin, self._sources, "local")
         self._next: dict[str, Position] = dict(self._claim.start_positions(self._sources))
-        self._look_at_ms: dict[str, int] = {}
+        self._next_check_ms: dict[str, int] = {}
         self._described_ms = self._clock.now_ms()
         self._forwarder = Forwarder(client, admin, description, self._clock)
 
@@ -75,7 +75,7 @@ class LocalMover:
         lead_ms = self._description.levels.smallest_lead_ms
         try:
             for source in self._sources:
-                if now_ms < self._look_at_ms.get(source.topic, 0):
+                if now_ms < self._next_check_ms.get(source.topic, 0):
                     continue
                 start = self._next[source.topic]
                 bound = ready_bound(self._admin, source, start, now_ms, lead_ms)
@@ -85,7 +85,7 @@ class LocalMover:
                     total.add(self._forwarder.flush())
                     self._claim.acknowledge(source, bound.end)
                     self._next[source.topic] = bound.end
-                self._look_at_ms[source.topic] = bound.look_again_ms
+                self._next_check_ms[source.topic] = bound.next_check_ms
         finally:
             self._forwarder.close_targets()
         return total
@@ -108,12 +108,12 @@ class LocalMover:
         self._forwarder.close()
         self._forwarder = Forwarder(self._client, self._admin, description, self._clock)
 
-    def look_at_ms(self, source: SourcePartition) -> int:
+    def next_check_ms(self, source: SourcePartition) -> int:
         """Return when a pass will look at a source partition next, in ms since the epoch.
 
         A message that comes meanwhile is ripe no sooner, unless a wrong clock has stamped it.
         """
-        return self._look_at_ms.get(source.topic, 0)
+        return self._next_check_ms.get(source.topic, 0)
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""

@@ -31,11 +31,11 @@ class ReadyBound:
 
     Attributes:
         end: the first position that is not ripe; equal to the start where nothing is.
-        look_again_ms: when something further can be ripe at the earliest, in ms since the epoch.
+        next_check_ms: when something further can be ripe at the earliest, in ms since the epoch.
     """
 
     end: Position
-    look_again_ms: int
+    next_check_ms: int
 
 
 def ready_bound(
@@ -101,13 +101,13 @@ def _search(entries: _Entries, source: SourcePartition, now_ms: int, slack_ms: i
     else:
         return ReadyBound(entries.position(low), now_ms)
     if low == len(entries):
-        look_again_ms = now_ms
+        next_check_ms = now_ms
     elif wrong:
         # Half the slack, because the bound before this one may have cost the other half.
-        look_again_ms = now_ms + max(1, slack_ms // 2)
+        next_check_ms = now_ms + max(1, slack_ms // 2)
     else:
-        look_again_ms = min(now_ms, entries.time(low)) + source.hand_off_after_ms
-    return ReadyBound(entries.position(low), look_again_ms)
+        next_check_ms = min(now_ms, entries.time(low)) + source.hand_off_after_ms
+    return ReadyBound(entries.position(low), next_check_ms)
 
 
 class _Entries:

@@ -119,12 +119,12 @@ def look(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) ->
     """Return how many entries lie before the bound, and when to look again; check its form."""
     bound = ready_bound(stored, partition(after_ms), start, now_ms, LEAD)  # type: ignore[arg-type]
     assert bound.end >= start
-    assert bound.look_again_ms >= now_ms
+    assert bound.next_check_ms >= now_ms
     if bound.end != start:
         # What is acknowledged is the entry before the bound: it has to exist.
         assert bound.end.batch == -1
         assert 0 < bound.end.entry <= len(stored.times[bound.end.ledger])
-    return stored.number(bound.end), bound.look_again_ms
+    return stored.number(bound.end), bound.next_check_ms
 
 
 cuts = st.lists(st.integers(1, 60), max_size=4).map(tuple)
@@ -178,7 +178,7 @@ def test_start_at_the_end_of_a_ledger_and_nothing_ripe_behind(far: int) -> None:
     stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
     bound = ready_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
-    assert bound.look_again_ms == T0 + far + AFTER
+    assert bound.next_check_ms == T0 + far + AFTER
 
 
 def test_start_in_the_middle_of_a_batch() -> None:
@@ -189,7 +189,7 @@ def test_start_in_the_middle_of_a_batch() -> None:
     # Read early once (parked anew, up to message 6), and not ripe now: the rest of it waits.
     early = ready_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
     assert early.end == start
-    assert early.look_again_ms == T0 + 1 + AFTER
+    assert early.next_check_ms == T0 + 1 + AFTER
 
 
 def test_ledgers_that_were_trimmed_stop_nothing() -> None:
@@ -232,7 +232,7 @@ def follow(
     Args:
         stamped: (true arrival, the stamp that it carries), by arrival.
         rolls: before which entries a new ledger begins.
-        pace_ms: the mover looks at multiples of this only, once look_again_ms is reached.
+        pace_ms: the mover looks at multiples of this only, once next_check_ms is reached.
     """
     stored, start, read = Stored({10: []}), EARLIEST, {}
     arrived, again, now = 0, 0, first_look_ms
@@ -245,10 +245,10 @@ def follow(
             arrived += 1
         if now >= again:
             bound = ready_bound(stored, partition(after_ms), start, now, LEAD)  # type: ignore[arg-type]
-            assert bound.look_again_ms >= now
+            assert bound.next_check_ms >= now
             for number in range(stored.number(start), stored.number(bound.end)):
                 read[number] = now
-            start, again = bound.end, bound.look_again_ms
+            start, again = bound.end, bound.next_check_ms
         # To the next trigger at which anything can happen.
         upcoming = again if arrived == len(stamped) else min(again, stamped[arrived][0])
         now = max(now + pace_ms, -(-upcoming // pace_ms) * pace_ms)
@@ -387,7 +387,7 @@ def test_entries_that_are_gone_stop_nothing() -> None:
     # They are no stamps that anybody could wait for, or that would be asked about again.
     bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(8, 40)
-    assert bound.look_again_ms == T0 + AFTER
+    assert bound.next_check_ms == T0 + AFTER
 
 
 def test_honest_gap_is_slept_through() -> None:

@@ -18,7 +18,7 @@ from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover import sequencing as _numbering
-from delaylevel.mover.express import forward_range
+from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 from fakes import FakeAdmin, describe
 
