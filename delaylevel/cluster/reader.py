@@ -11,10 +11,13 @@ from typing import Any
 import pulsar
 
 from delaylevel.errors import BrokerError
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.message import ParkedMessage, RawMessage, batch_size, parked_message
 from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.source_partition import SourcePartition
 
 from .failures import translate_errors
+from .port import OperatorAdmin
 
 RECEIVER_QUEUE_SIZE = 2000
 DEFAULT_POLL_TIMEOUT_MS = 30_000
@@ -45,6 +48,20 @@ def read_range(
     """
     with closing(messages_in_range(client, partition_topic, start, end, poll_timeout_ms)) as found:
         yield from starmap(parked_message, found)
+
+
+def read_unacknowledged(
+    client: Any, admin: OperatorAdmin, source: SourcePartition, start: Position, end: Position
+) -> Iterator[ParkedMessage]:
+    """Yield the messages in [start, end) that the mover's subscription has not acknowledged.
+
+    A cumulative acknowledgement leaves no gaps behind ``start``, but a Function acknowledges one by
+    one.
+    """
+    acknowledged = admin.acknowledged_ranges(source.name, SUBSCRIPTION)
+    for message in read_range(client, source.topic, start, end):
+        if not any(message.position in item for item in acknowledged):
+            yield message
 
 
 def messages_in_range(

@@ -1,7 +1,7 @@
-"""Messages that could not be understood: looked at, sent on their way again, or thrown away.
+"""Dead letters: messages that could not be read, to look at, replay or discard.
 
-They stand in the level topic's dead-letter topic, as they were, with the reason. A batched entry
-is acknowledged as a whole: where only a part of one is taken out, the rest is appended again.
+They are in the level topic's dead-letter topic, unchanged, with the reason. A batched entry is
+acknowledged as a whole: if only some of its messages are removed, the others are appended again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Publisher, close_all, open_producer
-from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.errors import (
     BrokerError,
     ClientError,
@@ -24,7 +24,6 @@ from delaylevel.errors import (
 )
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -32,48 +31,49 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
+from .hop import open_envelope
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that a mover or dispatcher could not understand.
+    """A message that a mover or dispatcher could not read.
 
     Attributes:
-        message: as it stands in the dead-letter topic.
+        message: the message in the dead-letter topic.
     """
 
     message: ParkedMessage
 
     @property
     def position(self) -> Position:
-        """Where it stands in the dead-letter topic."""
+        """Position in the dead-letter topic."""
         return self.message.position
 
     @property
     def reason(self) -> str:
-        """Why it is there, in one line."""
+        """Reason for the dead letter, in one line."""
         return self.message.properties.get(env.REASON, "")
 
     @property
     def source(self) -> str:
-        """Where it was read: ``topic-partition:ledger:entry:batch``."""
+        """Place where the message was read: ``topic-partition:ledger:entry:batch``."""
         return self.message.properties.get(env.SOURCE, "")
 
     @property
     def due(self) -> str | None:
-        """The due time that is written on it, readable or not; None for none."""
+        """Due time in the message's properties, readable or not; None if it has none."""
         return self.message.properties.get(env.DUE)
 
     @property
     def target(self) -> str | None:
-        """The business topic that is written on it; None for none."""
+        """Business topic in the message's properties; None if it has none."""
         return self.message.properties.get(env.TARGET)
 
     def mended(self, target: str | None, due_ms: int | None) -> ParkedMessage:
-        """Return the message as it was before, with what is given here instead of its own.
+        """Return the message as it was before, with another target or due time if given.
 
-        It keeps its id; without one it gets that of the place where it was read, as the mover would
-        have given it.
+        It keeps its id. A message without one gets the id that the mover would have given it, from
+        the place where it was read.
         """
         properties = dict(self.message.properties)
         properties.pop(env.REASON, None)
@@ -89,11 +89,11 @@ class DeadLetter:
 
 @dataclass
 class ReplayReport:
-    """What became of dead letters that were to be replayed.
+    """Outcomes of the dead letters chosen for a replay.
 
     Attributes:
-        forwarded: what was sent on, and to where.
-        refused: those that cannot be understood still, by reason; they stay where they are.
+        forwarded: counts of the forwarded messages by destination.
+        refused: counts of messages that still cannot be read, by reason; they stay.
     """
 
     forwarded: ForwardReport = field(default_factory=ForwardReport)
@@ -101,14 +101,14 @@ class ReplayReport:
 
     @property
     def replayed(self) -> int:
-        """How many are on their way again."""
+        """Number of forwarded messages."""
         return self.forwarded.total
 
 
 def source_of(description: LevelTopicDescription) -> SourcePartition:
-    """Return the dead-letter topic's one partition as a place where messages are read.
+    """Return the only partition of the dead-letter topic as a source.
 
-    Its level is -1: what is sent on from here may enter every level, as from an application.
+    Its level is -1: like a new message, a message from here may enter every level.
     """
     topic = description.dead_letter_topic.partition(0).full
     return SourcePartition(description.topic, topic, Role.DEAD_LETTER, -1, 0, 0)
@@ -117,22 +117,22 @@ def source_of(description: LevelTopicDescription) -> SourcePartition:
 def dead_letters(
     client: Any, admin: OperatorAdmin, description: LevelTopicDescription
 ) -> Iterator[DeadLetter]:
-    """Yield what is in the dead-letter topic, oldest first; nothing is acknowledged or locked.
+    """Yield the messages in the dead-letter topic, oldest first, without a lock.
+
+    Nothing is acknowledged.
 
     Args:
         client: a ``pulsar.Client``.
-        admin: of the same cluster.
+        admin: admin interface of the same cluster.
         description: the level topic.
     """
     source = source_of(description)
     last = admin.last_message_id(source.name)
-    if last is None or last.entry < 0:
+    if last is None:
         return
     start = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
-    done = admin.acknowledged_ranges(source.name, SUBSCRIPTION)
-    for message in read_range(client, source.topic, start, last.next_entry):
-        if not any(message.position in item for item in done):
-            yield DeadLetter(message)
+    for message in read_unacknowledged(client, admin, source, start, last.next_entry):
+        yield DeadLetter(message)
 
 
 def replay(
@@ -145,27 +145,27 @@ def replay(
     due_ms: int | None = None,
     clock: Clock | None = None,
 ) -> ReplayReport:
-    """Send dead letters on their way again, as if they had just been understood.
+    """Forward dead letters, as a mover would have forwarded them.
 
-    They go where their due time says: into a level, the final window, or to the business topic
-    at once. What still cannot be understood stays. Each keeps its id.
+    By its due time, a message goes into a level, into the final window, or to the business topic.
+    It keeps its id. A message that still cannot be read stays.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: of the same cluster.
+        admin: admin interface of the same cluster.
         description: the level topic, with every target that it has now.
-        chosen: says which.
-        target: the full name of the business topic instead of what is written on them.
-        due_ms: when they are due (ms since the epoch), instead of what is written on them.
-        clock: the present time that routing goes by.
+        chosen: function that returns True for a dead letter to replay.
+        target: full name of the business topic, instead of the one in the properties.
+        due_ms: due time in ms since the epoch, instead of the one in the properties.
+        clock: clock for routing.
 
     Raises:
-        AlreadyRunningError: somebody else replays or discards.
-        BrokerError: something was not confirmed; it is still in the dead-letter topic.
+        AlreadyRunningError: another replay or discard is running.
+        BrokerError: a message was not confirmed; it is still in the dead-letter topic.
     """
     clock = clock or SystemClock()
     source, report = source_of(description), ReplayReport()
-    hold = PartitionLock(client, admin, [source], "dlq")
+    lock = PartitionLock(client, admin, [source], "dlq")
     forwarder = Forwarder(client, admin, description, clock)
     try:
         letters = list(dead_letters(client, admin, description))
@@ -174,17 +174,18 @@ def replay(
             if not chosen(letter):
                 continue
             mended = letter.mended(target, due_ms)
-            reason = _still_dead(description, mended)
-            if reason is not None:
-                report.refused[reason] += 1
+            try:
+                open_envelope(description, source.topic, mended)
+            except EnvelopeError as error:
+                report.refused[error.reason] += 1
                 continue
             forwarder.forward(source, mended, clock.now_ms())
             taken.add(letter.position)
         report.forwarded.add(forwarder.flush())
-        _take_out(client, hold, source, letters, taken)
+        _remove(client, lock, source, letters, taken)
     finally:
         forwarder.close()
-        hold.close()
+        lock.close()
     return report
 
 
@@ -195,43 +196,43 @@ def discard(
     chosen: Callable[[DeadLetter], bool],
     count: int,
 ) -> int:
-    """Throw dead letters away.
+    """Delete dead letters.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: of the same cluster.
+        admin: admin interface of the same cluster.
         description: the level topic.
-        chosen: says which.
-        count: how many messages these are: with another number nothing is thrown away.
+        chosen: function that returns True for a dead letter to delete.
+        count: expected number of chosen messages; if it differs, nothing is deleted.
 
     Returns:
-        How many were thrown away.
+        The number of deleted messages.
 
     Raises:
         StillPendingError: another number of messages is chosen.
-        AlreadyRunningError: somebody else replays or discards.
+        AlreadyRunningError: another replay or discard is running.
     """
     source = source_of(description)
-    hold = PartitionLock(client, admin, [source], "dlq")
+    lock = PartitionLock(client, admin, [source], "dlq")
     try:
         letters = list(dead_letters(client, admin, description))
         taken = {letter.position for letter in letters if chosen(letter)}
         if len(taken) != count:
             raise StillPendingError(
                 f"{len(taken)} dead letters of {description.topic} are chosen, not {count}: "
-                "nothing was thrown away",
+                "nothing was deleted",
                 len(taken),
             )
-        _take_out(client, hold, source, letters, taken)
+        _remove(client, lock, source, letters, taken)
     finally:
-        hold.close()
+        lock.close()
     return count
 
 
 def find(
     client: Any, admin: OperatorAdmin, description: LevelTopicDescription, position: Position
 ) -> DeadLetter:
-    """Return the dead letter that stands at a position.
+    """Return the dead letter at a position.
 
     Raises:
         LevelTopicError: there is none, or not any more.
@@ -240,29 +241,19 @@ def find(
         if letter.position == position:
             return letter
     raise LevelTopicError(
-        f"no dead letter of {description.topic} stands at {position}: `delaylevel dlq list` shows "
+        f"no dead letter of {description.topic} is at {position}: `delaylevel dlq list` shows "
         "those that are there"
     )
 
 
-def _still_dead(description: LevelTopicDescription, message: ParkedMessage) -> str | None:
-    try:
-        envelope = Envelope.read(message.properties)
-    except EnvelopeError as error:
-        return error.reason
-    if envelope.target not in description.targets:
-        return f"target {envelope.target} is not one of level topic {description.topic}"
-    return None
-
-
-def _take_out(
+def _remove(
     client: Any,
-    hold: PartitionLock,
+    lock: PartitionLock,
     source: SourcePartition,
     letters: Collection[DeadLetter],
     taken: Collection[Position],
 ) -> None:
-    """Acknowledge what was taken; what shares an entry with it is appended again before."""
+    """Acknowledge the entries of the taken messages, after a copy of the others in them."""
     entries = {position.entry_start for position in taken}
     rest = [
         letter
@@ -272,7 +263,7 @@ def _take_out(
     if rest:
         _append(client, source, rest)
     for position in sorted(entries):
-        hold.acknowledge_entry(source, position)
+        lock.acknowledge_entry(source, position)
 
 
 def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter]) -> None:
@@ -282,14 +273,14 @@ def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter
         raise BrokerError(
             f"cannot write to {source.topic} ({error.name}); nothing was acknowledged"
         ) from error
-    outlet: Publisher[None] = Publisher(producer)
+    publisher: Publisher[None] = Publisher(producer)
     try:
         for letter in letters:
-            outlet.send(letter.message, letter.message.properties, None)
-        failure, _, _ = outlet.settle()
+            publisher.send(letter.message, letter.message.properties, None)
+        failure, _, _ = publisher.settle()
         if failure is not None:
             raise BrokerError(
                 f"{source.topic} did not confirm ({failure}); nothing was acknowledged"
             )
     finally:
-        close_all([outlet])
+        close_all([publisher])

@@ -1,12 +1,13 @@
-"""The way that nearly every message takes, from one level into another, in as few calls as can be.
+"""Fast path for messages that move from one level into another.
 
-What the forwarder does message by message, for a whole range as it is read: the same routing, the
-same properties, the same outlets. A message that does not simply go on into a level is taken out
-whole and given to :meth:`delaylevel.mover.forwarder.Forwarder.forward`.
+It does the same as the forwarder (same routing, properties and publishers), but for a whole range
+and with few calls for each message. It passes every other message on to
+:meth:`delaylevel.mover.forwarder.Forwarder.forward`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,11 +21,11 @@ from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
 
-# The clock is asked once for so many messages.
-_MESSAGES_PER_LOOK = 256
-# 2001 to 2286 in ms. This test is cheaper than envelope.due_of, and agrees with it; every other
-# due time takes the long way.
-_DIGITS = 13
+# The number of messages for each read of the clock.
+_MESSAGES_PER_TIME = 256
+# Due times from 2001 to 2286, in ms. This test is cheaper than envelope.due_of, and agrees with
+# it; a message with any other due time goes through the forwarder.
+_DUE_DIGITS = 13
 _MOST_SCHEMAS = 1000
 
 
@@ -34,25 +35,25 @@ def forward_range(
     messages: Iterable[RawMessage],
     now_ms: Callable[[], int],
 ) -> int:
-    """Send on everything of a range; it counts as arrived when the forwarder's flush has returned.
+    """Forward all messages of a range; they are safe when the forwarder's flush has returned.
 
     Args:
-        forwarder: of the level topic that the partition belongs to.
-        source: where the messages were read.
-        messages: as :func:`delaylevel.cluster.reader.messages_in_range` yields them.
-        now_ms: returns the present time that routing goes by.
+        forwarder: forwarder for the level topic of the partition.
+        source: the partition where the messages were read.
+        messages: messages as :func:`delaylevel.cluster.reader.messages_in_range` yields them.
+        now_ms: function that returns the present time for routing, ms since the epoch.
 
     Returns:
-        How many messages there were.
+        The number of messages.
 
     Raises:
-        BrokerError, InvalidInputError: as :meth:`Forwarder.forward` does; nothing since the last
-            flush may be acknowledged.
+        BrokerError, InvalidInputError: as :meth:`Forwarder.forward` raises them; acknowledge no
+            message since the last flush.
     """
     try:
         return _forward_range(forwarder, source, messages, now_ms)
     except DelayLevelError:
-        forwarder.forget()
+        forwarder.reset()
         raise
 
 
@@ -62,41 +63,41 @@ def _forward_range(
     messages: Iterable[RawMessage],
     now_ms: Callable[[], int],
 ) -> int:
-    # Everything that a message needs stands in a local name: this loop is the job's throughput.
+    # Local names for everything in this loop, because it limits the throughput of the job.
     description = forwarder.description
     decide, level, park = forwarder.router.decide, source.level, Hop.PARK
     targets = frozenset(description.targets) if description.mover is Mover.SPARK else frozenset()
     schemas: set[str | None] = {None}
-    place = source.topic.removeprefix("persistent://")
+    source_name = source.topic.removeprefix("persistent://")
     builder = MessageBuilder
-    numbering = forwarder.numbering
-    ways: list[dict[int, _Way]] = [{} for _ in description.levels]
-    count = moment = 0
+    sequencer = forwarder.sequencer
+    parking: list[dict[int, _LevelPartition]] = [{} for _ in description.levels]
+    count = time_ms = 0
     for message, ledger, entry, batch in messages:
-        if not count % _MESSAGES_PER_LOOK:
-            moment = now_ms()
+        if not count % _MESSAGES_PER_TIME:
+            time_ms = now_ms()
         count += 1
         properties = message.properties()
         due = properties.get(DUE, "")
         if (
             properties.get(TARGET) in targets
             and properties.get(SCHEMA) in schemas
-            and len(due) == _DIGITS
+            and len(due) == _DUE_DIGITS
             and due.isdigit()
             and due.isascii()
             and ATTEMPT not in properties
             and properties.get(ID) != ""
         ):
-            hop, to_level, partition = decide(int(due), moment, level)
+            hop, to_level, partition = decide(int(due), time_ms, level)
             if hop is park:
-                way = ways[to_level].get(partition)
-                if way is None:
-                    way = _Way(forwarder.level_outlet(to_level, partition))
-                    ways[to_level][partition] = way
-                if way.direct is not None:
-                    send, callback = way.direct
+                place = parking[to_level].get(partition)
+                if place is None:
+                    place = _LevelPartition(forwarder.publishers.level(to_level, partition))
+                    parking[to_level][partition] = place
+                if place.core_send is not None:
+                    send, callback = place.core_send
                     if ID not in properties:
-                        properties[ID] = f"{place}:{ledger}:{entry}:{batch}"
+                        properties[ID] = f"{source_name}:{ledger}:{entry}:{batch}"
                     built = builder()
                     value = message.data()
                     if value or not message.has_null_value():
@@ -113,37 +114,35 @@ def _forward_range(
                     event_ms = message.event_timestamp()
                     if event_ms:
                         built.event_timestamp(event_ms)
-                    if numbering is not None:
-                        number = numbering.next(source, ledger, entry, batch, len(value))
+                    if sequencer is not None:
+                        number = sequencer.next(source, ledger, entry, batch, len(value))
                         built.sequence_id(number)
                     send(built.build(), callback(len(value)))
-                    way.parked += 1
+                    place.parked += 1
                     continue
         else:
-            _learn(schemas, properties.get(SCHEMA))
-        forwarder.forward(source, parked_message(message, ledger, entry, batch), moment)
-    for to_level, level_ways in enumerate(ways):
-        for partition, way in level_ways.items():
-            forwarder.count_parked(to_level, partition, way.parked)
+            _add_schema(schemas, properties.get(SCHEMA))
+        forwarder.forward(source, parked_message(message, ledger, entry, batch), time_ms)
+    for to_level, places in enumerate(parking):
+        for partition, place in places.items():
+            forwarder.count_parked(to_level, partition, place.parked)
     return count
 
 
-class _Way:
-    """The way into one partition of a level, and how many messages have taken it."""
+class _LevelPartition:
+    """A partition of a level, and the number of messages that were parked in it."""
 
-    __slots__ = ("direct", "parked")
+    __slots__ = ("core_send", "parked")
 
-    def __init__(self, outlet: Publisher[Any]) -> None:
-        self.direct = outlet.direct()
+    def __init__(self, publisher: Publisher[Any]) -> None:
+        self.core_send = publisher.direct()
         self.parked = 0
 
 
-def _learn(schemas: set[str | None], text: str | None) -> None:
-    """Remember a reference to a schema that is well-formed."""
+def _add_schema(schemas: set[str | None], text: str | None) -> None:
+    """Remember a well-formed reference to a schema."""
     if text is None or len(schemas) > _MOST_SCHEMAS:
         return
-    try:
+    with contextlib.suppress(EnvelopeError):
         SchemaRef.parse(text)
-    except EnvelopeError:
-        return
-    schemas.add(text)
+        schemas.add(text)

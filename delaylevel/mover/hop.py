@@ -1,17 +1,19 @@
-"""What becomes of a message that a mover has read: the part that every mover shares.
+"""Rules for the next hop of a message, shared by every mover and the dispatcher.
 
-Which words are written on it at each way on, how long the broker holds it there, and whether a
-business topic can be written at all. Nothing here sends, waits or acknowledges.
+They give the properties of the message at each hop, the time until which the broker holds it
+there, and the schema of its business topic. Nothing here sends, waits or acknowledges.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model import envelope as env
+from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
@@ -19,11 +21,16 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
 
+log = logging.getLogger(__name__)
+
+#: The reason for holding a message whose business topic does not exist.
+NO_TOPIC = "the topic does not exist"
+
 
 def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> None:
-    """Raise InvalidInputError where a mover may not promise this for a level topic.
+    """Raise InvalidInputError if a mover cannot give a level topic this guarantee.
 
-    With a tracker the dispatcher makes the end effectively once: hops before it stay at least once.
+    With a tracker, the dispatcher removes copies at the end; hops before it stay at least once.
     """
     if delivery is Delivery.EFFECTIVELY_ONCE and description.final_window is FinalWindow.TRACKER:
         raise InvalidInputError(
@@ -34,22 +41,18 @@ def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> No
         )
 
 
-#: Why nothing can be written to a business topic that is gone.
-NO_TOPIC = "the topic does not exist"
-
-
 def open_envelope(
     description: LevelTopicDescription, topic: str, message: ParkedMessage
 ) -> Envelope:
-    """Return the envelope of a message that was read, with the id it keeps from now on.
+    """Return the envelope of a message, with the id that the message keeps from now on.
 
     Args:
         description: the level topic.
-        topic: the full name of the partition where the message was read.
-        message: as it was read there.
+        topic: full name of the partition where the message was read.
+        message: the message as it was read.
 
     Raises:
-        EnvelopeError: it cannot be understood, or its target is not one of the level topic.
+        EnvelopeError: the envelope cannot be read, or the level topic does not have its target.
     """
     envelope = Envelope.read(message.properties)
     if envelope.target not in description.targets:
@@ -61,58 +64,36 @@ def open_envelope(
     return envelope
 
 
-def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> dict[str, str]:
-    """Return the properties of a message that cannot be understood: as it is, and why."""
-    return {**message.properties, env.REASON: reason, env.SOURCE: message.stable_id(topic)}
-
-
-def held_properties(message: ParkedMessage, envelope: Envelope, reason: str) -> dict[str, str]:
-    """Return the properties of a message whose target cannot be written now."""
-    application = env.application_properties(message.properties)
-    properties = envelope.held_again().parked_properties(application)
-    properties[env.REASON] = reason
-    return properties
-
-
-def missing_target_policy(description: LevelTopicDescription, reason: str) -> MissingTarget:
-    """Return what becomes of a message that its target has refused for this reason."""
-    if reason != NO_TOPIC:
-        return MissingTarget.HOLD
-    return description.on_missing_target
-
-
-def abandoned_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
-    """Return the properties of a dead letter whose target does not exist."""
-    properties = envelope.parked_properties(env.application_properties(message.properties))
-    properties[env.REASON] = f"target {envelope.target} does not exist"
-    return properties
-
-
 def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:
     """Return the properties of the business message."""
     return envelope.delivered_properties(env.application_properties(message.properties))
 
 
+def dead_letter_properties(message: ParkedMessage, topic: str, reason: str) -> dict[str, str]:
+    """Return the properties of a message that cannot be read: its own, the reason and its place."""
+    return {**message.properties, env.REASON: reason, env.SOURCE: message.stable_id(topic)}
+
+
 def parked_until_ms(
     description: LevelTopicDescription, router: Router, level: int, partition: int, now_ms: int
 ) -> int | None:
-    """Return until when the broker holds what is parked now; None where the mover waits itself."""
+    """Return until when the broker holds what is parked now; None if the mover itself waits."""
     if description.mover is not Mover.FUNCTION:
         return None
     return router.hand_off_ms(level, partition, now_ms)
 
 
 def held_until_ms(description: LevelTopicDescription, now_ms: int) -> int | None:
-    """Return until when the broker holds what is set aside now; None where the mover waits."""
+    """Return until when the broker holds what is set aside now; None if the mover itself waits."""
     if description.mover is not Mover.FUNCTION:
         return None
     return now_ms + description.hold_pause_ms
 
 
 def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -> Any:
-    """Return the schema for a producer of a business topic, or why it cannot be written.
+    """Return the schema for a producer of a business topic, or the reason why there is none.
 
-    A topic that is gone is never made anew by the producer: whether it exists is asked first.
+    The check for the topic comes first, because opening a producer would create the topic.
 
     Returns:
         A ``pulsar.schema.Schema``, or the reason as a string.
@@ -123,3 +104,93 @@ def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -
     if reference is None:
         return schemas.bytes_schema()
     return schemas.find(admin, name, reference) or f"its registry has no schema {reference}"
+
+
+class SetAside(NamedTuple):
+    """The place of a message that cannot be handed off.
+
+    Attributes:
+        counter: field of ``ForwardReport``: ``held``, ``dead`` or ``dropped``.
+        counted_by: key in that counter: the target or the reason.
+        topic: full name of a partition of our own; empty for a message that is dropped.
+        properties: all properties to store.
+        deliver_at_ms: time until which the broker holds the message; None for no delay.
+    """
+
+    counter: str
+    counted_by: str
+    topic: str
+    properties: dict[str, str]
+    deliver_at_ms: int | None
+
+
+def set_aside(
+    description: LevelTopicDescription,
+    message: ParkedMessage,
+    envelope: Envelope,
+    reason: str,
+    now_ms: int,
+    *,
+    dead_letters: bool = True,
+) -> SetAside:
+    """Return the place of a message whose target cannot be written now.
+
+    Args:
+        description: the level topic.
+        message: the message as it was read.
+        envelope: its envelope.
+        reason: the reason for the refusal.
+        now_ms: present time, ms since the epoch.
+        dead_letters: False to hold a message that the level topic's policy makes a dead letter.
+    """
+    policy = missing_target_policy(description, reason)
+    if policy is MissingTarget.DROP:
+        return SetAside("dropped", envelope.target, "", {}, None)
+    application = env.application_properties(message.properties)
+    if policy is MissingTarget.DEAD_LETTER and dead_letters:
+        missing = f"target {envelope.target} does not exist"
+        properties = {**envelope.parked_properties(application), env.REASON: missing}
+        topic = description.dead_letter_topic.partition(0).full
+        return SetAside("dead", missing, topic, properties, None)
+    properties = {**envelope.held_again().parked_properties(application), env.REASON: reason}
+    topic = description.held_topic.partition(0).full
+    until_ms = held_until_ms(description, now_ms)
+    return SetAside("held", envelope.target, topic, properties, until_ms)
+
+
+def missing_target_policy(description: LevelTopicDescription, reason: str) -> MissingTarget:
+    """Return the policy for a message that its target refused for this reason."""
+    return description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
+
+
+def dead_letter(
+    description: LevelTopicDescription, message: ParkedMessage, topic: str, reason: str
+) -> SetAside:
+    """Return the place of a message whose envelope cannot be read."""
+    properties = dead_letter_properties(message, topic, reason)
+    own = description.dead_letter_topic.partition(0).full
+    return SetAside("dead", reason, own, properties, None)
+
+
+class RefusedTargets:
+    """Business topics that refused a message, and are left alone for a pause."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
+
+    def add(self, target: str, schema: SchemaRef | None, reason: str, pause_ms: int) -> None:
+        """Leave a target alone for a while; producers of another schema may still write to it."""
+        log.warning("%s cannot be written (%s): holding its messages", target, reason)
+        self._refused[target, schema] = (reason, self._clock.now_ms() + pause_ms)
+
+    def reason(self, target: str, schema: SchemaRef | None) -> str | None:
+        """Return the reason why a target is left alone now; None if it may be written."""
+        refusal = self._refused.get((target, schema))
+        if refusal is None:
+            return None
+        reason, until_ms = refusal
+        if self._clock.now_ms() < until_ms:
+            return reason
+        del self._refused[target, schema]
+        return None

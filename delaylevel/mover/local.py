@@ -1,7 +1,7 @@
-"""A mover in one process, without Spark: one pass over every source partition at a time.
+"""A mover in one process, without Spark: one pass over all source partitions at a time.
 
-It hosts the same router, bound, forwarder and claim as the Spark job. The in-memory Pulsar of
-:mod:`delaylevel.testing` moves with it, and so do tests against a real broker.
+It hosts the same router, ready bound, forwarder and partition lock as the Spark job. The in-memory
+Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from delaylevel.topics import registry as topics
 from .forwarder import Forwarder
 from .ready import ready_bound
 
-# A level topic that was expanded is seen after so long; what is new there is ripe much later.
+# The longest time until an expansion is noticed; messages in new partitions are ready much later.
 DESCRIPTION_LIFETIME_MS = 5000
 
 
 class LocalMover:
-    """Hands off what is ripe in a level topic, pass by pass.
+    """Mover that hands off the ready messages of one level topic, pass by pass.
 
-    It goes on with the new partitions of a level topic that is expanded meanwhile.
+    It also serves the new partitions of a level topic that is expanded meanwhile.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: the admin interface.
+        admin: admin interface of the same cluster.
         description: the level topic.
-        clock: says what time it is at the start of a pass.
+        clock: clock that is read at the start of a pass.
 
     Raises:
         AlreadyRunningError: another mover has the level topic.
@@ -52,30 +52,30 @@ class LocalMover:
         self._description = description
         self._clock = clock or SystemClock()
         self._sources = source_partitions(description)
-        self._claim = PartitionLock(client, admin, self._sources, "local")
-        self._next: dict[str, Position] = dict(self._claim.start_positions(self._sources))
+        self._lock = PartitionLock(client, admin, self._sources, "local")
+        self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
         self._next_check_ms: dict[str, int] = {}
         self._described_ms = self._clock.now_ms()
         self._forwarder = Forwarder(client, admin, description, self._clock)
 
     def run_once(self) -> ForwardReport:
-        """Hand off everything that is ripe now, and acknowledge it.
+        """Hand off all messages that are ready now, and acknowledge them.
 
         Returns:
-            What became of it.
+            The outcomes of the messages.
 
         Raises:
-            BrokerError: something was not confirmed; it is unacknowledged, and a later pass sends
+            BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
                 it again.
         """
         total = ForwardReport()
         now_ms = self._clock.now_ms()
         if not 0 <= now_ms - self._described_ms < DESCRIPTION_LIFETIME_MS:
-            self._follow(now_ms)
+            self._refresh_description(now_ms)
         lead_ms = self._description.levels.smallest_lead_ms
         try:
             for source in self._sources:
-                if now_ms < self._next_check_ms.get(source.topic, 0):
+                if now_ms < self.next_check_ms(source):
                     continue
                 start = self._next[source.topic]
                 bound = ready_bound(self._admin, source, start, now_ms, lead_ms)
@@ -83,42 +83,41 @@ class LocalMover:
                     for message in read_range(self._client, source.topic, start, bound.end):
                         self._forwarder.forward(source, message, now_ms)
                     total.add(self._forwarder.flush())
-                    self._claim.acknowledge(source, bound.end)
+                    self._lock.acknowledge(source, bound.end)
                     self._next[source.topic] = bound.end
                 self._next_check_ms[source.topic] = bound.next_check_ms
         finally:
             self._forwarder.close_targets()
         return total
 
-    def _follow(self, now_ms: int) -> None:
-        """Read the description again, and claim partitions that are new."""
+    def _refresh_description(self, now_ms: int) -> None:
+        """Read the description again, and lock new partitions."""
         description = topics.describe(self._admin, self._description.topic)
         self._described_ms = now_ms
         if description == self._description:
             return
-        known = {source.topic for source in self._sources}
         sources = source_partitions(description)
-        new = [source for source in sources if source.topic not in known]
+        new = [source for source in sources if source.topic not in self._next]
         if new:
-            claim = PartitionLock(self._client, self._admin, new, "local")
-            self._next.update(claim.start_positions(new))
-            self._claim.merge(claim)
+            lock = PartitionLock(self._client, self._admin, new, "local")
+            self._next.update(lock.start_positions(new))
+            self._lock.merge(lock)
         self._sources = sources
         self._description = description
         self._forwarder.close()
         self._forwarder = Forwarder(self._client, self._admin, description, self._clock)
 
     def next_check_ms(self, source: SourcePartition) -> int:
-        """Return when a pass will look at a source partition next, in ms since the epoch.
+        """Return the time at which a pass checks a partition again, in ms since the epoch.
 
-        A message that comes meanwhile is ripe no sooner, unless a wrong clock has stamped it.
+        A message that arrives before is not ready sooner, unless its publish time is wrong.
         """
         return self._next_check_ms.get(source.topic, 0)
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""
         self._forwarder.close()
-        self._claim.close()
+        self._lock.close()
 
     def __enter__(self) -> LocalMover:
         return self

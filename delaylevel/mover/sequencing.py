@@ -1,84 +1,88 @@
-"""Sequence ids for what comes from one source partition, in its order."""
+"""Sequence ids for the messages of one source partition, in its order."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Sequence, sequence_id
+from delaylevel.model.envelope import Envelope
+from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.topic_name import TopicName
 
-# So much may be unconfirmed, and for so long, which is a part of the client's timeout.
-UNSETTLED_MESSAGES = 10_000
-UNSETTLED_BYTES = 32 * 1024 * 1024
-SETTLE_WITHIN_S = 10.0
+# Limits of what is unconfirmed. The time is well below the client's send timeout.
+UNCONFIRMED_MESSAGES = 10_000
+UNCONFIRMED_BYTES = 32 * 1024 * 1024
+CONFIRM_WITHIN_S = 10.0
 
-_HeldAlready = frozenset[tuple[str | None, int]]
+#: The id and attempt of each held message.
+HeldIds = frozenset[tuple[str | None, int]]
 
 
 class Sequencer:
-    """Numbers messages, and sees to it that none is sent behind one that may have timed out.
+    """Sequence ids of messages, and the flushes that keep them safe.
 
-    Nothing may be sent behind what the client has given up after its timeout: the broker would
-    take the higher sequence id, and drop the lower one when it is sent again. So what is sent is
-    confirmed, or has failed, long before that.
+    A message must not be sent after one that the client has given up after its timeout: the broker
+    would store the higher sequence id, and drop the lower one when it is sent again. So everything
+    that was sent is confirmed, or has failed, long before the timeout.
 
     Args:
-        sequence: for which partition.
-        settle: waits for the confirmation of all that was sent; raises BrokerError.
-        read_held: returns (id, attempt) of what an earlier run has set aside that began with
-            this number.
+        sequence: the partition.
+        flush: function that waits for the confirmation of all that was sent; raises BrokerError.
+        held_ids: function that returns the held messages of an earlier run that began with this
+            number.
     """
 
     def __init__(
-        self,
-        sequence: Sequence,
-        settle: Callable[[], None],
-        read_held: Callable[[int], _HeldAlready],
+        self, sequence: Sequence, flush: Callable[[], None], held_ids: Callable[[int], HeldIds]
     ) -> None:
         self._topic = sequence.topic
-        self._settle = settle
-        self._read_held = read_held
-        self.forget()
+        self._flush = flush
+        self._read_held_ids = held_ids
+        self.reset()
 
-    def forget(self) -> None:
-        """Start anew: the same messages may come again."""
+    def reset(self) -> None:
+        """Start again: the same messages may be read again."""
         self._last = 0
-        self._held_already: _HeldAlready | None = None
-        self.settled()
+        self._held_ids: HeldIds | None = None
+        self.confirmed()
 
-    def settled(self) -> None:
-        """Nothing is unconfirmed any more."""
-        self._unsettled = self._unsettled_bytes = 0
-        self._settle_at_s = 0.0
+    def confirmed(self) -> None:
+        """Note that everything sent so far is confirmed."""
+        self._unconfirmed = self._unconfirmed_bytes = 0
+        self._flush_at_s = 0.0
 
     def next(
         self, source: SourcePartition, ledger: int, entry: int, batch: int, length: int
     ) -> int:
-        """Return the sequence id of what is sent on next.
+        """Return the sequence id of the next message to send.
 
         Args:
-            source: where it was read.
+            source: the partition where the message was read.
             ledger, entry, batch: its position there.
-            length: of its payload, in bytes.
+            length: length of its payload in bytes.
 
         Raises:
-            InvalidInputError: it is not of the sequence's partition, or out of order.
-            BrokerError: something that was sent before it is not confirmed.
+            InvalidInputError: it is of another partition, or out of order.
+            BrokerError: a message that was sent before it is not confirmed.
         """
-        self._unsettled += 1
-        self._unsettled_bytes += length
-        if self._unsettled == 1:
-            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
+        self._unconfirmed += 1
+        self._unconfirmed_bytes += length
+        if self._unconfirmed == 1:
+            self._flush_at_s = time.monotonic() + CONFIRM_WITHIN_S
         elif (
-            self._unsettled > UNSETTLED_MESSAGES
-            or self._unsettled_bytes > UNSETTLED_BYTES
-            or time.monotonic() > self._settle_at_s
+            self._unconfirmed > UNCONFIRMED_MESSAGES
+            or self._unconfirmed_bytes > UNCONFIRMED_BYTES
+            or time.monotonic() > self._flush_at_s
         ):
-            self._settle()
-            self._unsettled, self._unsettled_bytes = 1, length
-            self._settle_at_s = time.monotonic() + SETTLE_WITHIN_S
+            self._flush()
+            self._unconfirmed, self._unconfirmed_bytes = 1, length
+            self._flush_at_s = time.monotonic() + CONFIRM_WITHIN_S
         if source.topic != self._topic:
             raise InvalidInputError(f"a message of {source.topic} among those of {self._topic}")
         number = sequence_id(ledger, entry, batch)
@@ -88,10 +92,27 @@ class Sequencer:
                 "Effectively-once needs the rows of a partition once each and in their order"
             )
         self._last = number
-        if self._held_already is None:
-            self._held_already = self._read_held(number)
+        if self._held_ids is None:
+            self._held_ids = self._read_held_ids(number)
         return number
 
     def was_held(self, message_id: str | None, attempt: int) -> bool:
-        """Return whether an earlier run of the same batch has set a message aside with this."""
-        return (message_id, attempt) in (self._held_already or ())
+        """Return whether an earlier run of the same batch has held this message."""
+        return (message_id, attempt) in (self._held_ids or ())
+
+
+def held_ids(client: Any, admin: TopicAdmin, topic: TopicName) -> HeldIds:
+    """Read the id and attempt of each pending message of the held topic.
+
+    Args:
+        client: a ``pulsar.Client``.
+        admin: admin interface of the same cluster.
+        topic: the partition of the held topic.
+    """
+    last = admin.last_message_id(topic)
+    if last is None:
+        return frozenset()
+    start = admin.mark_delete_position(topic, SUBSCRIPTION).next_entry
+    messages = read_range(client, topic.full, start, last.next_entry)
+    envelopes = [Envelope.read(message.properties) for message in messages]
+    return frozenset((envelope.id, envelope.attempt) for envelope in envelopes)

@@ -17,7 +17,7 @@ from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.source_partition import source_partitions
-from delaylevel.mover import sequencing as _numbering
+from delaylevel.mover import sequencing
 from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 from fakes import FakeAdmin, describe
@@ -170,11 +170,11 @@ def test_effectively_once_nothing_is_sent_behind_what_may_have_failed(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {
-        "messages": ("UNSETTLED_MESSAGES", 1),
-        "bytes": ("UNSETTLED_BYTES", 5),
-        "time": ("SETTLE_WITHIN_S", -1.0),
+        "messages": ("UNCONFIRMED_MESSAGES", 1),
+        "bytes": ("UNCONFIRMED_BYTES", 5),
+        "time": ("CONFIRM_WITHIN_S", -1.0),
     }
-    monkeypatch.setattr(_numbering, *given[limit])
+    monkeypatch.setattr(sequencing, *given[limit])
     sequence = Sequence("query", SOURCE.topic)
     rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
     client = Client()
