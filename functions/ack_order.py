@@ -1,64 +1,60 @@
-"""In which order messages of a Shared subscription are acknowledged: nearly as they came.
+"""Order of the acknowledgements of a Shared subscription: nearly the order of arrival.
 
-A broker keeps a range for every hole in what is acknowledged, drops ranges beyond 10,000, and
-then delivers those messages again. So a message that is done waits for its acknowledgement while
-too many before it are not done. Nothing here talks to a broker.
+A broker keeps a range for every gap between acknowledgements, drops ranges beyond 10,000, and then
+delivers those messages again. So a confirmed message waits for its acknowledgement while too many
+messages before it are not confirmed. Nothing here talks to a broker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-# The most holes that one instance leaves in one partition.
-MOST_HOLES = 32
-
-
-class Slot(Protocol):
-    """What is kept of a message until it is acknowledged."""
-
-    @property
-    def done(self) -> bool:
-        """Whether everything that it became is confirmed."""
-        ...
-
-    @property
-    def given_back(self) -> bool:
-        """Whether it was given back to the broker, to be delivered again."""
-        ...
+# The most gaps that one instance leaves in one partition.
+MOST_GAPS = 32
 
 
-class AckOrder:
-    """The messages of one source partition that are not acknowledged, in the order they came.
+class _Slot(Protocol):
+    """A message that is not acknowledged yet."""
+
+    confirmed: bool
+    given_back: bool
+
+
+_SlotT = TypeVar("_SlotT", bound=_Slot)
+
+
+class AckOrder(Generic[_SlotT]):
+    """The unacknowledged messages of one source partition, in the order of their arrival.
 
     Args:
-        most_holes: how many messages that are not done may lie before one that is acknowledged.
+        most_gaps: limit of unconfirmed messages before one that is acknowledged.
     """
 
-    def __init__(self, most_holes: int = MOST_HOLES) -> None:
-        self._most_holes = most_holes
-        self._slots: deque[Slot] = deque()
+    def __init__(self, most_gaps: int = MOST_GAPS) -> None:
+        self._most_gaps = most_gaps
+        self._slots: deque[_SlotT] = deque()
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def add(self, slot: Slot) -> None:
-        """Add a message that has just come."""
+    def add(self, slot: _SlotT) -> None:
+        """Add a message that has just arrived."""
         self._slots.append(slot)
 
-    def take_done(self) -> list[Slot]:
-        """Remove and return what may be acknowledged now.
+    def take_confirmed(self) -> list[_SlotT]:
+        """Remove and return the messages that may be acknowledged now.
 
-        Costs as much as what is returned, and ``most_holes`` more.
+        The cost is proportional to the number of these, plus ``most_gaps``.
         """
         slots = self._slots
-        found: list[Slot] = []
-        holes: list[Slot] = []
-        while slots and len(holes) < self._most_holes:
+        found: list[_SlotT] = []
+        gaps: list[_SlotT] = []
+        while slots and len(gaps) < self._most_gaps:
             slot = slots.popleft()
-            if slot.done:
+            if slot.confirmed:
                 found.append(slot)
             elif not slot.given_back:
-                holes.append(slot)
-        slots.extendleft(reversed(holes))
+                gaps.append(slot)
+        slots.extendleft(reversed(gaps))
         return found

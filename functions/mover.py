@@ -101,7 +101,7 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
     report.
     """
     found: dict[str, float] = {}
-    if report.total or report.given_back or report.repeated:
+    if report.total or report.given_back or report.duplicates:
         found = {
             "window_total": report.window,
             "due_total": report.due,
@@ -110,9 +110,9 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
             "dead_total": report.dead.total(),
             "dropped_total": report.dropped.total(),
             "given_back_total": report.given_back.total(),
-            "duplicates_total": report.repeated,
-            "lag_seconds_total": report.behind_total_ms / 1000,
-            "lag_seconds_max": report.behind_most_ms / 1000,
+            "duplicates_total": report.duplicates,
+            "lag_seconds_total": report.lag_total_ms / 1000,
+            "lag_seconds_max": report.lag_max_ms / 1000,
             "lateness_seconds_max": max(0, report.latest_ms) / 1000,
             "in_flight": in_flight,
         }

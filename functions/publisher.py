@@ -1,8 +1,7 @@
-"""One producer of the Function, and the messages that it has not confirmed, oldest first."""
+"""One producer of the Function, and its unconfirmed messages, oldest first."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,21 +11,18 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import OK, close_quietly, error_name, result_name
 from delaylevel.cluster.publisher import build_message
+from delaylevel.errors import ClientError
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.message import ParkedMessage
 
-log = logging.getLogger(__name__)
-
-_OK = pulsar.Result.Ok
-
-# Runs what may take long: opening a producer asks the broker.
+# Runs slow work: opening a producer waits for the broker.
 Starter = Callable[[Callable[[], None]], None]
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Run it in a thread of its own that does not keep the process alive."""
+    """Run work in a new thread that does not keep the process alive."""
     threading.Thread(target=work, name="delaylevel-open", daemon=True).start()
 
 
@@ -35,17 +31,16 @@ class Item:
     """A message on its way, from its arrival to its acknowledgement.
 
     Attributes:
-        topic: the partition where it was read.
-        message_id: as the consumer gave it, for the acknowledgement.
-        message: as it was read; None once everything it became is confirmed.
-        envelope: None for what cannot be understood.
-        counted: how it is counted when it is confirmed: the kind, and what it is counted by.
-        behind_ms: how long after its hand-off time it came.
-        properties, deliver_at_ms: what is sent with it.
-        outcomes: filled by the client with the outcome of the send.
-        sent_s: when it was given to the producer, by the monotonic clock.
-        done, given_back: see :class:`~delaylevel.functions.ack_order.Slot`.
+        topic: full name of the partition where it was read.
+        message_id: id for the acknowledgement.
+        message: the message as it was read; None once its next place has confirmed it.
         place: partition, ledger, entry and batch index.
+        envelope: its envelope; None if it cannot be read.
+        counted: field of the report to count it in, and the key (or lateness in ms).
+        lag_ms: time from its hand-off time to its arrival, ms.
+        properties, deliver_at_ms: properties and delivery time to send.
+        outcomes: outcome of the send, added by the client.
+        sent_s: time at which the producer got it, by the monotonic clock.
     """
 
     topic: str
@@ -54,22 +49,22 @@ class Item:
     place: tuple[str, int, int, int]
     envelope: Envelope | None = None
     counted: tuple[str, Any] = ("", None)
-    behind_ms: int = 0
+    lag_ms: int = 0
     properties: dict[str, str] | None = None
     deliver_at_ms: int | None = None
     outcomes: dict[Any, Any] | None = None
     sent_s: float = 0.0
-    done: bool = False
+    confirmed: bool = False
     given_back: bool = False
 
 
 class TrackedProducer:
-    """A producer that is opened in the background, and what it has to confirm.
+    """A producer that is opened in the background, and its unconfirmed messages.
 
     Args:
-        open_producer: returns a producer, or the reason why there can be none, or raises a
-            ``pulsar.PulsarException``.
-        start: runs the opening, and the closing.
+        open_producer: function that returns a producer, or the reason why there is none, or raises
+            ClientError.
+        start: function that runs the opening, and the closing.
         now_s: the monotonic clock.
     """
 
@@ -81,7 +76,7 @@ class TrackedProducer:
         self._now_s = now_s
         self._lock = threading.Lock()  # of the two below, which the opening thread uses too
         self._opened: deque[Any] = deque()
-        self._gone = False
+        self._closed = False
         self._producer: Any = None
         self._core: Any = None
         self._unsent: deque[Item] = deque()
@@ -95,12 +90,12 @@ class TrackedProducer:
 
     @property
     def oldest_s(self) -> float | None:
-        """When the oldest message that is not confirmed was given to it."""
+        """Time at which the producer got its oldest unconfirmed message; None if it has none."""
         queue = self._pending or self._unsent
         return queue[0].sent_s if queue else None
 
     def send(self, item: Item) -> None:
-        """Give it a message; it is sent when the producer is open."""
+        """Send a message as soon as the producer is open."""
         item.sent_s = self.used_s = self._now_s()
         if self._opened and not isinstance(self._opened[0], str):
             self._take_opened([])
@@ -109,47 +104,49 @@ class TrackedProducer:
         else:
             self._send(item)
 
-    def settle(self) -> tuple[list[Item], list[tuple[Item, str]]]:
-        """Return what is confirmed since the last time, and what has failed with its reason."""
-        arrived: list[Item] = []
+    def poll(self) -> tuple[list[Item], list[tuple[Item, str]]]:
+        """Return messages confirmed since the last call, and failed ones with their reasons."""
+        confirmed: list[Item] = []
         failed: list[tuple[Item, str]] = []
         if self._opened:
             self._take_opened(failed)
         pending = self._pending
         while pending and (outcomes := pending[0].outcomes):
             item = pending.popleft()
-            if _OK in outcomes:
-                arrived.append(item)
+            if OK in outcomes:
+                confirmed.append(item)
             else:
-                reason = str(next(iter(outcomes))).rpartition(".")[2]
+                reason = result_name(next(iter(outcomes)))
                 self.failure = self.failure or reason
                 failed.append((item, reason))
-        return arrived, failed
+        return confirmed, failed
 
     def close(self) -> list[Item]:
-        """Close the producer; return what it has not confirmed, for the caller to send anew."""
+        """Close the producer; return the messages that it has not confirmed."""
         left = [*self._unsent, *self._pending]
         self._unsent.clear()
         self._pending.clear()
         with self._lock:
-            self._gone = True
+            self._closed = True
             if self._opened:
                 self._take_opened([])
         if self._producer is not None:
-            self._start(partial(_close, self._producer))
+            self._start(partial(close_quietly, self._producer, "producer"))
         return left
 
     def _open(self) -> None:
         try:
             opened = self._open_producer()
-        except Exception as error:  # its name is the reason for holding what waits
+        except ClientError as error:
+            opened = error.name
+        except Exception as error:  # its name is the reason for holding the unsent messages
             opened = error_name(error)
         with self._lock:
-            if not self._gone:
+            if not self._closed:
                 self._opened.append(opened)
                 return
         if not isinstance(opened, str):
-            _close(opened)  # closed meanwhile
+            close_quietly(opened, "producer")
 
     def _take_opened(self, failed: list[tuple[Item, str]]) -> None:
         opened = self._opened.popleft()
@@ -188,10 +185,3 @@ class TrackedProducer:
         except pulsar.PulsarException as error:
             outcomes[error_name(error)] = None
         self._pending.append(item)
-
-
-def _close(producer: Any) -> None:
-    try:
-        producer.close()
-    except pulsar.PulsarException as error:
-        log.debug("closing a producer: %s", error_name(error))  # it is gone anyway

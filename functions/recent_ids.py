@@ -1,4 +1,4 @@
-"""Which messages are done, so that one that the broker delivers once more is not sent once more."""
+"""Recently acknowledged messages, used to drop redeliveries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ GENERATION = 50_000
 
 
 class RecentIds:
-    """The latest places that were added: between one and two generations of them.
+    """The latest ids that were added: between one and two generations of them.
 
     Args:
-        generation: how many make a generation; the older one is forgotten at once.
+        generation: number of ids in a generation; the older generation is dropped as a whole.
     """
 
     def __init__(self, generation: int = GENERATION) -> None:
@@ -20,11 +20,11 @@ class RecentIds:
         self._young: set[Hashable] = set()
         self._old: set[Hashable] = set()
 
-    def __contains__(self, place: Hashable) -> bool:
-        return place in self._young or place in self._old
+    def __contains__(self, item: Hashable) -> bool:
+        return item in self._young or item in self._old
 
-    def add(self, place: Hashable) -> None:
-        """Remember it."""
+    def add(self, item: Hashable) -> None:
+        """Add an id."""
         if len(self._young) >= self._generation:
             self._old, self._young = self._young, set()
-        self._young.add(place)
+        self._young.add(item)

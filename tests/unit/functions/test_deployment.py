@@ -244,7 +244,7 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
 
 def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
     assert metrics_of(RelayReport(), 5) == {}
-    report = RelayReport(window=3, due=2, latest_ms=-4000, behind_total_ms=50, behind_most_ms=30)
+    report = RelayReport(window=3, due=2, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
     report.dead["x"] += 1
     found = metrics_of(report, 7)
     assert found["delaylevel_function_window_total"] == 3

@@ -388,7 +388,7 @@ def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: Strea
     stream.poll()
     assert world.acknowledged == [0]
     assert (stream.in_flight, stream.unacknowledged) == (0, 0)
-    assert stream.take_report().repeated == 1
+    assert stream.take_report().duplicates == 1
 
 
 def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_sent(
@@ -402,7 +402,7 @@ def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_s
     stream.offer(parked(0, topic=HELD))  # another message
     assert len(world[ORDERS].sent) == 2
     assert world.acknowledged == [0, 0]
-    assert stream.take_report().repeated == 1
+    assert stream.take_report().duplicates == 1
     assert (stream.in_flight, stream.unacknowledged) == (1, 1)
 
 
@@ -466,7 +466,7 @@ def test_an_idle_producer_of_a_target_is_closed(world: StreamWorld) -> None:
 @dataclass
 class Slot:
     number: int
-    done: bool = False
+    confirmed: bool = False
     given_back: bool = False
 
 
@@ -474,25 +474,25 @@ class Slot:
 def test_acknowledgements_leave_few_holes_and_none_is_forgotten(
     steps: list[tuple[int, bool]], most: int
 ) -> None:
-    order = AckOrder(most)
+    order: AckOrder[Slot] = AckOrder(most)
     slots = [Slot(number) for number in range(301)]
     for slot in slots:
         order.add(slot)
     taken: list[int] = []
     for number, give_back in steps:
         # What was given back comes again as another slot.
-        if not (slots[number].done or slots[number].given_back):
+        if not (slots[number].confirmed or slots[number].given_back):
             slots[number].given_back = give_back
-            slots[number].done = not give_back
-        for found in order.take_done():
+            slots[number].confirmed = not give_back
+        for found in order.take_confirmed():
             assert isinstance(found, Slot)
-            assert found.done
+            assert found.confirmed
             taken.append(found.number)
         if taken:
-            open_before = [s for s in slots[: max(taken)] if not (s.done or s.given_back)]
+            open_before = [s for s in slots[: max(taken)] if not (s.confirmed or s.given_back)]
             assert len(open_before) < most or max(taken) <= open_before[most - 1].number
     for slot in slots:
-        slot.done = slot.done or not slot.given_back
-    taken += [found.number for found in order.take_done() if isinstance(found, Slot)]
-    assert sorted(taken) == [slot.number for slot in slots if slot.done]
+        slot.confirmed = slot.confirmed or not slot.given_back
+    taken += [found.number for found in order.take_confirmed() if isinstance(found, Slot)]
+    assert sorted(taken) == [slot.number for slot in slots if slot.confirmed]
     assert len(order) == 0
