@@ -1,1 +1,1 @@
-"""The Pulsar Function: a thin host of the router."""
+"""The mover as a Pulsar Function: deployment, status, and the code that runs on the worker."""

@@ -1,10 +1,10 @@
 """The Function as one archive that a worker installs without a network.
 
-``NAME/src/`` has this project, without Spark's and the command line's parts; ``NAME/deps/`` has
-wheels of what it needs beyond ``pulsar-client[functions]``, which the worker's Python must have
-anyway to run any Function. Wheels are made from what is installed here, so that they fit a Python
-of the same minor version on the same kind of machine. For another one they are downloaded, on
-this machine, when the archive is made; a worker never downloads anything.
+``NAME/src/`` contains this project, without the parts for Spark and the command line.
+``NAME/deps/`` contains wheels of its requirements, except for ``pulsar-client[functions]``, which
+the worker's Python needs to run any Function. The wheels are made from the packages installed here,
+so they fit a Python of the same minor version on the same kind of machine. For another Python they
+are downloaded on this machine when the archive is built; a worker never downloads anything.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from delaylevel.installed import distributions, is_wanted, own_files
 NAME = "delaylevel-function"
 FILE_NAME = f"{NAME}.zip"
 PARTS = ("delaylevel", "delaylevel.functions")
-# What the Function imports, beside pulsar; `tomli` is needed (and installed) on Python 3.10 only.
+# Imports of the Function besides pulsar; Python 3.10 also needs (and has) `tomli`.
 ROOTS = ("pydantic", "urllib3", "certifi", "platformdirs")
-# Of the core, but never used by a Function: the in-memory Pulsar, the embedded broker's parts.
+# Parts of the core that a Function never uses.
 _NOT_SHIPPED = (
     "delaylevel/testing/",
     "delaylevel/demo.py",
@@ -38,17 +38,17 @@ _NOT_SHIPPED = (
     "delaylevel/inspection/",
 )
 _NOT_IN_WHEELS = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
-# A fixed date makes the same archive of the same files.
+# With a fixed date, the same files give the same archive.
 _DATE = (2020, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class WorkerPython:
-    """The Python of the workers, where it is not like the one here.
+    """The workers' Python, if it differs from the one here.
 
     Attributes:
         version: e.g. ``3.11``.
-        platform: a wheel's platform, e.g. ``manylinux2014_x86_64``.
+        platform: platform tag of wheels, e.g. ``manylinux2014_x86_64``.
     """
 
     version: str
@@ -59,10 +59,10 @@ def build(worker: WorkerPython | None = None) -> bytes:
     """Return the archive, as a zip file.
 
     Args:
-        worker: download wheels for this Python; None to take what is installed here.
+        worker: Python to download wheels for; None to use the packages installed here.
 
     Raises:
-        ConfigError: what is needed is not installed here, or pip cannot download it.
+        ConfigError: a requirement is not installed here, or pip cannot download it.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -74,10 +74,10 @@ def build(worker: WorkerPython | None = None) -> bytes:
 
 
 def requirements() -> tuple[str, ...]:
-    """Return what ``deps/`` has, as ``name==version``, sorted.
+    """Return the contents of ``deps/``, as ``name==version``, sorted.
 
     Raises:
-        ConfigError: one of them is not installed here.
+        ConfigError: a requirement is not installed here.
     """
     roots = list(ROOTS)
     if sys.version_info < (3, 11):
@@ -86,7 +86,7 @@ def requirements() -> tuple[str, ...]:
 
 
 def repack(name: str) -> tuple[str, bytes]:
-    """Return an installed distribution as a wheel again: its file name, and its bytes."""
+    """Return the file name and the content of a wheel made from an installed distribution."""
     found = importlib.metadata.distribution(name)
     record: list[tuple[str, str, int | str]] = []
     buffer = io.BytesIO()
@@ -101,8 +101,8 @@ def repack(name: str) -> tuple[str, bytes]:
                 info = str(PurePosixPath(inside).parent)
         if not info:
             raise ConfigError(
-                f"{name} is not installed from a wheel, so that none can be made of it: name the "
-                "workers' Python and platform, and it is downloaded"
+                f"{name} was not installed from a wheel, so no wheel can be made of it: name the "
+                "workers' Python and platform to download it"
             )
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([*record, (f"{info}/RECORD", "", "")])
@@ -149,7 +149,7 @@ def _files(found: importlib.metadata.Distribution) -> Iterator[tuple[str, Path]]
 
 
 def _tag(found: importlib.metadata.Distribution) -> str:
-    """Return the tags of a wheel's file name: several of a kind are joined by dots."""
+    """Return the tags in a wheel's file name; dots join several tags of a kind."""
     lines = (found.read_text("WHEEL") or "").splitlines()
     tags = [line.partition(":")[2].strip().split("-") for line in lines if line.startswith("Tag:")]
     return "-".join(_joined(parts) for parts in zip(*tags, strict=True))

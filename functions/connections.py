@@ -1,9 +1,9 @@
-"""A connection of its own for each business topic that the Function writes to.
+"""A separate connection for each business topic that the Function writes to.
 
-Where a topic is fenced, as it is while it is deleted by force, the broker refuses a send, and the
-C++ client then ends the *whole* connection and sends anew what was on its way on it: to every
-topic, stored or not. So one target's end must not share a connection with the others, nor with
-the level topics.
+If a topic is fenced, as it is while it is deleted by force, the broker refuses a send. The C++
+client then closes the *whole* connection and resends everything that was in flight on it: to every
+topic, stored or not. So a target must not share a connection with other targets or with the level
+topics.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .publisher import Starter, in_thread
 
 log = logging.getLogger(__name__)
 
-# Each has some threads of its own. More targets than that share them in turn.
+# Each client has some threads. More targets than this share the clients in turn.
 MOST_CLIENTS = 16
 
 
 class TargetClients:
-    """The clients by which business topics are written.
+    """Clients for business topics.
 
     Args:
-        make: makes a client of the same cluster.
-        most: how many are made at the most.
-        start: runs the closing.
+        make: function that returns a new client of the same cluster.
+        most: limit of clients.
+        start: function that runs the closing.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TargetClients:
         self._by_target: dict[str, Any] = {}
 
     def of(self, target: str) -> Any:
-        """Return the client for a target, always the same one; safe in every thread."""
+        """Return the client for a target, always the same one; thread-safe."""
         with self._lock:
             if target not in self._by_target:
                 turn = len(self._by_target) % self._most
@@ -54,16 +54,17 @@ class TargetClients:
             return self._by_target[target]
 
     def close(self) -> None:
-        """Close them; another may be made afterwards."""
+        """Close the clients; a later call of :meth:`of` makes new ones."""
         with self._lock:
             clients, self._clients = self._clients, []
             self._by_target.clear()
         for client in clients:
-            self._start(partial(_close, client))
+            self._start(partial(close_anyway, client, "client"))
 
 
-def _close(client: Any) -> None:
+def close_anyway(resource: Any, kind: str) -> None:
+    """Close a client or consumer; the broker delivers again what it had not acknowledged."""
     try:
-        client.close()
-    except Exception as error:  # what it had not confirmed comes again anyway
-        log.debug("closing a client: %s", error_name(error))
+        resource.close()
+    except Exception as error:  # the worker may be closing it too
+        log.debug("closing a %s: %s", kind, error_name(error))

@@ -1,8 +1,8 @@
-"""The loop of one Function instance: receive, send on, acknowledge; and begin anew after trouble.
+"""Loop of one Function instance: receive, forward, acknowledge, and restart after a failure.
 
-The worker hands a Python Function one message at a time, through a queue of one between two
-threads. That path alone costs twice what the message's way costs, so the instance has a consumer
-of its own on the same Shared subscription, and the worker's are closed when it stands.
+The worker passes messages to a Python Function one by one, through a queue of one between two
+threads. That costs twice as much as all the rest. So the instance opens its own consumer on the
+same Shared subscription, and then closes the worker's consumers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
 
-from .connections import TargetClients
+from .connections import TargetClients, close_anyway
 from .relay import Relay, RelayReport
 from .settings import FunctionSettings
 
@@ -39,7 +39,7 @@ Report = Callable[[RelayReport, Relay], None]
 
 
 def source_topics(description: LevelTopicDescription) -> list[str]:
-    """Return the topics that a Function reads: every level, and what is held."""
+    """Return the topics that a Function reads: every level, and the held topic."""
     return [
         member.topic.full
         for member in description.members()
@@ -53,23 +53,23 @@ def check_movable(description: LevelTopicDescription) -> None:
         raise LevelTopicError(
             f"level topic {description.topic} is described with mover "
             f"{description.mover.value!r}: its producers rely on that, and do not ask the broker "
-            "to hold messages back until their hand-off. Run `delaylevel sync "
-            f"{description.mover.value}` for it, or make a level topic of another name with "
+            "to hold messages until their hand-off. Run `delaylevel sync "
+            f"{description.mover.value}` for it, or create a level topic of another name with "
             "`delaylevel levels create --mover function --level-topic NAME`"
         )
 
 
 class ConsumerLoop:
-    """Moves the messages of one level topic until it is stopped.
+    """Thread that moves the messages of one level topic until it is stopped.
 
     Args:
         client: the instance's ``pulsar.Client``; it is not closed here.
-        admin: of the same cluster.
-        settings: what was deployed.
+        admin: admin interface of the same cluster.
+        settings: user configuration of the Function.
         name: the consumer's name, as administrators see it.
-        report: is called about once a second while messages move.
-        target_client: makes a client of the same cluster for business topics; they are closed
-            here. None for the instance's own.
+        report: function that is called about once a second while messages move.
+        target_client: function that returns a new client for business topics; the loop closes
+            these clients. None for the instance's own client.
     """
 
     def __init__(
@@ -91,25 +91,24 @@ class ConsumerLoop:
         self._thread: threading.Thread | None = None
 
     def start(self, replaces: Iterable[Any] = ()) -> None:
-        """Begin, in a thread of its own.
+        """Start the thread.
 
         Args:
-            replaces: consumers that are closed as soon as this one stands; the broker delivers to
-                it what they had and did not acknowledge.
+            replaces: consumers to close as soon as the loop has its own; the broker then delivers
+                their unacknowledged messages to that one.
         """
-        waiting = list(replaces)
         self._thread = threading.Thread(
-            target=self._run, args=(waiting,), name="delaylevel-engine", daemon=True
+            target=self._run, args=(list(replaces),), name="delaylevel-consumer-loop", daemon=True
         )
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self, timeout_s: float = 10) -> None:
-        """End after what is in flight; what is not acknowledged by then is delivered again."""
+        """Finish the messages in flight, and stop; unacknowledged ones are delivered again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -119,7 +118,7 @@ class ConsumerLoop:
             try:
                 self._move(replaces)
             except pulsar.AlreadyClosed:
-                log.info("the client is closed: this instance ends")
+                log.info("the client is closed: this instance stops")
                 return
             except (DelayLevelError, pulsar.PulsarException) as error:
                 log.error("not moving (%s): %s", error_name(error), error)
@@ -144,7 +143,7 @@ class ConsumerLoop:
             negative_ack_redelivery_delay_ms=_REDELIVERY_MS,
             consumer_name=self._name,
         )
-        stream = Relay(
+        relay = Relay(
             self._client,
             self._admin,
             description,
@@ -155,41 +154,34 @@ class ConsumerLoop:
         )
         try:
             while replaces:
-                _close(replaces.pop())
+                close_anyway(replaces.pop(), "consumer")
             log.info("moving %s (%s)", description.topic, description.levels)
-            self._pump(consumer, stream)
+            self._receive(consumer, relay)
         finally:
-            stream.close()
-            _close(consumer)
+            relay.close()
+            close_anyway(consumer, "consumer")
             if self._targets is not None:
                 self._targets.close()
 
-    def _pump(self, consumer: Any, stream: Relay) -> None:
+    def _receive(self, consumer: Any, relay: Relay) -> None:
         received = 0
         receive = getattr(consumer, "_consumer", consumer).receive  # past the client's wrapper
-        report_at_s = stream.now_s() + _REPORT_S
-        while not (self._stop.is_set() and not stream.in_flight):
-            if stream.has_room and not self._stop.is_set():
+        report_at_s = relay.now_s() + _REPORT_S
+        while not (self._stop.is_set() and not relay.in_flight):
+            if relay.has_room and not self._stop.is_set():
                 try:
-                    message = receive(_BUSY_MS if stream.unacknowledged else _IDLE_MS)
+                    message = receive(_BUSY_MS if relay.unacknowledged else _IDLE_MS)
                 except pulsar.Timeout:
                     received = POLL_EVERY
                 else:
-                    stream.offer(message)
+                    relay.offer(message)
                     received += 1
             else:
                 self._stop.wait(_NO_ROOM_S)
                 received = POLL_EVERY
             if received >= POLL_EVERY:
                 received = 0
-                stream.poll()
-                if self._report is not None and stream.now_s() >= report_at_s:
-                    report_at_s = stream.now_s() + _REPORT_S
-                    self._report(stream.take_report(), stream)
-
-
-def _close(consumer: Any) -> None:
-    try:
-        consumer.close()
-    except Exception as error:  # the worker's own, which it may be closing too
-        log.debug("closing a consumer: %s", error_name(error))
+                relay.poll()
+                if self._report is not None and relay.now_s() >= report_at_s:
+                    report_at_s = relay.now_s() + _REPORT_S
+                    self._report(relay.take_report(), relay)

@@ -1,4 +1,4 @@
-"""Putting the Function on a functions worker: what it is to be, and doing it."""
+"""Deployment of the Function on a functions worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .worker import FunctionsWorker
 
 CLASS_NAME = "delaylevel.functions.mover.LevelMover"
 LOG_SUFFIX = "-function-log"
-# The worker's own consumers only bring the first message.
+# The worker's own consumers only deliver the first message.
 _WORKERS_QUEUE = 10
 _MB = 1024 * 1024
 _LOG_POLL_MS = 1000
@@ -34,21 +34,21 @@ _LOG_POLL_MS = 1000
 
 @dataclass(frozen=True)
 class FunctionOptions:
-    """How the Function of a level topic is to run.
+    """Options of a level topic's Function.
 
     Attributes:
-        name: the function's name; None for the level topic's.
-        parallelism: how many instances.
-        cpu: cores for each; used where the worker can limit them (Kubernetes).
-        ram_mb: memory for each, likewise.
-        receiver_queue: how many messages an instance fetches ahead, for each partition.
-        in_flight: the most messages that an instance has sent and not confirmed.
-        admin_url: the admin interface as workers reach it; None for the one used here.
-        token_file: a file on the workers with the token of a role of the Function's own; None for
-            the workers' credentials.
-        tls_trust_certs_file: of the admin interface, a file on the workers; None for the one that
-            the workers trust the cluster by.
-        worker_python: of the workers; None where it is like the one here.
+        name: name of the function; None for the level topic's name.
+        parallelism: number of instances.
+        cpu: cores for each instance, if the worker can limit them (Kubernetes).
+        ram_mb: memory for each instance in MB, if the worker can limit it.
+        receiver_queue: number of messages that an instance prefetches for each partition.
+        in_flight: limit of unconfirmed messages of an instance.
+        admin_url: address of the admin interface as workers reach it; None for the one used here.
+        token_file: file on the workers with the token of the Function's own role; None for the
+            workers' credentials.
+        tls_trust_certs_file: file on the workers with certificates for the admin interface; None
+            for those by which the workers trust the cluster.
+        worker_python: the workers' Python; None if it is like the one here.
     """
 
     name: str | None = None
@@ -71,12 +71,12 @@ class FunctionOptions:
 
 @dataclass(frozen=True)
 class Deployed:
-    """What :func:`deploy` did.
+    """Result of :func:`deploy`.
 
     Attributes:
         function: ``tenant/namespace/name``.
-        updated: it was there and was replaced; otherwise it is new.
-        config: the function's configuration.
+        updated: True if an existing function was replaced.
+        config: configuration of the function.
     """
 
     function: str
@@ -88,28 +88,28 @@ def function_name(description: LevelTopicDescription, name: str | None = None) -
     """Return ``tenant/namespace/name`` of a level topic's Function.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name is not valid.
     """
     chosen = name or description.name.local
     if not chosen or "/" in chosen:
-        raise ConfigError(f"{chosen!r} is no name for a function: it must not contain a slash")
+        raise ConfigError(f"{chosen!r} is not a valid function name: it must not contain a slash")
     return f"{description.name.namespace_path}/{chosen}"
 
 
 def log_topic(description: LevelTopicDescription) -> str:
-    """Return the topic that the instances write their log to."""
+    """Return the topic for the log lines of the instances."""
     return description.name.with_suffix(LOG_SUFFIX).full
 
 
 def function_config(
     description: LevelTopicDescription, connection: Connection, options: FunctionOptions
 ) -> dict[str, Any]:
-    """Return the Function's configuration, as the worker's REST interface takes it.
+    """Return the Function's configuration for the worker's REST interface.
 
     Args:
         description: the level topic.
-        connection: the cluster, as it is reached from here.
-        options: how it is to run.
+        connection: connection from here to the cluster.
+        options: options of the Function.
 
     Raises:
         LevelTopicError: a Function may not move this level topic.
@@ -138,7 +138,7 @@ def function_config(
         },
         "subName": SUBSCRIPTION,
         "subscriptionPosition": "Earliest",
-        # Without these a failed send loses its message, and `delete` what is parked.
+        # Without these, a failed send loses its message, and `delete` loses parked messages.
         "processingGuarantees": "MANUAL",
         "autoAck": False,
         "cleanupSubscription": False,
@@ -151,17 +151,17 @@ def function_config(
 def deploy(
     connection: Connection, description: LevelTopicDescription, options: FunctionOptions
 ) -> Deployed:
-    """Register the Function of a level topic, or replace the one that is there.
+    """Register the Function of a level topic, or replace the existing one.
 
     Args:
-        connection: the cluster.
+        connection: connection to the cluster.
         description: the level topic.
-        options: how it is to run.
+        options: options of the Function.
 
     Raises:
-        LevelTopicError: it may not be moved by a Function, or there is no functions worker.
+        LevelTopicError: a Function may not move this level topic, or there is no functions worker.
         ConfigError: the archive cannot be built here.
-        AdminError: the worker refuses it.
+        AdminError: the worker refused the Function.
     """
     config = function_config(description, connection, options)
     function = function_name(description, options.name)
@@ -177,14 +177,14 @@ def deploy(
 
 
 def restart(connection: Connection, function: str) -> None:
-    """Start all instances anew.
+    """Restart all instances.
 
     Args:
-        connection: the cluster.
+        connection: connection to the cluster.
         function: ``tenant/namespace/name``.
 
     Raises:
-        LevelTopicError: it is not deployed.
+        LevelTopicError: the Function is not deployed.
     """
     with FunctionsWorker(connection) as worker:
         try:
@@ -194,16 +194,16 @@ def restart(connection: Connection, function: str) -> None:
 
 
 def delete(connection: Connection, description: LevelTopicDescription, function: str) -> None:
-    """Remove the Function; every message stays, and its place in every partition.
+    """Remove the Function; messages and acknowledgements stay.
 
     Args:
-        connection: the cluster.
+        connection: connection to the cluster.
         description: the level topic.
         function: ``tenant/namespace/name``.
 
     Raises:
-        LevelTopicError: it is not deployed, or was registered so that its removal would delete
-            the subscriptions, and with them what is parked.
+        LevelTopicError: the Function is not deployed, or its removal would delete the
+            subscriptions, and with them the parked messages.
     """
     with FunctionsWorker(connection) as worker:
         existing = worker.config(function)
@@ -214,7 +214,7 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
             raise LevelTopicError(
                 f"function {function} is registered with cleanupSubscription=true: removing it "
                 "would delete what is parked. Run `delaylevel function deploy` first, which sets "
-                "it to false, and delete it then"
+                "it to false, and then delete it"
             )
         worker.delete(function)
 
@@ -225,19 +225,19 @@ def write_package(
     connection: Connection,
     options: FunctionOptions,
 ) -> str:
-    """Write archive and configuration for people who deploy with their own tools.
+    """Write archive and configuration for a deployment with other tools.
 
     Args:
-        folder: where to; it is made.
+        folder: folder to write to; it is created if needed.
         description: the level topic.
-        connection: the cluster, as it is reached from here.
-        options: how it is to run.
+        connection: connection from here to the cluster.
+        options: options of the Function.
 
     Returns:
-        The ``pulsar-admin`` line that registers them. A name or option of a token is not in it.
+        The ``pulsar-admin`` command that registers the Function, without authentication options.
     """
     config = function_config(description, connection, options)
-    del config["py"]  # it is on the command line, and pulsar-admin wants it in one place
+    del config["py"]  # pulsar-admin accepts it in one place only: on the command line
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / FILE_NAME
     archive.write_bytes(build(options.worker_python))
@@ -261,7 +261,7 @@ def write_package(
 def not_deployed(function: str) -> LevelTopicError:
     """Return the error for a function that is not registered."""
     return LevelTopicError(
-        f"function {function} is not deployed: `delaylevel function deploy` does it"
+        f"function {function} is not deployed: deploy it with `delaylevel function deploy`"
     )
 
 
@@ -274,18 +274,18 @@ def _check_ours(
     if existing.get("className") != CLASS_NAME or topic != description.topic:
         what = f"moves {topic}" if topic else f"is {existing.get('className')}"
         raise LevelTopicError(
-            f"function {function} exists and {what}: name another one with --name"
+            f"function {function} exists and {what}: choose another name with --name"
         )
 
 
 def log_lines(client: Any, admin: Admin, topic: str, *, follow: bool = False) -> Iterator[str]:
-    """Yield what is kept of the instances' log lines, oldest first.
+    """Yield the stored log lines of the instances, oldest first.
 
     Args:
         client: a ``pulsar.Client``.
-        admin: of the same cluster.
-        topic: from :func:`log_topic`.
-        follow: go on without an end, with what is logged from now on.
+        admin: admin interface of the same cluster.
+        topic: topic from :func:`log_topic`.
+        follow: True to wait for new lines, without an end.
     """
     if not follow and not admin.topic_exists(TopicName.parse(topic)):
         return

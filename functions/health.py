@@ -1,4 +1,4 @@
-"""How a deployed Function stands, and in plain words what is wrong and what to do about it."""
+"""Status of a deployed Function: its instances, its level topic, and problems with remedies."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class InstanceStatus:
     """One instance of the Function.
 
     Attributes:
-        number: which, from 0.
-        running: whether its process answers the worker.
-        restarts: how often the worker has started it anew.
-        error: what the worker says of it; empty for nothing.
-        worker: the worker that runs it.
+        number: number of the instance, from 0.
+        running: True if its process answers the worker.
+        restarts: number of times that the worker has restarted it.
+        error: error text of the worker; empty for none.
+        worker: id of the worker that runs it.
         exceptions: the latest exceptions, a line each.
-        counts: what it has done since it was started, by name: ``forwarded``, ``parked_again``,
-            ``held``, ``dead_lettered``, ``given_back``.
-        late_ms: the mean lateness at hand-off; None where nothing was handed off.
+        counts: messages since its start, by name: ``forwarded``, ``parked_again``, ``held``,
+            ``dead_lettered``, ``given_back``.
+        late_ms: mean lateness at hand-off in ms; None if nothing was handed off.
     """
 
     number: int
@@ -62,10 +62,10 @@ class FunctionStatus:
 
     Attributes:
         function: ``tenant/namespace/name``.
-        config: as the worker has it.
-        instances: one each, by number.
-        level: how its level topic stands.
-        problems: what is wrong and the remedy, a line each.
+        config: its configuration on the worker.
+        instances: the instances by number.
+        level: status of its level topic.
+        problems: problems with their remedies, a line each.
     """
 
     function: str
@@ -76,7 +76,7 @@ class FunctionStatus:
 
     @property
     def running(self) -> int:
-        """How many instances run."""
+        """Number of running instances."""
         return sum(instance.running for instance in self.instances)
 
 
@@ -87,17 +87,17 @@ def status(
     function: str,
     now_ms: int,
 ) -> FunctionStatus:
-    """Look at a Function and its level topic; nothing is acknowledged or moved.
+    """Return the status of a Function and its level topic; nothing is acknowledged or moved.
 
     Args:
-        connection: the cluster.
-        admin: its admin interface.
+        connection: connection to the cluster.
+        admin: admin interface of the same cluster.
         description: the level topic.
         function: ``tenant/namespace/name``.
-        now_ms: the present, ms since the epoch.
+        now_ms: present time, ms since the epoch.
 
     Raises:
-        LevelTopicError: it is not deployed.
+        LevelTopicError: the Function is not deployed.
     """
     with FunctionsWorker(connection) as worker:
         config = worker.config(function)
@@ -105,11 +105,11 @@ def status(
             raise not_deployed(function)
         parallelism = int(config.get("parallelism", 1))
         try:
-            said, trouble = worker.status(function), ""
+            answer, error_text = worker.status(function), ""
         except AdminError as error:  # no instance is alive, or not yet
-            said, trouble = {}, error.reason
+            answer, error_text = {}, error.reason
         stats = worker.stats(function)
-    instances = instances_of(said, stats, parallelism, trouble)
+    instances = instances_of(answer, stats, parallelism, error_text)
     level = levelstatus.status(admin, description, now_ms)
     return FunctionStatus(
         function, config, instances, level, tuple(problems_of(config, instances, level))
@@ -117,15 +117,15 @@ def status(
 
 
 def instances_of(
-    status: Mapping[str, Any], stats: Mapping[str, Any], parallelism: int, trouble: str = ""
+    status: Mapping[str, Any], stats: Mapping[str, Any], parallelism: int, error_text: str = ""
 ) -> tuple[InstanceStatus, ...]:
-    """Read the worker's answers.
+    """Return the instances in the worker's answers.
 
     Args:
-        status: of ``…/status``; empty where it failed.
-        stats: of ``…/stats``; may be empty.
-        parallelism: how many instances there are to be.
-        trouble: why there is no status.
+        status: answer to ``…/status``; empty if that failed.
+        stats: answer to ``…/stats``; may be empty.
+        parallelism: number of configured instances.
+        error_text: error of each instance that is not in the status.
     """
     metrics = {
         int(item["instanceId"]): (item.get("metrics") or {}).get("userMetrics") or {}
@@ -158,7 +158,7 @@ def instances_of(
             else None,
         )
     return tuple(
-        found.get(number, InstanceStatus(number, running=False, error=trouble))
+        found.get(number, InstanceStatus(number, running=False, error=error_text))
         for number in range(max(parallelism, len(found)))
     )
 
@@ -166,12 +166,12 @@ def instances_of(
 def problems_of(
     config: Mapping[str, Any], instances: tuple[InstanceStatus, ...], level: LevelTopicStatus
 ) -> list[str]:
-    """Return what is wrong, in plain words and with the remedy, the worst first.
+    """Return the problems with their remedies, the worst first.
 
     Args:
-        config: the Function's, as the worker has it.
-        instances: of :func:`instances_of`.
-        level: its level topic.
+        config: the Function's configuration on the worker.
+        instances: instances from :func:`instances_of`.
+        level: status of its level topic.
     """
     topic = level.description.topic
     found = []
@@ -197,7 +197,7 @@ def problems_of(
     if version != __version__:
         found.append(
             f"it runs delaylevel {version or 'of an unknown version'}, and this is {__version__}: "
-            f"`delaylevel function deploy {topic}` brings it up to date"
+            f"update it with `delaylevel function deploy {topic}`"
         )
     lead_ms = level.description.levels.smallest_lead_ms
     if level.late and not down:
@@ -205,13 +205,13 @@ def problems_of(
     if level.held_entries:
         found.append(
             f"{level.held_entries:,} messages are held because their target could not be written; "
-            "they follow when it can be: the log says which (`delaylevel function logs "
+            "they are retried automatically. The log names the target (`delaylevel function logs "
             f"{topic}`)"
         )
     if level.dead_letter_entries:
         found.append(
-            f"{level.dead_letter_entries:,} messages could not be understood and are in "
-            f"{level.description.dead_letter_topic}; each says why in delaylevel.reason"
+            f"{level.dead_letter_entries:,} messages could not be read and are in "
+            f"{level.description.dead_letter_topic}; delaylevel.reason of each has the reason"
         )
     return found
 
@@ -219,22 +219,22 @@ def problems_of(
 def _why_down(down: list[InstanceStatus], topic: str) -> str:
     numbers = ", ".join(str(instance.number) for instance in down)
     which = f"instance {numbers} is down" if len(down) == 1 else f"instances {numbers} are down"
-    again = f"`delaylevel function restart {topic}`"
+    restart = f"run `delaylevel function restart {topic}`"
     worst = max(down, key=lambda instance: instance.restarts)
     if worst.restarts > 1:
         return (
-            f"{which}; the worker has started it {worst.restarts} times in vain: most likely "
-            "modules are missing. The worker's python3 needs `pip install "
-            "'pulsar-client[functions]'` and pip on its PATH, and the archive's wheels must fit it "
-            "(deploy with --worker-python and --worker-platform where it is another than here). "
-            "Only the worker's own output has the traceback"
+            f"{which}; the worker has started it {worst.restarts} times: most likely modules are "
+            "missing. The worker's python3 needs `pip install 'pulsar-client[functions]'` and pip "
+            "on its PATH, and the archive's wheels must fit it (deploy with --worker-python and "
+            "--worker-platform if it differs from the one here). Only the worker's own output has "
+            "the traceback"
         )
     if worst.error:
         return (
             f"{which} ({worst.error}): it is just starting, or its process ended at once. If it "
-            f"stays so, {again}; after the restart of a standalone broker that is always needed"
+            f"stays down, {restart}; this is always needed after the restart of a standalone broker"
         )
-    return f"{which}, without a reason given: {again}"
+    return f"{which}, and the worker gives no reason: {restart}"
 
 
 def _why_behind(level: LevelTopicStatus, topic: str, lead_ms: int) -> str:
@@ -245,12 +245,12 @@ def _why_behind(level: LevelTopicStatus, topic: str, lead_ms: int) -> str:
     readers = [name for row in level.mover_rows for name in row.consumers]
     if readers and all(name.startswith(_CONSUMER) for name in readers):
         return (
-            f"{late}. The instances work and do not keep up: raise --parallelism with "
-            "`delaylevel function deploy`, or see whether a target is slow "
+            f"{late}. The instances work but do not keep up: raise --parallelism with "
+            "`delaylevel function deploy`, or check for a slow target "
             f"(`delaylevel function logs {topic}`)"
         )
     return (
-        f"{late}, and the instances do not take messages yet: look at `delaylevel function logs "
-        f"{topic}`; an instance that cannot reach the admin interface (--worker-admin-url), or may "
-        "not use it, says so there"
+        f"{late}, and the instances do not receive messages yet. `delaylevel function logs "
+        f"{topic}` shows if an instance cannot reach the admin interface (--worker-admin-url), or "
+        "is not allowed to use it"
     )

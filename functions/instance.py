@@ -1,7 +1,7 @@
-"""What the functions worker has told this instance: the arguments of its process.
+"""Arguments of an instance's process, which the functions worker chooses.
 
-A Function gets a ready client from the worker, and neither the token nor the addresses in it. The
-worker's own program for Python instances has them as arguments.
+The worker passes a ready client to a Function, but neither the token nor the addresses in it. The
+worker's program for Python instances gets them as arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delaylevel.cluster.token import read_token_file
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of ``--name value``; None where it is not there, or empty."""
+    """Return the value of ``--name value``; None if it is missing or empty."""
     for given, value in itertools.pairwise(arguments):
         if given == f"--{name}":
             return value.strip("'") or None
@@ -24,15 +24,15 @@ def argument(arguments: Sequence[str], name: str) -> str | None:
 
 
 def instance_token(arguments: Sequence[str]) -> str | None:
-    """Return the token that the worker gave this instance for its own client, if it did.
+    """Return the token that the worker passed for this instance's own client; None for none.
 
     Args:
-        arguments: of the process: ``… --client_auth_params token:…`` or ``file:///…``, or with
-            the plugin for tokens the token itself. JSON, which a Java client takes as well, is
-            nothing to the Python client that the worker's program makes of it.
+        arguments: arguments of the process: ``… --client_auth_params token:…`` or ``file:///…``,
+            or, with the plugin for tokens, the token itself. JSON, which Java clients accept too,
+            does not work with the Python client of the worker's program.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the token file cannot be read.
     """
     given = argument(arguments, "client_auth_params") or ""
     kind, _, rest = given.partition(":")
@@ -48,19 +48,15 @@ def worker_token_file(path: str) -> str:
     """Return the token in a file on this worker.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     return read_token_file(path, f"token file {path} on this worker")
 
 
 def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
-    """Return what to make a ``pulsar.Client`` of that is like the worker's own for this instance.
+    """Return arguments of ``pulsar.Client`` for the same client as the worker's own.
 
-    Args:
-        arguments: of the process.
-
-    Returns:
-        Arguments of ``pulsar.Client``; None where they do not say what the cluster's address is.
+    None if the arguments of the process do not contain the cluster's address.
     """
     url = argument(arguments, "pulsar_serviceurl")
     if url is None:
@@ -68,7 +64,7 @@ def client_settings(arguments: Sequence[str]) -> dict[str, Any] | None:
     settings: dict[str, Any] = {
         "service_url": url,
         "use_tls": argument(arguments, "use_tls") == "true",
-        # The worker writes the shorter name, and the instance's program understands both.
+        # The worker writes the shorter name; the instance's program accepts both.
         "tls_allow_insecure_connection": "true"
         in (
             argument(arguments, "tls_allow_insecure"),

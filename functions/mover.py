@@ -1,4 +1,4 @@
-"""The Function as a Pulsar functions worker runs it: ``delaylevel.functions.mover.LevelMover``."""
+"""Entry point for Pulsar functions workers: ``delaylevel.functions.mover.LevelMover``."""
 
 from __future__ import annotations
 
@@ -23,48 +23,46 @@ from .settings import TOKEN_SECRET, FunctionSettings
 
 log = logging.getLogger(__name__)
 
-CLASS_NAME = f"{__name__}.LevelMover"
-
 
 class LevelMover(Function):
-    """Moves the messages of one level topic.
+    """Mover of one level topic.
 
-    Needs the guarantee MANUAL. The first message that the worker hands over says where the
-    instance's client and configuration are; from then on :class:`ConsumerLoop` does the work.
+    It needs the guarantee MANUAL. The first message that the worker passes comes with the
+    instance's client and configuration; from then on :class:`ConsumerLoop` does the work.
 
     ``context.pulsar_client`` and ``context.consumers`` are not part of Pulsar's documented
-    interface. They are as they are here in 4.0.8, and the integration tests hold on to them.
+    interface. They exist in 4.0.8, and the integration tests verify that.
     """
 
     def __init__(self) -> None:
-        self._engine: ConsumerLoop | None = None
+        self._loop: ConsumerLoop | None = None
         self._lock = threading.Lock()
 
     def process(self, input: Any, context: Any) -> None:  # noqa: A002  (Pulsar's own name)
-        """Start the engine; a message that comes this way is delivered to it anew.
+        """Start the consumer loop; the broker delivers the message again to its consumer.
 
         Args:
-            input: is not used: the engine reads what the message really holds.
-            context: the worker's.
+            input: decoded payload, which is not used: the loop reads the raw message.
+            context: the worker's context.
         """
         with self._lock:
-            if self._engine is None or not self._engine.alive:
-                self._engine = _engine(context)
-                self._engine.start(replaces=context.consumers.values())
+            if self._loop is None or not self._loop.alive:
+                self._loop = _consumer_loop(context)
+                self._loop.start(replaces=context.consumers.values())
 
 
-def _engine(context: Any) -> ConsumerLoop:
+def _consumer_loop(context: Any) -> ConsumerLoop:
     settings = FunctionSettings.from_config(context.get_user_config_map() or {})
     token = TokenSource(_token_reader(settings, context))
-    like_it = client_settings(sys.argv)
+    client_arguments = client_settings(sys.argv)
     client = context.pulsar_client
     if settings.token_file is not None:
-        if like_it is None:
+        if client_arguments is None:
             raise ConfigError(
-                "the worker does not say where the cluster is: no --pulsar_serviceurl"
+                "the worker does not pass the cluster's address: no --pulsar_serviceurl"
             )
-        like_it["authentication"] = token.for_client()
-        client = pulsar.Client(**like_it)
+        client_arguments["authentication"] = token.for_client()
+        client = pulsar.Client(**client_arguments)
     name = f"{context.get_function_tenant()}/{context.get_function_namespace()}"
     name = f"delaylevel-function@{name}/{context.get_function_name()}#{context.get_instance_id()}"
     if settings.log_topic:
@@ -77,16 +75,18 @@ def _engine(context: Any) -> ConsumerLoop:
         tls_allow_insecure=settings.tls_allow_insecure,
     )
 
-    def report(found: RelayReport, stream: Relay) -> None:
-        for metric, value in metrics_of(found, stream.in_flight).items():
+    def report(found: RelayReport, relay: Relay) -> None:
+        for metric, value in metrics_of(found, relay.in_flight).items():
             context.record_metric(metric, value)
 
-    target_client = partial(pulsar.Client, **like_it) if like_it is not None else None
+    target_client = None
+    if client_arguments is not None:
+        target_client = partial(pulsar.Client, **client_arguments)
     return ConsumerLoop(client, admin, settings, name, report, target_client)
 
 
 def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str | None]:
-    """Return what reads the token: the Function's own, or else the one that the worker gives it."""
+    """Return a function that reads the Function's own token, or else the worker's."""
     if settings.token_file is not None:
         return partial(worker_token_file, settings.token_file)
     secret = context.get_secret(TOKEN_SECRET)
@@ -96,9 +96,8 @@ def _token_reader(settings: FunctionSettings, context: Any) -> Callable[[], str 
 def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
     """Return the user metrics of about one second.
 
-    The worker keeps the sum and the number of the values of a metric: the sums of those that end in
-    ``_total`` are counts; ``_max`` has one value for each second in which there was something to
-    report.
+    The worker keeps the sum and the number of a metric's values. The sum of a metric that ends in
+    ``_total`` is a count; a metric that ends in ``_max`` has one value for each second with events.
     """
     found: dict[str, float] = {}
     if report.total or report.given_back or report.duplicates:
@@ -120,7 +119,7 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
 
 
 class _TopicHandler(logging.Handler):
-    """Sends log lines to a topic; what cannot be sent is in the worker's file all the same."""
+    """Log handler that sends lines to a topic; all lines are also in the worker's file."""
 
     def __init__(self, producer: Any, instance: str) -> None:
         super().__init__(logging.INFO)
@@ -130,7 +129,7 @@ class _TopicHandler(logging.Handler):
         )
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a line."""
+        """Send one line."""
         try:
             self._producer.send_async(self.format(record).encode(), None)
         except Exception:
@@ -144,7 +143,7 @@ def _log_to(client: Any, topic: str, instance: str) -> None:
         ours.removeHandler(handler)
     try:
         producer = client.create_producer(topic, max_pending_messages=1000)
-    except Exception as error:  # moving matters more than its log
+    except Exception as error:  # moving messages matters more than the log
         log.warning("no log topic: %s", error)
         return
     ours.addHandler(_TopicHandler(producer, instance))

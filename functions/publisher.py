@@ -31,14 +31,10 @@ class Item:
     """A message on its way, from its arrival to its acknowledgement.
 
     Attributes:
-        topic: full name of the partition where it was read.
-        message_id: id for the acknowledgement.
         message: the message as it was read; None once its next place has confirmed it.
         place: partition, ledger, entry and batch index.
-        envelope: its envelope; None if it cannot be read.
         counted: field of the report to count it in, and the key (or lateness in ms).
         lag_ms: time from its hand-off time to its arrival, ms.
-        properties, deliver_at_ms: properties and delivery time to send.
         outcomes: outcome of the send, added by the client.
         sent_s: time at which the producer got it, by the monotonic clock.
     """

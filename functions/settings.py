@@ -1,4 +1,4 @@
-"""What ``deploy`` tells the Function: the values of its user configuration."""
+"""The Function's user configuration, which ``deploy`` writes and each instance reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delaylevel.errors import ConfigError
 from .relay import DEFAULT_IN_FLIGHT
 
 DEFAULT_RECEIVER_QUEUE = 500
-# The name of a secret that holds a token for the admin interface.
+# Name of a secret with a token for the admin interface.
 TOKEN_SECRET = "delaylevel_admin_token"
 
 
@@ -20,16 +20,16 @@ class FunctionSettings:
     """The user configuration of one Function.
 
     Attributes:
-        level_topic: the full name of the level topic.
-        admin_url: the admin interface, as the worker reaches it.
-        receiver_queue: how many messages a consumer fetches ahead, for each partition.
-        in_flight: the most messages that are sent and not confirmed.
-        log_topic: where log lines go, beside the worker's own file; empty for nowhere.
-        token_file: a file on the worker with the token of a role of the Function's own; None for
-            the worker's credentials.
-        tls_trust_certs_file: a file on the worker, for an ``https://`` admin interface; None for
-            the one that the worker trusts the cluster by.
-        tls_allow_insecure: accept certificates that nobody vouches for.
+        level_topic: full name of the level topic.
+        admin_url: address of the admin interface, as the worker reaches it.
+        receiver_queue: number of messages that a consumer prefetches for each partition.
+        in_flight: limit of unconfirmed messages.
+        log_topic: topic for log lines, besides the worker's own file; empty for none.
+        token_file: file on the worker with the token of the Function's own role; None for the
+            worker's credentials.
+        tls_trust_certs_file: file on the worker with certificates for an ``https://`` admin
+            interface; None for those by which the worker trusts the cluster.
+        tls_allow_insecure: True to accept certificates that no authority has signed.
     """
 
     level_topic: str
@@ -46,25 +46,25 @@ class FunctionSettings:
             raise ConfigError("receiver queue and messages in flight must be at least 1")
 
     def to_config(self) -> dict[str, Any]:
-        """Return it as the user configuration of a Function."""
+        """Return the values as the user configuration of a Function."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> FunctionSettings:
-        """Read a Function's user configuration; what is unknown is left alone.
+        """Read a Function's user configuration, and ignore unknown keys.
 
         Raises:
-            ConfigError: something is missing or wrong.
+            ConfigError: a value is missing or wrong.
         """
         known = {field.name for field in fields(cls)}
         values = {name: value for name, value in config.items() if name in known}
         try:
             for name in ("receiver_queue", "in_flight"):
                 if name in values:
-                    values[name] = int(values[name])  # pulsar-admin makes 500.0 of 500
+                    values[name] = int(values[name])  # pulsar-admin turns 500 into 500.0
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"the Function's user configuration is not ours ({error}): deploy it with "
+                f"the Function's user configuration cannot be read ({error}): deploy it with "
                 "`delaylevel function deploy`"
             ) from error

@@ -1,4 +1,4 @@
-"""The functions worker's REST interface, as far as one Function needs it."""
+"""Client of the functions worker's REST interface, for one Function."""
 
 from __future__ import annotations
 
@@ -21,22 +21,15 @@ _PAUSE_S = 0.25
 
 
 class FunctionsWorker:
-    """Registers, asks and removes functions of one cluster.
-
-    Args:
-        connection: the cluster.
-    """
+    """Functions of one cluster: registration, status and removal."""
 
     def __init__(self, connection: Connection) -> None:
-        def path(value: object) -> str | None:
-            return None if value is None else str(value)
-
         self._rest = Rest(
             connection.admin_url,
             token=connection.read_token,
-            tls_trust_certs_file=path(connection.tls_trust_certs_file),
-            tls_certificate_file=path(connection.tls_certificate_file),
-            tls_private_key_file=path(connection.tls_private_key_file),
+            tls_trust_certs_file=connection.tls_trust_certs_file,
+            tls_certificate_file=connection.tls_certificate_file,
+            tls_private_key_file=connection.tls_private_key_file,
             tls_allow_insecure=connection.tls_allow_insecure,
             tls_validate_hostname=connection.tls_validate_hostname,
             timeout_s=120,
@@ -49,7 +42,7 @@ class FunctionsWorker:
         self._rest.close()
 
     def config(self, function: str) -> dict[str, Any] | None:
-        """Return a function's configuration; None where it is not registered.
+        """Return a function's configuration; None if it is not registered.
 
         Args:
             function: ``tenant/namespace/name``.
@@ -63,7 +56,7 @@ class FunctionsWorker:
         """Register a function and start it.
 
         Raises:
-            AdminError: the worker refuses it; the text says why.
+            AdminError: the worker refused it; the text gives the reason.
         """
         parts = {"data": (file_name, package, "application/octet-stream")}
         for attempt in range(_TRIES):
@@ -71,48 +64,48 @@ class FunctionsWorker:
                 self._send("POST", config, parts)
                 return
             except AdminError as error:
-                # Where the worker keeps packages in the cluster's package management (a
-                # standalone broker does), 4.0.8 forgets to delete them with the function, and
-                # then refuses a new one of that name for good.
+                # A worker that stores packages in the cluster's package management (a standalone
+                # broker does) does not delete them with the function in 4.0.8, and then refuses
+                # every new function of that name.
                 if "metadata already exists" not in error.reason or attempt == _TRIES - 1:
                     raise
             self._delete_packages(_name(config))
             time.sleep(_PAUSE_S)
 
     def update(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
-        """Replace a function's configuration and package; its instances start anew."""
+        """Replace a function's configuration and package; its instances restart."""
         self._send("PUT", config, {"data": (file_name, package, "application/octet-stream")})
 
     def status(self, function: str) -> dict[str, Any]:
-        """Return what the worker knows of the instances.
+        """Return the worker's status of the instances.
 
         Raises:
-            NotFoundError: it is not registered.
+            NotFoundError: the function is not registered.
         """
         return dict(self._get(f"{function}/status"))
 
     def stats(self, function: str) -> dict[str, Any]:
-        """Return the figures of the instances, user metrics included; empty where none answers."""
+        """Return the statistics and user metrics of the instances; empty if none answers."""
         try:
             return dict(self._get(f"{function}/stats") or {})
         except AdminError:
             return {}
 
     def restart(self, function: str) -> None:
-        """Start all instances anew."""
+        """Restart all instances."""
         self._request("POST", f"{function}/restart")
 
     def delete(self, function: str) -> None:
-        """Remove a function; its subscriptions stay if it was registered so."""
+        """Remove a function; cleanupSubscription decides whether its subscriptions stay."""
         self._request("DELETE", function)
         self._delete_packages(function)
 
     def _delete_packages(self, function: str) -> None:
-        """Delete what can be of the packages of a function that is not registered."""
+        """Delete the packages of a function that is not registered, as far as possible."""
         path = f"packages/function/{_encoded(function)}"
         with contextlib.suppress(AdminError):
             for version in self._rest.request("GET", path, api=_API).json():
-                with contextlib.suppress(AdminError):  # half of one, and it is not for this version
+                with contextlib.suppress(AdminError):  # a half-written package stays
                     self._rest.request("DELETE", f"{path}/{quote(version, safe='')}", api=_API)
 
     def _get(self, path: str) -> Any:
@@ -134,7 +127,7 @@ class FunctionsWorker:
             if error.status in (409, 503) and "orker" in error.reason:
                 raise LevelTopicError(
                     f"the functions worker is not ready ({error.reason}): wait some seconds, and "
-                    "look at the broker's log if it stays so"
+                    "look at the broker's log if that does not help"
                 ) from error
             raise
 

@@ -1,4 +1,4 @@
-"""Drain of a level topic: the immediate hand-off of everything to the final window."""
+"""Immediate hand-off of everything that is pending to the final window: a drain."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Forwarder:
                 self._hand_off(message, envelope, decision.hop is Hop.DUE, number)
             self._report.latest_ms = max(self._report.latest_ms, now_ms - envelope.due_ms)
         if self._tracked:
-            return  # nothing is kept: no target of ours refuses a message
+            return  # no target is written here, so no message is kept
         self._epoch_messages += 1
         self._epoch_bytes += len(message.value or b"")
         if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:

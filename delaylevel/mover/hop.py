@@ -47,9 +47,7 @@ def open_envelope(
     """Return the envelope of a message, with the id that the message keeps from now on.
 
     Args:
-        description: the level topic.
         topic: full name of the partition where the message was read.
-        message: the message as it was read.
 
     Raises:
         EnvelopeError: the envelope cannot be read, or the level topic does not have its target.
@@ -93,10 +91,8 @@ def held_until_ms(description: LevelTopicDescription, now_ms: int) -> int | None
 def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -> Any:
     """Return the schema for a producer of a business topic, or the reason why there is none.
 
-    The check for the topic comes first, because opening a producer would create the topic.
-
-    Returns:
-        A ``pulsar.schema.Schema``, or the reason as a string.
+    The check for the topic comes first, because opening a producer would create the topic. The
+    schema is a ``pulsar.schema.Schema``, the reason a string.
     """
     name = TopicName.parse(target)
     if not admin.topic_exists(name):
@@ -107,19 +103,11 @@ def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -
 
 
 class SetAside(NamedTuple):
-    """The place of a message that cannot be handed off.
+    """The place of a message that cannot be handed off, and its entry in the report."""
 
-    Attributes:
-        counter: field of ``ForwardReport``: ``held``, ``dead`` or ``dropped``.
-        counted_by: key in that counter: the target or the reason.
-        topic: full name of a partition of our own; empty for a message that is dropped.
-        properties: all properties to store.
-        deliver_at_ms: time until which the broker holds the message; None for no delay.
-    """
-
-    counter: str
-    counted_by: str
-    topic: str
+    counter: str  # field of ForwardReport: held, dead or dropped
+    counted_by: str  # key in that counter: the target or the reason
+    topic: str  # full name of a partition of our own; empty for a message that is dropped
     properties: dict[str, str]
     deliver_at_ms: int | None
 
@@ -133,14 +121,9 @@ def set_aside(
     *,
     dead_letters: bool = True,
 ) -> SetAside:
-    """Return the place of a message whose target cannot be written now.
+    """Return the place of a message whose target cannot be written now, for this reason.
 
     Args:
-        description: the level topic.
-        message: the message as it was read.
-        envelope: its envelope.
-        reason: the reason for the refusal.
-        now_ms: present time, ms since the epoch.
         dead_letters: False to hold a message that the level topic's policy makes a dead letter.
     """
     policy = missing_target_policy(description, reason)

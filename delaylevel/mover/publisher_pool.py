@@ -39,13 +39,10 @@ _HandOff = TypeVar("_HandOff")
 
 
 class PublisherPool(Generic[_HandOff]):
-    """Open publishers of one forwarder, each opened for its first message.
+    """Publishers of one forwarder, each opened for its first message.
 
-    Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
-        description: the level topic.
-        sequence: producer name and source partition for deduplication; None for at least once.
+    The methods raise BrokerError if a topic of our own cannot be written, if no broker serves a
+    business topic, or if the broker may have stored a message with a sequence id that failed.
     """
 
     def __init__(
@@ -67,11 +64,7 @@ class PublisherPool(Generic[_HandOff]):
         self._partition_counts: dict[str, int] = {}
 
     def level(self, level: int, partition: int) -> Publisher[Any]:
-        """Return the publisher to a partition of a level.
-
-        Raises:
-            BrokerError: it cannot be written.
-        """
+        """Return the publisher to a partition of a level."""
         publisher = self._levels.get((level, partition))
         if publisher is None:
             topic = self._description.level_topic(level).partition(partition).full
@@ -79,11 +72,7 @@ class PublisherPool(Generic[_HandOff]):
         return publisher
 
     def window(self, partition: int) -> Publisher[Any]:
-        """Return the publisher to a partition of the window topic.
-
-        Raises:
-            BrokerError: it cannot be written.
-        """
+        """Return the publisher to a partition of the window topic."""
         publisher = self._window.get(partition)
         if publisher is None:
             topic = self._description.window_topic.partition(partition).full
@@ -91,11 +80,7 @@ class PublisherPool(Generic[_HandOff]):
         return publisher
 
     def own(self, topic: str) -> Publisher[Any]:
-        """Return the publisher to a topic of our own; these have no schema.
-
-        Raises:
-            BrokerError: it cannot be written.
-        """
+        """Return the publisher to a topic of our own; these have no schema."""
         publisher = self._own.get(topic)
         if publisher is None:
             try:
@@ -110,11 +95,7 @@ class PublisherPool(Generic[_HandOff]):
     def target(
         self, envelope: Envelope, message: ParkedMessage, sequence_id: int | None
     ) -> Publisher[_HandOff] | str:
-        """Return the publisher to a business topic, or the reason why it cannot be written.
-
-        Raises:
-            BrokerError: no broker serves the topic now, or a refusal is not certain.
-        """
+        """Return the publisher to a business topic, or the reason why it cannot be written."""
         partition = None
         if sequence_id is not None and not (message.key or message.ordering_key):
             # The client would choose the partition in turn; a replay has to choose the same one.
@@ -142,9 +123,6 @@ class PublisherPool(Generic[_HandOff]):
 
         Yields:
             The failure or None; hand-offs that are confirmed; those that failed, with the reason.
-
-        Raises:
-            BrokerError: a message failed that the broker may have stored.
         """
         for key, publisher in list(self._targets.items()):
             failure, confirmed, failed = publisher.settle()
@@ -156,11 +134,7 @@ class PublisherPool(Generic[_HandOff]):
             yield failure, confirmed, failed
 
     def flush_own(self) -> None:
-        """Wait for the confirmations of our own topics.
-
-        Raises:
-            BrokerError: a message is not confirmed.
-        """
+        """Wait for the confirmations of our own topics."""
         for topic, publisher in list(self._own.items()):
             failure, _, _ = publisher.settle()
             if failure is not None:
@@ -174,7 +148,7 @@ class PublisherPool(Generic[_HandOff]):
                 )
 
     def reset(self) -> None:
-        """Ignore everything that was sent since the last flush."""
+        """Discard the outcomes of everything sent since the last flush."""
         for publisher in (*self._targets.values(), *self._own.values()):
             publisher.forget()
 
