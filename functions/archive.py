@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -66,9 +66,14 @@ def build(worker: WorkerPython | None = None) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for inside, path in sorted(_own()):
-            _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
-        for name, wheel in sorted(_downloaded(worker) if worker else _repacked()):
+        for inside, path in sorted(own_files(PARTS)):
+            if not inside.startswith(_NOT_SHIPPED):
+                _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
+        if worker is not None:
+            wheels = _download(worker)
+        else:
+            wheels = [repack(requirement.partition("==")[0]) for requirement in requirements()]
+        for name, wheel in sorted(wheels):
             _put(archive, f"{NAME}/deps/{name}", wheel, stored=True)
     return buffer.getvalue()
 
@@ -110,18 +115,7 @@ def repack(name: str) -> tuple[str, bytes]:
     return f"{info.removesuffix('.dist-info')}-{_tag(found)}.whl", buffer.getvalue()
 
 
-def _own() -> Iterator[tuple[str, Path]]:
-    for inside, path in own_files(PARTS):
-        if not inside.startswith(_NOT_SHIPPED):
-            yield inside, path
-
-
-def _repacked() -> Iterator[tuple[str, bytes]]:
-    for requirement in requirements():
-        yield repack(requirement.partition("==")[0])
-
-
-def _downloaded(worker: WorkerPython) -> list[tuple[str, bytes]]:
+def _download(worker: WorkerPython) -> list[tuple[str, bytes]]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--python-version", worker.version]
     command += ["--platform", worker.platform, "--implementation", "cp"]
@@ -152,11 +146,7 @@ def _tag(found: importlib.metadata.Distribution) -> str:
     """Return the tags in a wheel's file name; dots join several tags of a kind."""
     lines = (found.read_text("WHEEL") or "").splitlines()
     tags = [line.partition(":")[2].strip().split("-") for line in lines if line.startswith("Tag:")]
-    return "-".join(_joined(parts) for parts in zip(*tags, strict=True))
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return ".".join(dict.fromkeys(parts))
+    return "-".join(".".join(dict.fromkeys(parts)) for parts in zip(*tags, strict=True))
 
 
 def _put(archive: zipfile.ZipFile, name: str, content: bytes, stored: bool = False) -> None:

@@ -88,6 +88,10 @@ class Relay:
 
     Not thread-safe.
 
+    Attributes:
+        in_flight: number of messages that are sent and not confirmed.
+        unacknowledged: number of messages that are neither acknowledged nor given back.
+
     Args:
         client: a ``pulsar.Client`` for the producers; it is not closed here.
         admin: admin interface, for the existence and the schemas of targets.
@@ -132,28 +136,18 @@ class Relay:
         self._failing: list[tuple[_TargetKey, TrackedProducer]] = []
         self._pending: set[tuple[str, int, int, int]] = set()
         self._acknowledged = RecentIds()
-        self._in_flight = self._bytes = self._unacknowledged = 0
-        self._stalled = 0
+        self.in_flight = self.unacknowledged = 0
+        self._bytes = self._stalled = 0
         self._confirmed_s = 0.0
         self._report = RelayReport()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of messages that are sent and not confirmed."""
-        return self._in_flight
-
-    @property
-    def unacknowledged(self) -> int:
-        """Number of messages that are neither acknowledged nor given back."""
-        return sum(len(order) for order in self._orders.values())
 
     @property
     def has_room(self) -> bool:
         """True if another message may be offered now."""
         return (
-            self._in_flight - self._stalled < self._limit
+            self.in_flight - self._stalled < self._limit
             and self._bytes < IN_FLIGHT_BYTES
-            and self._unacknowledged < UNACKNOWLEDGED
+            and self.unacknowledged < UNACKNOWLEDGED
         )
 
     def offer(self, received: Any) -> None:
@@ -184,8 +178,8 @@ class Relay:
         if order is None:
             order = self._orders[source] = AckOrder()
         order.add(item)
-        self._in_flight += 1
-        self._unacknowledged += 1
+        self.in_flight += 1
+        self.unacknowledged += 1
         self._bytes += len(message.value or b"")
         try:
             topic = self._router.route(item, message)
@@ -232,7 +226,7 @@ class Relay:
                 for item in items:
                     self._acknowledge(item)
                 count += len(items)
-        self._unacknowledged = self.unacknowledged
+        self.unacknowledged = sum(len(order) for order in self._orders.values())
         return count
 
     def take_report(self) -> RelayReport:
@@ -340,7 +334,7 @@ class Relay:
         self._consumer.negative_acknowledge(item.message_id)
 
     def _release(self, item: Item) -> None:
-        self._in_flight -= 1
+        self.in_flight -= 1
         if item.message is not None:
             self._bytes -= len(item.message.value or b"")
             item.message = None

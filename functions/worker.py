@@ -58,10 +58,9 @@ class FunctionsWorker:
         Raises:
             AdminError: the worker refused it; the text gives the reason.
         """
-        parts = {"data": (file_name, package, "application/octet-stream")}
         for attempt in range(_TRIES):
             try:
-                self._send("POST", config, parts)
+                self._send("POST", config, file_name, package)
                 return
             except AdminError as error:
                 # A worker that stores packages in the cluster's package management (a standalone
@@ -74,7 +73,7 @@ class FunctionsWorker:
 
     def update(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
         """Replace a function's configuration and package; its instances restart."""
-        self._send("PUT", config, {"data": (file_name, package, "application/octet-stream")})
+        self._send("PUT", config, file_name, package)
 
     def status(self, function: str) -> dict[str, Any]:
         """Return the worker's status of the instances.
@@ -111,10 +110,12 @@ class FunctionsWorker:
     def _get(self, path: str) -> Any:
         return json.loads(self._request("GET", path).data)
 
-    def _send(self, method: str, config: Mapping[str, Any], parts: dict[str, Any]) -> None:
-        text = json.dumps(config)
+    def _send(self, method: str, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
         body, kind = encode_multipart_formdata(
-            {"functionConfig": ("functionConfig", text, "application/json"), **parts}
+            {
+                "functionConfig": ("functionConfig", json.dumps(config), "application/json"),
+                "data": (file_name, package, "application/octet-stream"),
+            }
         )
         self._request(method, _name(config), data=body, kind=kind)
 
