@@ -53,9 +53,9 @@ def check_movable(description: LevelTopicDescription) -> None:
         raise LevelTopicError(
             f"level topic {description.topic} is described with mover "
             f"{description.mover.value!r}: its producers rely on that, and do not ask the broker "
-            "to hold messages until their hand-off. Run `delaylevel sync "
-            f"{description.mover.value}` for it, or create a level topic of another name with "
-            "`delaylevel levels create --mover function --level-topic NAME`"
+            "to hold messages until their hand-off. Run `delaylevel mover run` for it, or create a "
+            "level topic of another name with `delaylevel levels create --mover function "
+            "--level-topic NAME`"
         )
 
 

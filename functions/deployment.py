@@ -213,7 +213,7 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
         if existing.get("cleanupSubscription", True):
             raise LevelTopicError(
                 f"function {function} is registered with cleanupSubscription=true: removing it "
-                "would delete what is parked. Run `delaylevel function deploy` first, which sets "
+                "would delete what is parked. Run `delaylevel mover deploy` first, which sets "
                 "it to false, and then delete it"
             )
         worker.delete(function)
@@ -261,7 +261,7 @@ def write_package(
 def not_deployed(function: str) -> LevelTopicError:
     """Return the error for a function that is not registered."""
     return LevelTopicError(
-        f"function {function} is not deployed: deploy it with `delaylevel function deploy`"
+        f"function {function} is not deployed: deploy it with `delaylevel mover deploy`"
     )
 
 

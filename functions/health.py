@@ -185,19 +185,19 @@ def problems_of(
     missing = set(source_topics(level.description)) - set(config.get("inputSpecs") or ())
     if missing:
         found.append(
-            f"it does not read {', '.join(sorted(missing))}: run `delaylevel function deploy "
+            f"it does not read {', '.join(sorted(missing))}: run `delaylevel mover deploy "
             f"{topic}` again"
         )
     if config.get("cleanupSubscription", True):
         found.append(
             "cleanupSubscription is true: deleting the function would delete what is parked; run "
-            f"`delaylevel function deploy {topic}`, which sets it to false"
+            f"`delaylevel mover deploy {topic}`, which sets it to false"
         )
     version = (config.get("userConfig") or {}).get("version")
     if version != __version__:
         found.append(
             f"it runs delaylevel {version or 'of an unknown version'}, and this is {__version__}: "
-            f"update it with `delaylevel function deploy {topic}`"
+            f"update it with `delaylevel mover deploy {topic}`"
         )
     lead_ms = level.description.levels.smallest_lead_ms
     if level.late and not down:
@@ -205,7 +205,7 @@ def problems_of(
     if level.held_entries:
         found.append(
             f"{level.held_entries:,} messages are held because their target could not be written; "
-            "they are retried automatically. The log names the target (`delaylevel function logs "
+            "they are retried automatically. The log names the target (`delaylevel mover logs "
             f"{topic}`)"
         )
     if level.dead_letter_entries:
@@ -219,7 +219,7 @@ def problems_of(
 def _why_down(down: list[InstanceStatus], topic: str) -> str:
     numbers = ", ".join(str(instance.number) for instance in down)
     which = f"instance {numbers} is down" if len(down) == 1 else f"instances {numbers} are down"
-    restart = f"run `delaylevel function restart {topic}`"
+    restart = f"run `delaylevel mover restart {topic}`"
     worst = max(down, key=lambda instance: instance.restarts)
     if worst.restarts > 1:
         return (
@@ -246,11 +246,11 @@ def _why_behind(level: LevelTopicStatus, topic: str, lead_ms: int) -> str:
     if readers and all(name.startswith(_CONSUMER) for name in readers):
         return (
             f"{late}. The instances work but do not keep up: raise --parallelism with "
-            "`delaylevel function deploy`, or check for a slow target "
-            f"(`delaylevel function logs {topic}`)"
+            "`delaylevel mover deploy`, or check for a slow target "
+            f"(`delaylevel mover logs {topic}`)"
         )
     return (
-        f"{late}, and the instances do not receive messages yet. `delaylevel function logs "
+        f"{late}, and the instances do not receive messages yet. `delaylevel mover logs "
         f"{topic}` shows if an instance cannot reach the admin interface (--worker-admin-url), or "
         "is not allowed to use it"
     )

@@ -66,5 +66,5 @@ class FunctionSettings:
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the Function's user configuration cannot be read ({error}): deploy it with "
-                "`delaylevel function deploy`"
+                "`delaylevel mover deploy`"
             ) from error

@@ -146,5 +146,5 @@ def no_worker() -> LevelTopicError:
     return LevelTopicError(
         "this cluster has no functions worker: start brokers with functionsWorkerEnabled=true "
         "(`delaylevel broker start --functions` for the embedded one), or run the Spark job "
-        "instead (`delaylevel sync spark`)"
+        "instead (`delaylevel mover run`)"
     )

@@ -36,7 +36,7 @@ def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> No
         raise InvalidInputError(
             f"level topic {description.topic} has the final window 'tracker': a mover's hops are "
             "at least once there, and the dispatcher removes the copies by their id. Run the "
-            "mover with --delivery at-least-once, and the dispatcher with `delaylevel dispatch "
+            "mover with --delivery at-least-once, and the dispatcher with `delaylevel dispatcher "
             "run --delivery effectively-once`"
         )
 

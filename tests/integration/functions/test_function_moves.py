@@ -227,7 +227,7 @@ def test_a_level_topic_for_spark_is_refused(
     level_topic: Callable[..., LevelTopicDescription], connection: Connection
 ) -> None:
     description = level_topic(TWO_LEVELS)
-    with pytest.raises(LevelTopicError, match="delaylevel sync spark"):
+    with pytest.raises(LevelTopicError, match="delaylevel mover run"):
         deployment.deploy(connection, description, deployment.FunctionOptions())
 
 

@@ -72,7 +72,7 @@ def test_with_a_tracker_it_reads_neither_the_window_nor_its_log() -> None:
 
 
 def test_what_a_function_may_not_move_is_refused() -> None:
-    with pytest.raises(LevelTopicError, match="delaylevel sync spark"):
+    with pytest.raises(LevelTopicError, match="delaylevel mover run"):
         function_config(described(mover=Mover.SPARK), CONNECTION, FunctionOptions())
 
 

@@ -519,7 +519,7 @@ def test_with_a_tracker_a_mover_promises_at_least_once(tracked: Bench) -> None:
     sequence = Sequence("query", tracked.source("level-partition-0").topic)
     with pytest.raises(InvalidInputError) as caught:
         Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]
-    for part in (FAMILY, "'tracker'", "delaylevel dispatch run --delivery effectively-once"):
+    for part in (FAMILY, "'tracker'", "delaylevel dispatcher run --delivery effectively-once"):
         assert part in str(caught.value)
     for delivery in Delivery:
         check_delivery(Bench().description, delivery)
