@@ -178,7 +178,7 @@ def test_a_mover_that_dies_before_it_acknowledges(
         raise Killed
 
     doomed = world.mover(description, clock)
-    monkeypatch.setattr(doomed._claim, "acknowledge", die)
+    monkeypatch.setattr(doomed._lock, "acknowledge", die)
     with pytest.raises(Killed):
         doomed.run_once()
     doomed.close()

@@ -1,4 +1,4 @@
-"""What is deployed, the archive, and what a Function's status says in plain words."""
+"""The Function's configuration and archive, and the problems in its status."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_with_a_tracker_it_reads_neither_the_window_nor_its_log() -> None:
     assert config == function_config(described(), CONNECTION, FunctionOptions())
 
 
-def test_what_a_function_may_not_move_is_refused() -> None:
+def test_a_level_topic_of_another_mover_is_refused() -> None:
     with pytest.raises(LevelTopicError, match="delaylevel mover run"):
         function_config(described(mover=Mover.SPARK), CONNECTION, FunctionOptions())
 
 
-def test_options_that_cannot_be_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     for wrong in ({"parallelism": 0}, {"cpu": 0.0}, {"ram_mb": 1}):
         with pytest.raises(ConfigError):
             FunctionOptions(**wrong)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_the_archive_holds_what_the_function_needs_and_no_more(package: bytes) -
 def test_the_archive_installs_without_a_network_and_works_in_isolation(
     package: bytes, tmp_path: Path
 ) -> None:
-    """What python_instance_main.py does with it, in a Python that has pulsar and nothing else."""
+    """The archive installs as in python_instance_main.py, in a Python with nothing but pulsar."""
     with zipfile.ZipFile(io.BytesIO(package)) as opened:
         opened.extractall(tmp_path)
     root = tmp_path / "delaylevel-function"
@@ -170,7 +170,7 @@ def test_the_archive_installs_without_a_network_and_works_in_isolation(
     assert pydantics.startswith(str(installed))
 
 
-def test_a_repacked_wheel_says_what_it_fits() -> None:
+def test_a_repacked_wheel_has_its_tags() -> None:
     name, content = archive.repack("pydantic_core")
     assert name.startswith("pydantic_core-")
     assert f"cp{sys.version_info[0]}{sys.version_info[1]}" in name
@@ -180,13 +180,13 @@ def test_a_repacked_wheel_says_what_it_fits() -> None:
     assert listed == set(opened.namelist())
 
 
-def test_wheels_for_another_python_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_for_another_python_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigError, match=r"Python 3\.13 on win_amd64"):
         archive.build(archive.WorkerPython("3.13", "win_amd64"))
 
 
-def test_for_people_with_their_own_tools(tmp_path: Path) -> None:
+def test_package_for_other_tools(tmp_path: Path) -> None:
     line = deployment.write_package(tmp_path / "out", described(), CONNECTION, FunctionOptions())
     words = line.split()
     assert words[:5] == ["pulsar-admin", "--admin-url", "http://broker:8080", "functions", "create"]
@@ -242,7 +242,7 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
     }
 
 
-def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
+def test_metrics_are_sums_and_an_empty_report_has_none() -> None:
     assert metrics_of(RelayReport(), 5) == {}
     report = RelayReport(window=3, due=2, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
     report.dead["x"] += 1
@@ -254,7 +254,7 @@ def test_metrics_are_sums_and_nothing_is_reported_of_nothing() -> None:
     assert found["delaylevel_function_lateness_seconds_max"] == 0
 
 
-# -- status in plain words
+# -- status
 
 
 def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) -> LevelTopicStatus:
@@ -284,8 +284,8 @@ def config() -> dict[str, Any]:
     return function_config(described(), CONNECTION, FunctionOptions())
 
 
-def problems(said: dict[str, Any], at: LevelTopicStatus, trouble: str = "") -> str:
-    found = health.instances_of(said, {}, 1, trouble)
+def problems(answer: dict[str, Any], at: LevelTopicStatus, error_text: str = "") -> str:
+    found = health.instances_of(answer, {}, 1, error_text)
     return "\n".join(health.problems_of(config(), found, at))
 
 
@@ -296,12 +296,12 @@ def one(**status: Any) -> dict[str, Any]:
 OURS = (f"delaylevel-function@{FAMILY}#0",)
 
 
-def test_nothing_is_wrong() -> None:
+def test_a_healthy_function_has_no_problems() -> None:
     assert problems(one(), level(consumers=OURS)) == ""
 
 
 @pytest.mark.parametrize(
-    ("said", "at", "words"),
+    ("answer", "at", "words"),
     [
         ({}, level(), "instance 0 is down"),
         (one(running=False, error="UNAVAILABLE: io exception"), level(), "just starting"),
@@ -316,13 +316,13 @@ def test_nothing_is_wrong() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_remedy(
-    said: dict[str, Any], at: LevelTopicStatus, words: str
+def test_problems_come_with_their_remedy(
+    answer: dict[str, Any], at: LevelTopicStatus, words: str
 ) -> None:
-    assert words in problems(said, at, "Not alive")
+    assert words in problems(answer, at, "Not alive")
 
 
-def test_a_function_that_others_have_changed() -> None:
+def test_a_function_that_someone_else_has_changed() -> None:
     changed = {**config(), "cleanupSubscription": True, "inputSpecs": {}, "userConfig": {}}
     text = "\n".join(health.problems_of(changed, (), level(consumers=OURS)))
     assert "delete what is parked" in text
@@ -330,7 +330,7 @@ def test_a_function_that_others_have_changed() -> None:
     assert f"this is {__version__}" in text
 
 
-def test_figures_come_from_the_user_metrics() -> None:
+def test_counts_come_from_the_user_metrics() -> None:
     stats = {
         "instances": [
             {
@@ -370,7 +370,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, status: int, reason: str) -> Funct
         (503, "Function worker service is not done initializing", "not ready"),
     ],
 )
-def test_a_cluster_without_a_worker_is_said(
+def test_a_cluster_without_a_worker_is_reported(
     monkeypatch: pytest.MonkeyPatch, status: int, reason: str, words: str
 ) -> None:
     with pytest.raises(LevelTopicError, match=words):

@@ -1,4 +1,4 @@
-"""The Function's stream against a client whose outcomes the test decides, and its pure parts."""
+"""The Function's relay, with a client whose outcomes the test chooses, and its pure parts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ OK = pulsar.Result.Ok
 LEVELS = Levels([PartitionStrategy(maximum_delay=timedelta(days=5))])
 
 
-class StreamWorld(FakeClient):
-    """The surroundings of a stream: client, consumer, admin and clock."""
+class RelayWorld(FakeClient):
+    """Client, consumer, admin interface and clock for a relay."""
 
     def __init__(self, **description: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class StreamWorld(FakeClient):
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
 
-    def stream(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Relay:
+    def relay(self, *, later: bool = False, in_flight: int = 2000, **more: Any) -> Relay:
         return Relay(
             self,
             self.admin,  # type: ignore[arg-type]
@@ -82,8 +82,8 @@ class StreamWorld(FakeClient):
 
 
 @pytest.fixture
-def world() -> StreamWorld:
-    return StreamWorld()
+def world() -> RelayWorld:
+    return RelayWorld()
 
 
 def received(
@@ -100,20 +100,20 @@ def parked(
     return received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
 
 
-def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: StreamWorld) -> None:
-    stream = world.stream()
+def test_a_message_is_acknowledged_when_it_is_confirmed_and_not_before(world: RelayWorld) -> None:
+    relay = world.relay()
     for entry in range(3):
-        stream.offer(parked(entry))
-    stream.poll()
+        relay.offer(parked(entry))
+    relay.poll()
     assert world.acknowledged == []
-    assert stream.in_flight == 3
+    assert relay.in_flight == 3
     world[ORDERS].answer(count=2)
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0, 1]
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0, 1, 2]
-    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
+    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     sent = world[ORDERS].sent[0]
     given_ = sent.given
     assert sent.value == b"body"
@@ -124,19 +124,19 @@ def test_each_is_acknowledged_when_it_is_confirmed_and_not_before(world: StreamW
         DUE: str(T0 + 3_600_000),
         ID: "public/default/orders-delay-level-partition-0:7:0:-1",
     }
-    assert stream.take_report().window == 3
+    assert relay.take_report().window == 3
 
 
-def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is_like() -> None:
-    world = StreamWorld(final_window=FinalWindow.TRACKER, window_partitions=8)
+def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_target() -> None:
+    world = RelayWorld(final_window=FinalWindow.TRACKER, window_partitions=8)
     world.admin.missing.add(ORDERS)
-    stream = world.stream()
-    stream.offer(parked(0))
-    stream.offer(parked(1, due_ms=T0 - 700))
+    relay = world.relay()
+    relay.offer(parked(0))
+    relay.offer(parked(1, due_ms=T0 - 700))
     held = parked(2, topic=HELD)
     held.given.update({ATTEMPT: "3", ID: "mine", REASON: "it was away"})
-    stream.offer(held)
-    stream.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
+    relay.offer(held)
+    relay.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
     window = f"{FAMILY}-window-partition-{world.description.window_partition('key', '')}"
     assert world.topics == [window, f"{FAMILY}-partition-2"]
     first, second, third = (sent.given for sent in world[window].sent)
@@ -152,84 +152,86 @@ def test_with_a_tracker_what_is_ripe_goes_into_the_window_whatever_the_target_is
     assert REASON not in third["properties"]
     assert (first["partition_key"], first["event_timestamp"]) == ("key", 5)
     assert all(producer.settings["batching_enabled"] for producer in world.producers)
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == []
     world[window].answer()
     world[f"{FAMILY}-partition-2"].answer()
-    stream.poll()
+    relay.poll()
     assert sorted(world.acknowledged) == [0, 1, 2, 3]
-    report = stream.take_report()
+    report = relay.take_report()
     assert (report.window, report.due, report.parked.total()) == (3, 0, 1)
     assert report.latest_ms == 700
 
 
-def test_a_window_that_does_not_confirm_gives_back() -> None:
-    world = StreamWorld(final_window=FinalWindow.TRACKER)
-    stream = world.stream()
-    stream.offer(parked(0))
+def test_messages_that_a_window_does_not_confirm_are_given_back() -> None:
+    world = RelayWorld(final_window=FinalWindow.TRACKER)
+    relay = world.relay()
+    relay.offer(parked(0))
     (window,) = world.topics
     world[window].answer(pulsar.Result.Timeout)
-    stream.poll()
+    relay.poll()
     assert (world.acknowledged, world.given_back) == ([], [0])
-    stream.offer(parked(0))
+    relay.offer(parked(0))
     assert world.opened(window) == 2
     world[window].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0]
 
 
-def test_what_is_due_goes_at_once_and_what_is_undue_is_parked_until_its_hand_off(
-    world: StreamWorld,
+def test_due_messages_go_at_once_and_others_are_parked_until_their_hand_off(
+    world: RelayWorld,
 ) -> None:
-    stream = world.stream()
-    stream.offer(parked(0, due_ms=T0 - 1))
-    stream.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 - 1))
+    relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
     assert world[ORDERS].sent[0].given["deliver_at"] is None
     again = f"{FAMILY}-partition-2"
     assert world[again].sent[0].given["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
     world[ORDERS].answer()
     world[again].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0, 1]
-    report = stream.take_report()
+    report = relay.take_report()
     assert (report.due, report.parked.total()) == (1, 1)
 
 
-def test_what_the_broker_would_release_at_once_is_not_parked_again(world: StreamWorld) -> None:
+def test_messages_that_the_broker_would_release_at_once_are_not_parked_again(
+    world: RelayWorld,
+) -> None:
     second = Levels(
         [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
     )
     world.description = replace(world.description, levels=second)
-    stream = world.stream()
-    stream.offer(parked(0, due_ms=T0 + 1500))
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 + 1500))
     assert world.topics == [ORDERS]
     assert world[ORDERS].sent[0].given["deliver_at"] == T0 + 1500
 
 
-def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: StreamWorld) -> None:
-    stream = world.stream()
-    stream.offer(received(0, {"mine": "1"}))
-    stream.offer(parked(1, target="persistent://public/default/not-ours"))
+def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(received(0, {"mine": "1"}))
+    relay.offer(parked(1, target="persistent://public/default/not-ours"))
     assert [sent.properties["mine"] for sent in world[DEAD].sent] == ["1", "1"]
     assert all(sent.properties[REASON] for sent in world[DEAD].sent)
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == []
     world[DEAD].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0, 1]
-    assert stream.take_report().dead.total() == 2
+    assert relay.take_report().dead.total() == 2
 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
 def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget) -> None:
-    world = StreamWorld(on_missing_target=policy)
+    world = RelayWorld(on_missing_target=policy)
     world.admin.missing.add(ORDERS)
-    stream = world.stream()
-    stream.offer(parked(0))
-    stream.poll()
-    # From now on the target is known to be missing, and nobody is asked.
-    stream.offer(parked(1))
-    stream.offer(parked(2, target=BILLS))
+    relay = world.relay()
+    relay.offer(parked(0))
+    relay.poll()
+    # The target is known to be missing now, and is not looked up again.
+    relay.offer(parked(1))
+    relay.offer(parked(2, target=BILLS))
     world[BILLS].answer()
     assert HELD not in world.topics
     if policy is MissingTarget.DEAD_LETTER:
@@ -238,10 +240,10 @@ def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget
             f"target {ORDERS} does not exist"
         }
         world[DEAD].answer()
-    stream.poll()
+    relay.poll()
     assert sorted(world.acknowledged) == [0, 1, 2]
-    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
-    report = stream.take_report()
+    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
+    report = relay.take_report()
     assert (report.window, report.held.total()) == (1, 0)
     lost = {"dead": report.dead.total(), "dropped": report.dropped.total()}
     assert lost == {
@@ -250,7 +252,7 @@ def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget
     }
 
 
-def test_a_target_that_was_added_later_is_looked_up_once(world: StreamWorld) -> None:
+def test_a_target_that_was_added_later_is_looked_up_once(world: RelayWorld) -> None:
     added = "persistent://public/default/added"
     asked = 0
 
@@ -260,166 +262,166 @@ def test_a_target_that_was_added_later_is_looked_up_once(world: StreamWorld) -> 
         return replace(world.description, targets=(ORDERS, added))
 
     world.describe = describe
-    stream = world.stream()
-    stream.offer(parked(0, target=added, published_ms=T0 - 1000))
-    stream.offer(parked(1, target=added, published_ms=T0 - 1000))
+    relay = world.relay()
+    relay.offer(parked(0, target=added, published_ms=T0 - 1000))
+    relay.offer(parked(1, target=added, published_ms=T0 - 1000))
     assert len(world[added].sent) == 2
     assert asked == 1
-    # Published long before the description was read: it was not to be, and nobody is asked.
-    stream.offer(parked(2, target="persistent://public/default/never"))
+    # Published long before the description was read, so that is not read again.
+    relay.offer(parked(2, target="persistent://public/default/never"))
     assert asked == 1
     assert len(world[DEAD].sent) == 1
 
 
-def test_where_the_description_cannot_be_read_the_message_is_given_back(world: StreamWorld) -> None:
+def test_if_the_description_cannot_be_read_the_message_is_given_back(world: RelayWorld) -> None:
     def describe() -> LevelTopicDescription:
         raise BrokerUnreachableError("nobody answers")
 
     world.describe = describe
-    stream = world.stream()
-    stream.offer(parked(0, target="persistent://public/default/added", published_ms=T0))
-    stream.offer(parked(1))
+    relay = world.relay()
+    relay.offer(parked(0, target="persistent://public/default/added", published_ms=T0))
+    relay.offer(parked(1))
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     assert (world.given_back, world.acknowledged) == ([0], [1])
-    assert stream.unacknowledged == 0
+    assert relay.unacknowledged == 0
 
 
-def test_what_a_target_refuses_is_held_for_the_pause_and_the_others_flow(
-    world: StreamWorld,
+def test_refused_messages_are_held_for_the_pause_and_others_flow(
+    world: RelayWorld,
 ) -> None:
-    stream = world.stream()
-    stream.offer(parked(0, target=BILLS))
-    stream.offer(parked(1))
+    relay = world.relay()
+    relay.offer(parked(0, target=BILLS))
+    relay.offer(parked(1))
     world[BILLS].answer(pulsar.Result.TopicTerminated)
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [1]
     held = world[HELD].sent[0].given
     assert held["deliver_at"] == T0 + 30_000
     assert held["properties"][ATTEMPT] == "1"
     assert held["properties"][REASON] == "TopicTerminated"
     world[HELD].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [1, 0]
 
-    # For the pause nothing is tried; then the target is, with a producer of its own.
-    stream.offer(parked(2, target=BILLS))
+    # After the pause, the target is tried again with a new producer.
+    relay.offer(parked(2, target=BILLS))
     assert len(world[HELD].sent) == 2
     assert world.opened(BILLS) == 1
     assert world.closings == [BILLS]
     world.advance(30)
     back = received(3, held["properties"], topic=HELD, published_ms=T0)
-    stream.offer(back)
+    relay.offer(back)
     assert world.opened(BILLS) == 2
     assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "its first id"
     assert ATTEMPT not in world[BILLS].sent[0].properties
 
 
-def test_a_target_that_is_gone_is_not_made_anew(world: StreamWorld) -> None:
+def test_a_target_that_is_gone_is_not_created_again(world: RelayWorld) -> None:
     world.admin.missing.add(BILLS)
-    stream = world.stream()
-    stream.offer(parked(0, target=BILLS))
-    stream.poll()
+    relay = world.relay()
+    relay.offer(parked(0, target=BILLS))
+    relay.poll()
     assert BILLS not in world.topics
     assert world[HELD].sent[0].properties[REASON] == "the topic does not exist"
 
 
-def test_where_it_cannot_be_held_either_the_broker_keeps_it(world: StreamWorld) -> None:
-    stream = world.stream()
-    stream.offer(parked(0, target=BILLS))
+def test_if_a_message_cannot_be_held_either_the_broker_keeps_it(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0, target=BILLS))
     world[BILLS].answer(pulsar.Result.Timeout)
-    stream.poll()
+    relay.poll()
     world[HELD].answer(pulsar.Result.Timeout)
-    stream.poll()
+    relay.poll()
     assert (world.given_back, world.acknowledged) == ([0], [])
-    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
-    assert stream.take_report().given_back.total() == 1
+    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
+    assert relay.take_report().given_back.total() == 1
 
 
-def test_while_a_producer_is_opened_the_others_flow(world: StreamWorld) -> None:
-    stream = world.stream(later=True)
-    stream.offer(parked(0, target=BILLS))
-    stream.offer(parked(1))
+def test_while_a_producer_is_opened_other_messages_flow(world: RelayWorld) -> None:
+    relay = world.relay(later=True)
+    relay.offer(parked(0, target=BILLS))
+    relay.offer(parked(1))
     world.openings[1]()
-    stream.poll()
+    relay.poll()
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [1]
     world.openings[0]()
-    stream.poll()
+    relay.poll()
     world[BILLS].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [1, 0]
 
 
-def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: StreamWorld) -> None:
-    stream = world.stream(in_flight=4)
+def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: RelayWorld) -> None:
+    relay = world.relay(in_flight=4)
     for entry in range(4):
-        stream.offer(parked(entry, target=BILLS))
-    stream.offer(parked(4))
-    assert not stream.has_room
+        relay.offer(parked(entry, target=BILLS))
+    relay.offer(parked(4))
+    assert not relay.has_room
     world.advance(0.2)
     world[ORDERS].answer()
     world.advance(STALL_S)
-    stream.poll()
-    assert stream.has_room, "those of the silent target do not count"
-    stream.offer(parked(5, target=BILLS))
+    relay.poll()
+    assert relay.has_room, "messages of the silent target do not count"
+    relay.offer(parked(5, target=BILLS))
     assert len(world[BILLS].sent) == 4
     assert len(world[HELD].sent) == 1
 
 
-def test_where_nothing_answers_everything_waits(world: StreamWorld) -> None:
-    stream = world.stream(in_flight=2)
-    stream.offer(parked(0))
-    stream.offer(parked(1, target=BILLS))
+def test_if_nothing_answers_everything_waits(world: RelayWorld) -> None:
+    relay = world.relay(in_flight=2)
+    relay.offer(parked(0))
+    relay.offer(parked(1, target=BILLS))
     world.advance(STALL_S * 3)
-    stream.poll()
-    assert not stream.has_room
+    relay.poll()
+    assert not relay.has_room
     assert HELD not in world.topics
 
 
-def test_what_the_broker_delivers_again_meanwhile_is_not_sent_again(world: StreamWorld) -> None:
-    stream = world.stream()
-    stream.offer(parked(0))
-    stream.offer(parked(0))
+def test_a_message_in_flight_that_is_delivered_again_is_not_sent_again(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0))
+    relay.offer(parked(0))
     assert len(world[ORDERS].sent) == 1
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0]
-    assert (stream.in_flight, stream.unacknowledged) == (0, 0)
-    assert stream.take_report().duplicates == 1
+    assert (relay.in_flight, relay.unacknowledged) == (0, 0)
+    assert relay.take_report().duplicates == 1
 
 
-def test_what_is_delivered_again_when_it_is_done_is_acknowledged_again_and_not_sent(
-    world: StreamWorld,
+def test_a_redelivery_after_the_acknowledgement_is_acknowledged_and_not_sent(
+    world: RelayWorld,
 ) -> None:
-    stream = world.stream()
-    stream.offer(parked(0))
+    relay = world.relay()
+    relay.offer(parked(0))
     world[ORDERS].answer()
-    stream.poll()
-    stream.offer(parked(0))
-    stream.offer(parked(0, topic=HELD))  # another message
+    relay.poll()
+    relay.offer(parked(0))
+    relay.offer(parked(0, topic=HELD))  # another message
     assert len(world[ORDERS].sent) == 2
     assert world.acknowledged == [0, 0]
-    assert stream.take_report().duplicates == 1
-    assert (stream.in_flight, stream.unacknowledged) == (1, 1)
+    assert relay.take_report().duplicates == 1
+    assert (relay.in_flight, relay.unacknowledged) == (1, 1)
 
 
-def test_what_was_given_back_is_sent_when_it_comes_again(world: StreamWorld) -> None:
-    stream = world.stream()
-    stream.offer(parked(0, due_ms=T0 + 3 * DAY))
+def test_a_message_that_was_given_back_is_sent_when_it_arrives_again(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY))
     (again,) = world.topics
     world[again].answer(pulsar.Result.Timeout)
-    stream.poll()
+    relay.poll()
     assert world.given_back == [0]
-    stream.offer(parked(0, due_ms=T0 + 3 * DAY))
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY))
     world[again].answer()
-    stream.poll()
+    relay.poll()
     assert world.acknowledged == [0]
 
 
-def test_only_the_latest_are_remembered() -> None:
+def test_only_the_latest_ids_are_remembered() -> None:
     remembered = RecentIds(3)
     for number in range(7):
         remembered.add(number)
@@ -427,7 +429,7 @@ def test_only_the_latest_are_remembered() -> None:
     assert [number for number in range(7) if number in remembered] == [3, 4, 5, 6]
 
 
-def test_each_target_has_a_client_of_its_own_until_there_are_many() -> None:
+def test_each_target_has_its_own_client_until_there_are_many() -> None:
     made: list[FakeClient] = []
 
     def make() -> FakeClient:
@@ -441,25 +443,25 @@ def test_each_target_has_a_client_of_its_own_until_there_are_many() -> None:
     assert clients.of("b") is made[2]
 
 
-def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: StreamWorld) -> None:
+def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: RelayWorld) -> None:
     other = FakeClient()
-    stream = world.stream(target_client={ORDERS: other}.__getitem__)
-    stream.offer(parked(0))
-    stream.offer(parked(1, due_ms=T0 + 3 * DAY))
+    relay = world.relay(target_client={ORDERS: other}.__getitem__)
+    relay.offer(parked(0))
+    relay.offer(parked(1, due_ms=T0 + 3 * DAY))
     assert other.topics == [ORDERS]
     assert world.topics == [f"{FAMILY}-partition-2"]
 
 
-def test_an_idle_producer_of_a_target_is_closed(world: StreamWorld) -> None:
-    stream = world.stream()
-    stream.offer(parked(0))
+def test_an_idle_producer_of_a_target_is_closed(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0))
     world[ORDERS].answer()
-    stream.poll()
+    relay.poll()
     world.advance(60)
-    stream.poll()
+    relay.poll()
     assert world.closings == [ORDERS]
     assert world.opened(ORDERS) == 1
-    stream.offer(parked(1))
+    relay.offer(parked(1))
     assert world.opened(ORDERS) == 2
 
 
@@ -471,7 +473,7 @@ class Slot:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=200), st.integers(1, 8))
-def test_acknowledgements_leave_few_holes_and_none_is_forgotten(
+def test_acknowledgements_leave_few_gaps_and_none_is_forgotten(
     steps: list[tuple[int, bool]], most: int
 ) -> None:
     order: AckOrder[Slot] = AckOrder(most)
@@ -480,7 +482,7 @@ def test_acknowledgements_leave_few_holes_and_none_is_forgotten(
         order.add(slot)
     taken: list[int] = []
     for number, give_back in steps:
-        # What was given back comes again as another slot.
+        # A message that was given back arrives again as another slot.
         if not (slots[number].confirmed or slots[number].given_back):
             slots[number].given_back = give_back
             slots[number].confirmed = not give_back

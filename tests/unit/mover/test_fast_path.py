@@ -1,4 +1,4 @@
-"""The express way writes what the long way writes, and leaves to it what is not simple."""
+"""The fast path writes the same as the forwarder, and passes other messages on to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = source_partitions(DESCRIPTION)[0]
 
 @dataclass
 class Client:
-    """Makes the client's own producers around cores that write down what they get."""
+    """Client whose real producers have cores that record the messages."""
 
     sent: list[tuple[Any, ...]] = field(default_factory=list)
     callbacks: list[Any] = field(default_factory=list)
@@ -139,14 +139,14 @@ messages_given = st.lists(
 def test_the_same_is_written_and_reported(found: list[tuple[Any, ...]]) -> None:
     rows = [raw(number, *fields) for number, fields in enumerate(found)]
     admin: Any = FakeAdmin()
-    short, long = Client(), Client()
-    express = Forwarder(short, admin, DESCRIPTION)
-    assert forward_range(express, SOURCE, rows, lambda: T0) == len(rows)
-    usual = Forwarder(long, admin, DESCRIPTION)
+    fast_client, slow_client = Client(), Client()
+    fast = Forwarder(fast_client, admin, DESCRIPTION)
+    assert forward_range(fast, SOURCE, rows, lambda: T0) == len(rows)
+    slow = Forwarder(slow_client, admin, DESCRIPTION)
     for row in rows:
-        usual.forward(SOURCE, parked_message(*row), T0)
-    assert short.sent == long.sent
-    assert express._report == usual._report
+        slow.forward(SOURCE, parked_message(*row), T0)
+    assert fast_client.sent == slow_client.sent
+    assert fast._report == slow._report
 
 
 def test_few_messages_have_a_callback() -> None:
@@ -156,7 +156,7 @@ def test_few_messages_have_a_callback() -> None:
     assert sum(callback is not None for callback in client.callbacks) == 4
 
 
-def test_the_clock_is_looked_at_now_and_then() -> None:
+def test_the_clock_is_read_now_and_then() -> None:
     client = Client()
     times = iter(range(T0, T0 + 100 * HOUR, HOUR))
     rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
@@ -166,7 +166,7 @@ def test_the_clock_is_looked_at_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("limit", ["messages", "bytes", "time"])
-def test_effectively_once_nothing_is_sent_behind_what_may_have_failed(
+def test_effectively_once_nothing_is_sent_after_a_message_that_may_have_failed(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {

@@ -1,4 +1,4 @@
-"""Sending on, against a client whose outcomes are written down beforehand."""
+"""The forwarder, with a client whose outcomes the test chooses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OK = pulsar.Result.Ok
 
 
 class Bench:
-    """A forwarder with everything around it faked."""
+    """A forwarder whose client, admin interface and clock are fakes."""
 
     def __init__(self, **changes: Any) -> None:
         given = {"targets": ("orders", "bills"), "final_window": FinalWindow.BROKER, **changes}
@@ -91,7 +91,7 @@ def test_into_the_window(bench: Bench) -> None:
     }
     report = bench.forwarder.flush()
     assert (report.window, report.due, report.total, report.latest_ms) == (1, 0, 1, 0)
-    # The next flush speaks of what came since.
+    # The next report covers only later messages.
     assert bench.forwarder.flush().total == 0
 
 
@@ -184,7 +184,7 @@ def test_dead_letters(bench: Bench, properties: dict[str, str], reason: str) -> 
     } == dead.properties
     assert reason in dead.properties[REASON]
     report = bench.forwarder.flush()
-    # It blocks nothing.
+    # It does not block other messages.
     assert (report.dead.total(), report.window, report.total) == (1, 1, 2)
     assert reason in next(iter(report.dead))
 
@@ -193,7 +193,7 @@ def held_reason(bench: Bench) -> list[tuple[str, str]]:
     return [(sent.properties[ATTEMPT], sent.properties[REASON]) for sent in bench.client.to(HELD)]
 
 
-def test_target_that_was_deleted_is_not_made_anew(bench: Bench) -> None:
+def test_target_that_was_deleted_is_not_created_again(bench: Bench) -> None:
     bench.admin.missing.add(ORDERS)
     bench.forward(bench.message(), bench.message(target=BILLS), bench.message())
     report = bench.forwarder.flush()
@@ -246,7 +246,7 @@ def test_target_that_fails_on_send(bench: Bench, outcome: Any) -> None:
     bench.client.outcomes[ORDERS] = outcome if outcome is not None else "silence"
     bench.forward(*[bench.message() for _ in range(3)], bench.message(target=BILLS))
     report = bench.forwarder.flush()
-    # Those that are not confirmed are held, with the same id, and no others.
+    # Only the unconfirmed ones are held, with the same id.
     ids = [sent.properties[ID] for sent in bench.client.to(ORDERS)]
     unconfirmed = ids[1:2] if isinstance(outcome, list) else ids
     assert report.held == {ORDERS: len(unconfirmed)}
@@ -271,7 +271,7 @@ def test_attempts_are_counted(bench: Bench) -> None:
     assert held_reason(bench) == [("5", "the topic does not exist")]
 
 
-def test_delivered_after_a_hold_it_looks_like_any_other(bench: Bench) -> None:
+def test_delivered_after_a_hold_a_message_looks_like_any_other(bench: Bench) -> None:
     bench.forward(
         bench.message(T0 - 1, **{ATTEMPT: "4", REASON: "old", ID: "mine"}),
         source="held-partition-0",
@@ -376,7 +376,7 @@ def test_held_and_dead_letters_have_to_be_confirmed_too(bench: Bench, topic: str
     assert bench.forwarder.flush().total == 0
 
 
-def test_late_confirmation_of_a_failed_round_says_nothing(bench: Bench) -> None:
+def test_late_confirmation_of_a_failed_round_is_ignored(bench: Bench) -> None:
     topic = f"{FAMILY}-partition-4"
     bench.client.outcomes[topic] = pulsar.Result.Timeout
     bench.forward(bench.message(T0 + 9 * DAY), bench.message(T0 + 5 * DAY))
@@ -391,7 +391,7 @@ def test_late_confirmation_of_a_failed_round_says_nothing(bench: Bench) -> None:
     assert bench.forwarder.flush().parked.total() == 1
 
 
-def test_admin_that_is_away_holds_nothing(bench: Bench) -> None:
+def test_unreachable_admin_holds_nothing(bench: Bench) -> None:
     bench.admin.away = True
     with pytest.raises(BrokerUnreachableError):
         bench.forward(bench.message())
@@ -422,10 +422,10 @@ def tracked() -> Bench:
     return Bench(final_window=FinalWindow.TRACKER, window_partitions=8)
 
 
-def test_near_due_and_overdue_go_into_the_window_whatever_the_target_is_like(
+def test_near_due_and_overdue_go_into_the_window_regardless_of_the_target(
     tracked: Bench,
 ) -> None:
-    tracked.admin.away = True  # nobody asks it
+    tracked.admin.away = True  # nothing asks it
     messages = [
         tracked.message(T0 + 60_000, **{ID: "one", SCHEMA: "AVRO:abc"}),
         tracked.message(T0 - 700, **{ID: "two"}),
@@ -465,7 +465,7 @@ def test_every_copy_of_a_message_meets_in_one_window_partition(tracked: Bench) -
     places = [tracked.description.window_partition("", item) for item in ids]
     assert topics[:40] == [f"{WINDOW}{place}" for place in places]
     assert len(set(topics)) == 8
-    # One that was read elsewhere keeps the id that it was given first.
+    # A message that was read elsewhere keeps its first id.
     again = keyless[0]._replace(properties={**keyless[0].properties, ID: ids[0]})
     tracked.forward(again, source="level-hour-partition-0")
     assert tracked.client.sent[-1].topic == topics[0]
@@ -479,7 +479,7 @@ def test_an_ordering_key_alone_does_not_choose_the_window_partition(tracked: Ben
     assert sent.topic == f"{WINDOW}{tracked.description.window_partition('', 'mine')}"
 
 
-def test_what_was_held_goes_into_the_window_with_its_attempts(tracked: Bench) -> None:
+def test_a_held_message_goes_into_the_window_with_its_attempts(tracked: Bench) -> None:
     own = {ID: "mine", ATTEMPT: "3", REASON: "it was away"}
     tracked.forward(tracked.message(T0 - 1, **own), source="held-partition-0")
     (sent,) = tracked.client.sent
@@ -488,7 +488,7 @@ def test_what_was_held_goes_into_the_window_with_its_attempts(tracked: Bench) ->
     assert sent.topic.startswith(WINDOW)
 
 
-def test_with_a_tracker_far_and_strange_ones_go_as_before(tracked: Bench) -> None:
+def test_with_a_tracker_other_messages_go_as_before(tracked: Bench) -> None:
     tracked.forward(tracked.message(T0 + 5 * DAY), tracked.message(properties={}))
     assert [sent.topic for sent in tracked.client.sent] == [f"{FAMILY}-partition-4", DEAD]
 
@@ -515,7 +515,7 @@ def test_a_window_that_cannot_be_opened(tracked: Bench) -> None:
     assert tracked.forwarder.flush().total == 0
 
 
-def test_with_a_tracker_a_mover_promises_at_least_once(tracked: Bench) -> None:
+def test_with_a_tracker_a_mover_guarantees_at_least_once(tracked: Bench) -> None:
     sequence = Sequence("query", tracked.source("level-partition-0").topic)
     with pytest.raises(InvalidInputError) as caught:
         Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]

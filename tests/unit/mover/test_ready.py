@@ -1,4 +1,4 @@
-"""The bound up to which a partition is ripe, against a model of the broker's own search."""
+"""The ready bound of a partition, against a model of the broker's own search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover import ready as frontier
+from delaylevel.mover import ready
 from delaylevel.mover.ready import ready_bound
 
 T0 = 1_800_000_000_000
@@ -34,10 +34,10 @@ def partition(after_ms: int = AFTER) -> SourcePartition:
 
 @dataclass
 class Stored:
-    """A partition as a broker has it: ledgers of publish times, and its search by publish time.
+    """A partition on a broker: ledgers of publish times, and the search by publish time.
 
-    ``message_id_at`` goes step by step as ``OpFindNewest`` of the managed ledger does: the first
-    entry, the last, then halves; whatever is stored takes part, acknowledged or not.
+    ``message_id_at`` searches like ``OpFindNewest`` of the managed ledger: the first entry, the
+    last, then halves. All stored entries take part, acknowledged or not.
     """
 
     times: dict[int, list[int]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Stored:
 
     @classmethod
     def of(cls, times: list[int], cuts: tuple[int, ...] = ()) -> Stored:
-        """Put times into ledgers 10, 12, … that are cut at these numbers of entries."""
+        """Put times into ledgers 10, 12, …, split after these numbers of entries."""
         edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(times)}), len(times)]
         return cls(
             {
@@ -108,20 +108,20 @@ class Stored:
         self.calls += 1
         return [LedgerInfo(ledger, len(times)) for ledger, times in self.times.items()]
 
-    # -- what a mover sees
+    # -- for the tests
 
     def number(self, position: Position) -> int:
-        """Say how many entries lie before a position."""
+        """Return the number of entries before a position."""
         return bisect_left(self.entries, position.entry_start, key=lambda entry: entry[0])
 
 
-def look(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -> tuple[int, int]:
-    """Return how many entries lie before the bound, and when to look again; check its form."""
+def check(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -> tuple[int, int]:
+    """Return the number of entries before the bound, and the next check; verify its form."""
     bound = ready_bound(stored, partition(after_ms), start, now_ms, LEAD)  # type: ignore[arg-type]
     assert bound.end >= start
     assert bound.next_check_ms >= now_ms
     if bound.end != start:
-        # What is acknowledged is the entry before the bound: it has to exist.
+        # The entry before the bound is acknowledged, so it has to exist.
         assert bound.end.batch == -1
         assert 0 < bound.end.entry <= len(stored.times[bound.end.ledger])
     return stored.number(bound.end), bound.next_check_ms
@@ -136,45 +136,45 @@ cuts = st.lists(st.integers(1, 60), max_size=4).map(tuple)
     cuts,
     st.data(),
 )
-def test_bound_is_exact_where_times_rise(
+def test_bound_is_exact_if_times_rise(
     offsets: list[int], cut: tuple[int, ...], data: st.DataObject
 ) -> None:
     now = T0
     stored = Stored.of([now + offset for offset in offsets], cut)
-    ripe = sum(offset <= -AFTER for offset in offsets)
-    done = data.draw(st.integers(0, ripe))
+    ready_count = sum(offset <= -AFTER for offset in offsets)
+    done = data.draw(st.integers(0, ready_count))
     start = stored.entries[done - 1][0].next_entry if done else EARLIEST
-    found, again = look(stored, start, now)
-    assert found == max(ripe, done)
+    found, again = check(stored, start, now)
+    assert found == max(ready_count, done)
     if found < len(offsets):
-        # Not later than the next one is ripe, and not before there can be something.
+        # The next check is when the next entry is ready at the latest, but not now.
         assert now < again <= max(now + 1, now + offsets[found] + AFTER)
 
 
 @pytest.mark.parametrize(("before", "expected"), [(0, 1), (1, 0), (-1, 1)])
 def test_bound_to_the_millisecond(before: int, expected: int) -> None:
     stored = Stored.of([T0, T0 + DAY])
-    assert look(stored, EARLIEST, T0 + AFTER - before)[0] == expected
+    assert check(stored, EARLIEST, T0 + AFTER - before)[0] == expected
 
 
-def test_empty_partition_is_looked_at_when_a_newcomer_can_be_ripe() -> None:
-    assert look(Stored(), EARLIEST, T0) == (0, T0 + AFTER)
+def test_empty_partition_is_checked_when_a_new_message_can_be_ready() -> None:
+    assert check(Stored(), EARLIEST, T0) == (0, T0 + AFTER)
     read = Stored.of([T0])
-    assert look(read, Position(10, 1), T0) == (1, T0 + AFTER)
+    assert check(read, Position(10, 1), T0) == (1, T0 + AFTER)
 
 
 def test_front_of_a_ledger_is_never_an_end() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY], cuts=(2,))
     bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
-    # Near enough for the broker's own answer to be taken:
+    # Close enough to use the broker's own answer:
     stored = Stored.of([T0, T0 + 1, T0 + 2], cuts=(2,))
     bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
 
 
 @pytest.mark.parametrize("far", [2, DAY])
-def test_start_at_the_end_of_a_ledger_and_nothing_ripe_behind(far: int) -> None:
+def test_start_at_the_end_of_a_ledger_and_nothing_ready_behind(far: int) -> None:
     stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
     bound = ready_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
@@ -184,19 +184,19 @@ def test_start_at_the_end_of_a_ledger_and_nothing_ripe_behind(far: int) -> None:
 def test_start_in_the_middle_of_a_batch() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY])
     start = Position(10, 1, 7)
-    ripe = ready_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
-    assert ripe.end == Position(10, 2)
-    # Read early once (parked anew, up to message 6), and not ripe now: the rest of it waits.
+    late = ready_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
+    assert late.end == Position(10, 2)
+    # Read early once (parked again, up to message 6), and not ready now: the rest waits.
     early = ready_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
     assert early.end == start
     assert early.next_check_ms == T0 + 1 + AFTER
 
 
-def test_ledgers_that_were_trimmed_stop_nothing() -> None:
+def test_trimmed_ledgers_stop_nothing() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + 2, T0 + DAY], cuts=(2,))
     del stored.times[10]
-    assert look(stored, Position(10, 1), T0 + AFTER + 2)[0] == 1
-    assert look(stored, EARLIEST, T0 + AFTER + 2)[0] == 1
+    assert check(stored, Position(10, 1), T0 + AFTER + 2)[0] == 1
+    assert check(stored, EARLIEST, T0 + AFTER + 2)[0] == 1
 
 
 @quick
@@ -211,7 +211,7 @@ def test_skew_hides_nothing_for_longer_than_the_clocks_differ(
     sent.sort()  # by the true time
     stored = Stored.of([T0 + true + skew for true, skew in sent], cut)
     now = T0 + AFTER + at
-    found, again = look(stored, EARLIEST, now)
+    found, again = check(stored, EARLIEST, now)
     widest = max(skew for _, skew in sent) - min(skew for _, skew in sent)
     for number, (true, skew) in enumerate(sent):
         if T0 + true + skew + AFTER + widest <= now:
@@ -220,22 +220,22 @@ def test_skew_hides_nothing_for_longer_than_the_clocks_differ(
             assert again <= max(now, T0 + true + skew + AFTER + max(widest, SLACK))
 
 
-def follow(
+def simulate(
     stamped: list[tuple[int, int]],
     rolls: frozenset[int],
     after_ms: int,
     pace_ms: int = LEAD // 4,
-    first_look_ms: int = T0,
+    first_check_ms: int = T0,
 ) -> dict[int, int]:
-    """Let entries arrive and a mover look until it has read them all; return when each was read.
+    """Let entries arrive and a mover check until it has read all; return the time of each read.
 
     Args:
-        stamped: (true arrival, the stamp that it carries), by arrival.
-        rolls: before which entries a new ledger begins.
-        pace_ms: the mover looks at multiples of this only, once next_check_ms is reached.
+        stamped: (true arrival time, publish time) of each entry, by arrival.
+        rolls: entries that begin a new ledger.
+        pace_ms: interval of the mover's checks in ms, once next_check_ms is reached.
     """
     stored, start, read = Stored({10: []}), EARLIEST, {}
-    arrived, again, now = 0, 0, first_look_ms
+    arrived, again, now = 0, 0, first_check_ms
     last_stamp = max(max(stamp, true) for true, stamp in stamped)
     while len(read) < len(stamped):
         while arrived < len(stamped) and stamped[arrived][0] <= now:
@@ -249,10 +249,10 @@ def follow(
             for number in range(stored.number(start), stored.number(bound.end)):
                 read[number] = now
             start, again = bound.end, bound.next_check_ms
-        # To the next trigger at which anything can happen.
+        # The next multiple of the pace at which something can happen.
         upcoming = again if arrived == len(stamped) else min(again, stamped[arrived][0])
         now = max(now + pace_ms, -(-upcoming // pace_ms) * pace_ms)
-        assert now <= max(last_stamp + after_ms, first_look_ms) + DAY, "stalled"
+        assert now <= max(last_stamp + after_ms, first_check_ms) + DAY, "stalled"
     return read
 
 
@@ -274,27 +274,27 @@ ahead = st.sampled_from([LEAD, 2 * LEAD, DAY // 2, DAY + 1, 2 * DAY])
     st.sampled_from([T0, T0 + DAY, T0 + 4 * DAY, T0 + 60 * DAY]),
 )
 @example([(0, LEAD), (0, LEAD), (1, 0)], frozenset(), LEAD, T0)  # one pause after another
-def test_stamps_ahead_stall_nothing(
-    entries: list[tuple[int, int]], rolls: frozenset[int], after_ms: int, first_look_ms: int
+def test_publish_times_ahead_stall_nothing(
+    entries: list[tuple[int, int]], rolls: frozenset[int], after_ms: int, first_check_ms: int
 ) -> None:
     true, run, stamped = T0, 0, []
     for gap, wrong in entries:
         true += gap
         run = run + 1 if wrong else 0
         stamped.append((true, true + (wrong if run < 16 else 0)))
-    read = follow(stamped, rolls, after_ms, first_look_ms=first_look_ms)
+    read = simulate(stamped, rolls, after_ms, first_check_ms=first_check_ms)
     pace = LEAD // 4
     for number, (_, stamp) in enumerate(stamped):
-        # Never later than half the lead and the mover's own pace, or than the mover's first look
-        # (where a catch-up may take several).
+        # Never later than half the lead and the mover's own pace, or than the mover's first check
+        # (a catch-up may take several).
         in_time = stamp + after_ms + SLACK + pace
-        assert read[number] <= max(in_time, first_look_ms + 4 * pace + SLACK), number
+        assert read[number] <= max(in_time, first_check_ms + 4 * pace + SLACK), number
 
 
 @pytest.mark.parametrize("wrong_run", [1, 16, 17, 500, 3000])
 @pytest.mark.parametrize("place", ["front", "middle", "end"])
 @pytest.mark.parametrize("after_ms", [DAY - LEAD, AFTER, 20 * DAY])
-def test_long_runs_of_wrong_stamps(wrong_run: int, place: str, after_ms: int) -> None:
+def test_long_runs_of_wrong_times(wrong_run: int, place: str, after_ms: int) -> None:
     """A producer a day ahead sends a burst into steady traffic of one entry a minute."""
     honest = 1500
     at = {"front": 0, "middle": honest // 2, "end": honest}[place]
@@ -302,18 +302,18 @@ def test_long_runs_of_wrong_stamps(wrong_run: int, place: str, after_ms: int) ->
     burst = T0 + 60_000 * at + DAY
     times[at:at] = [burst + number for number in range(wrong_run)]
     stored = Stored.of(times, (700, 1900))
-    for ripe in (1, at - 1, at, at + 1, at + 2, at + 30, honest - 1, honest):
-        if not 0 < ripe <= honest:
+    for count in (1, at - 1, at, at + 1, at + 2, at + 30, honest - 1, honest):
+        if not 0 < count <= honest:
             continue
-        now = T0 + 60_000 * (ripe - 1) + after_ms
+        now = T0 + 60_000 * (count - 1) + after_ms
         start = EARLIEST
         for _ in range(4):
             stored.calls = 0
-            found, _again = look(stored, start, now, after_ms)
+            found, _again = check(stored, start, now, after_ms)
             assert stored.calls < 400
             start = stored.entries[found - 1][0].next_entry if found else EARLIEST
-        assert found == ripe + (wrong_run if ripe > at else 0) or (
-            # Where nothing but the burst is behind, its own stamps decide.
+        assert found == count + (wrong_run if count > at else 0) or (
+            # If only the burst is behind, its own times decide.
             place == "end" and found == honest + wrong_run
         )
 
@@ -322,61 +322,61 @@ def test_every_second_entry_wrong_costs_no_scan() -> None:
     times = [T0 + number * 1000 + (DAY if number % 2 else 0) for number in range(20_000)]
     stored = Stored.of(times)
     now = T0 + 15_000 * 1000 + AFTER
-    assert now < T0 + DAY + AFTER  # no wrong stamp has passed yet
+    assert now < T0 + DAY + AFTER  # no wrong time has passed yet
     start, looks = EARLIEST, 0
-    while (found := look(stored, start, now)[0]) < 15_001:
+    while (found := check(stored, start, now)[0]) < 15_001:
         start, looks = stored.entries[found - 1][0].next_entry, looks + 1
         assert looks < 4
     assert stored.calls < 2000
 
 
-def test_where_rounds_run_out_the_next_look_goes_on_at_once(
+def test_after_the_last_round_the_next_check_continues_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = T0 + AFTER
     wrong = [now - DAY]
     stored = Stored.of([*wrong * 9, T0, *wrong * 14, T0, *wrong * 301])
-    assert look(stored, EARLIEST, now) == (25, now + SLACK // 2)
-    monkeypatch.setattr(frontier, "_ROUNDS", 1)
-    assert look(stored, EARLIEST, now) == (10, now)
+    assert check(stored, EARLIEST, now) == (25, now + SLACK // 2)
+    monkeypatch.setattr(ready, "_ROUNDS", 1)
+    assert check(stored, EARLIEST, now) == (10, now)
 
 
 @pytest.mark.parametrize("run", range(1, 17))
 def test_one_honest_entry_between_runs_is_found(run: int) -> None:
     now = T0 + AFTER
     stored = Stored.of([now - DAY] * run + [T0] + [now - DAY] * 200)
-    assert look(stored, EARLIEST, now)[0] == run + 1
+    assert check(stored, EARLIEST, now)[0] == run + 1
 
 
-def test_where_only_the_future_is_seen_it_is_soon_asked_again() -> None:
+def test_a_partition_with_only_future_times_is_checked_again_soon() -> None:
     now = T0 + AFTER
     stored = Stored.of([now + DAY] * 1001 + [T0] + [now + DAY] * 5000)
-    found, again = look(stored, EARLIEST, now)
+    found, again = check(stored, EARLIEST, now)
     assert found == 0
     assert again == now + SLACK // 2
 
 
-def test_a_stamp_that_is_ripe_soon_hides_nothing_behind_it() -> None:
-    # After an outage: stamps a day ahead, and by now just short of ripe, among what is overdue.
+def test_an_entry_that_is_ready_soon_hides_nothing_behind_it() -> None:
+    # After an outage: times a day ahead, which are almost ready now, among overdue ones.
     now = T0 + AFTER + DAY
     times = []
     for number in range(200):
         times += [now - AFTER - DAY // 2 + number, now - AFTER + 1 + number]
     stored = Stored.of(times)
     start, looks = EARLIEST, 0
-    while (found := look(stored, start, now)[0]) < 399:
+    while (found := check(stored, start, now)[0]) < 399:
         start, looks = stored.entries[found - 1][0].next_entry if found else EARLIEST, looks + 1
         assert looks < 3
 
 
 def test_a_bound_is_never_before_the_start() -> None:
-    # The start's own ledger is gone, an older one still there.
+    # The start's own ledger is gone, an older one still exists.
     stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
     start = Position(11, 3)
     assert ready_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
 
 
-def test_entries_that_are_gone_stop_nothing() -> None:
+def test_missing_entries_stop_nothing() -> None:
     class Trimmed(Stored):
         def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
             return [LedgerInfo(8, 40), *super().ledgers(topic)]
@@ -384,19 +384,19 @@ def test_entries_that_are_gone_stop_nothing() -> None:
     stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
     bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
-    # They are no stamps that anybody could wait for, or that would be asked about again.
+    # They have no times to wait for or to read again.
     bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(8, 40)
     assert bound.next_check_ms == T0 + AFTER
 
 
-def test_honest_gap_is_slept_through() -> None:
+def test_a_quiet_day_needs_no_check() -> None:
     stored = Stored.of([T0, T0 + DAY, T0 + DAY + 1])
-    found, again = look(stored, EARLIEST, T0 + AFTER)
+    found, again = check(stored, EARLIEST, T0 + AFTER)
     assert (found, again) == (1, T0 + DAY + AFTER)
 
 
-def test_lead_of_a_millisecond_is_enough_to_ask() -> None:
+def test_a_lead_of_a_millisecond_works() -> None:
     stored = Stored.of([T0, T0 + 1])
     bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER, 1)  # type: ignore[arg-type]
     assert bound.end == Position(10, 1)
@@ -408,4 +408,4 @@ def test_errors_of_the_broker_are_passed_on() -> None:
             raise ConnectionError("away")
 
     with pytest.raises(ConnectionError):
-        look(Away.of([T0]), EARLIEST, T0)
+        check(Away.of([T0]), EARLIEST, T0)
