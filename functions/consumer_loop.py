@@ -64,8 +64,6 @@ class ConsumerLoop:
 
     Args:
         client: the instance's ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
-        settings: user configuration of the Function.
         name: the consumer's name, as administrators see it.
         report: function that is called about once a second while messages move.
         target_client: function that returns a new client for business topics; the loop closes

@@ -61,7 +61,6 @@ class TrackedProducer:
         open_producer: function that returns a producer, or the reason why there is none, or raises
             ClientError.
         start: function that runs the opening, and the closing.
-        now_s: the monotonic clock.
     """
 
     def __init__(

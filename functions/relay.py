@@ -94,14 +94,10 @@ class Relay:
 
     Args:
         client: a ``pulsar.Client`` for the producers; it is not closed here.
-        admin: admin interface, for the existence and the schemas of targets.
-        description: the level topic.
         consumer: consumer for acknowledgements.
-        clock: clock for routing.
         describe: function that reads the description again, for targets that were added.
         in_flight: limit of unconfirmed messages.
         start: function that runs slow work; by default each time in a new thread.
-        now_s: the monotonic clock.
         target_client: function that returns the client for a target; None for always ``client``.
     """
 
@@ -151,11 +147,7 @@ class Relay:
         )
 
     def offer(self, received: Any) -> None:
-        """Forward a message.
-
-        Args:
-            received: the message as the consumer delivered it.
-        """
+        """Forward a message that the consumer delivered."""
         received = getattr(received, "_message", received)  # past the client's wrapper
         source = sys.intern(received.topic_name())
         message_id = received.message_id()

@@ -23,13 +23,7 @@ _BROKER_TICK_MS = 1000
 
 
 class MessageRouter:
-    """Next hop of each message; it reads the description again for targets that were added.
-
-    Args:
-        description: the level topic.
-        describe: function that reads the description again; None if it never changes.
-        clock: clock for routing.
-    """
+    """Next hop of each message; it calls ``describe`` again for targets that were added."""
 
     def __init__(
         self,

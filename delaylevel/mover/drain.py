@@ -72,8 +72,6 @@ def drain(
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
-        description: the level topic.
         clock: clock that decides which messages are due.
         allow_early: True to continue although a subscription would get messages early.
         progress: function that is called with the number of messages after every flush.

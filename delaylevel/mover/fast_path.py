@@ -38,9 +38,8 @@ def forward_range(
     """Forward all messages of a range; they are safe when the forwarder's flush has returned.
 
     Args:
-        forwarder: forwarder for the level topic of the partition.
-        source: the partition where the messages were read.
-        messages: messages as :func:`delaylevel.cluster.reader.messages_in_range` yields them.
+        messages: messages of the partition, from
+            :func:`delaylevel.cluster.reader.messages_in_range`.
         now_ms: function that returns the present time for routing, ms since the epoch.
 
     Returns:

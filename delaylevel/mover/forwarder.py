@@ -45,8 +45,6 @@ class Forwarder:
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface, for the existence and the schemas of targets.
-        description: the level topic of the messages.
         clock: clock for the pause after a refusal.
         sequence: producer name and source partition, to publish effectively once: unbatched and
             with sequence ids. The forwarder then serves this one partition, in its order. Not for
@@ -86,7 +84,6 @@ class Forwarder:
 
         Args:
             source: the partition where the message was read.
-            message: the message as it was read.
             now_ms: present time for routing, ms since the epoch.
 
         Raises:

@@ -32,8 +32,6 @@ class LocalMover:
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
-        description: the level topic.
         clock: clock that is read at the start of a pass.
 
     Raises:

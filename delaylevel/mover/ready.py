@@ -41,11 +41,9 @@ class ReadyBound:
 def ready_bound(
     admin: TopicAdmin, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
 ) -> ReadyBound:
-    """Return the bound up to which a partition may be read from ``start``.
+    """Return the bound up to which a partition may be read; this itself reads nothing.
 
     Args:
-        admin: admin interface for positions by publish time; nothing is read or moved.
-        source: the partition.
         start: the first position that has not been handed off.
         now_ms: present time of the mover, ms since the epoch.
         lead_ms: the level topic's shortest lead in ms. A time that is off by more than half of it

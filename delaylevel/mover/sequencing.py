@@ -32,7 +32,6 @@ class Sequencer:
     that was sent is confirmed, or has failed, long before the timeout.
 
     Args:
-        sequence: the partition.
         flush: function that waits for the confirmation of all that was sent; raises BrokerError.
         held_ids: function that returns the held messages of an earlier run that began with this
             number.
@@ -63,9 +62,7 @@ class Sequencer:
         """Return the sequence id of the next message to send.
 
         Args:
-            source: the partition where the message was read.
-            ledger, entry, batch: its position there.
-            length: length of its payload in bytes.
+            length: length of the payload in bytes.
 
         Raises:
             InvalidInputError: it is of another partition, or out of order.
@@ -102,13 +99,7 @@ class Sequencer:
 
 
 def held_ids(client: Any, admin: TopicAdmin, topic: TopicName) -> HeldIds:
-    """Read the id and attempt of each pending message of the held topic.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: admin interface of the same cluster.
-        topic: the partition of the held topic.
-    """
+    """Read the id and attempt of each pending message in the partition of the held topic."""
     last = admin.last_message_id(topic)
     if last is None:
         return frozenset()
