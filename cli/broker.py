@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,9 +11,8 @@ import click
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.errors import AlreadyRunningError
 
-from .options import RenamedOption, examples, log_options, output_option
+from .options import RenamedOption, examples, log_options, output_option, pairs_option
 from .output import Column, emit, emit_one, note
-from .values import parse_pairs
 
 _COLUMNS = (
     Column("name"),
@@ -25,11 +24,10 @@ _COLUMNS = (
     Column("pid", head="PID"),
     Column("directory", wide=True),
 )
-_EXIT_NOT_REACHED = 3
 _FOLLOW_SECONDS = 0.3
 
 name_option = click.option(
-    "--name", default="default", show_default=True, metavar="NAME", help="Name of the instance."
+    "--name", default="default", metavar="NAME", help="Name of the instance."
 )
 
 
@@ -47,14 +45,13 @@ def view(status: BrokerStatus) -> dict[str, Any]:
     }
 
 
-@click.group(
-    epilog=examples(
-        "delaylevel broker start",
-        "delaylevel broker status -o json",
-        "delaylevel broker logs --follow",
-        "delaylevel broker stop",
-    )
+@examples(
+    "delaylevel broker start",
+    "delaylevel broker status -o json",
+    "delaylevel broker logs --follow",
+    "delaylevel broker stop",
 )
+@click.group()
 def broker() -> None:
     """Run a private Pulsar broker, without Docker.
 
@@ -63,25 +60,21 @@ def broker() -> None:
     """
 
 
-@broker.command(
-    epilog=examples(
-        "delaylevel broker start",
-        "delaylevel broker start --functions --name second",
-        "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true",
-    )
+@examples(
+    "delaylevel broker start",
+    "delaylevel broker start --functions --name second",
+    "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true",
 )
+@broker.command()
 @name_option
 @click.option(
     "--functions/--no-functions",
     default=None,
     help="Start with a functions worker, or without; by default as at the last start.",
 )
-@click.option(
+@pairs_option(
     "--broker-conf",
     "conf",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=parse_pairs,
     cls=RenamedOption,
     former=["--conf"],
     help="Setting of standalone.conf or functions_worker.yml; by default those of the last start. "
@@ -95,11 +88,7 @@ def broker() -> None:
 )
 @output_option
 def start(
-    name: str,
-    functions: bool | None,
-    conf: dict[str, str],
-    heap_mb: int | None,
-    output: str,
+    name: str, functions: bool | None, conf: dict[str, str], heap_mb: int | None, output: str
 ) -> None:
     """Start an instance. The first start downloads the server.
 
@@ -120,9 +109,8 @@ def start(
     emit_one(view(status), _COLUMNS, output)
 
 
-@broker.command(
-    epilog=examples("delaylevel broker status", "delaylevel broker status --name default -o json")
-)
+@examples("delaylevel broker status", "delaylevel broker status --name default -o json")
+@broker.command()
 @click.option("--name", metavar="NAME", help="Name of the instance.")
 @output_option
 @click.pass_context
@@ -132,20 +120,17 @@ def status(ctx: click.Context, name: str | None, output: str) -> None:
     With --name, the exit code is 3 if that instance does not run.
     """
     if name is None:
-        found = [view(status) for status in instances()]
-        emit(
-            found, _COLUMNS, output, empty="There is no broker yet: run `delaylevel broker start`."
-        )
+        empty = "There is no broker yet: run `delaylevel broker start`."
+        emit(map(view, instances()), _COLUMNS, output, empty=empty)
         return
     one = EmbeddedBroker(name).status()
     emit_one(view(one), _COLUMNS, output)
     if not one.running:
-        ctx.exit(_EXIT_NOT_REACHED)
+        ctx.exit(3)
 
 
-@broker.command(
-    epilog=examples("delaylevel broker stop", "delaylevel broker stop --name second --delete-data")
-)
+@examples("delaylevel broker stop", "delaylevel broker stop --name second --delete-data")
+@broker.command()
 @name_option
 @click.option("--delete-data", is_flag=True, help="Delete its topics, settings and logs.")
 def stop(name: str, delete_data: bool) -> None:
@@ -157,7 +142,8 @@ def stop(name: str, delete_data: bool) -> None:
         note(f"{instance.directory} is deleted.")
 
 
-@broker.command(epilog=examples("delaylevel broker logs -n 20", "delaylevel broker logs --follow"))
+@examples("delaylevel broker logs -n 20", "delaylevel broker logs --follow")
+@broker.command()
 @name_option
 @log_options
 def logs(name: str, lines: int, follow: bool) -> None:
@@ -175,15 +161,12 @@ def logs(name: str, lines: int, follow: bool) -> None:
     if text:
         click.echo(text)
     if follow:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):  # the normal end
             _follow(instance, position)
-        except KeyboardInterrupt:
-            return
 
 
 def _follow(instance: EmbeddedBroker, position: int) -> None:
-    path: Path = instance.log_file
-    with path.open("r", encoding="utf-8", errors="replace") as stream:
+    with instance.log_file.open(encoding="utf-8", errors="replace") as stream:
         stream.seek(position)
         while True:
             running = instance.status().running
@@ -196,7 +179,8 @@ def _follow(instance: EmbeddedBroker, position: int) -> None:
                 time.sleep(_FOLLOW_SECONDS)
 
 
-@broker.command("fetch", epilog=examples("delaylevel broker fetch"))
+@examples("delaylevel broker fetch")
+@broker.command("fetch")
 def fetch_command() -> None:
     """Download the server with Maven.
 

@@ -26,12 +26,12 @@ _PARTITIONS = (
 _LINE_EVERY_S = 5.0
 
 
-@click.command(epilog=examples("delaylevel demo", "delaylevel demo --messages 20000 -o json"))
+@examples("delaylevel demo", "delaylevel demo --messages 20000 -o json")
+@click.command()
 @click.option(
     "--messages",
     type=click.IntRange(1, 1_000_000),
     default=3000,
-    show_default=True,
     help="Number of messages to send.",
 )
 @output_option

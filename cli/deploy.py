@@ -9,19 +9,16 @@ from typing import Any
 
 import click
 
-from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.topics import registry as topics
 
 from .options import (
-    RenamedOption,
     Settings,
     examples,
     log_options,
     output_option,
     pass_settings,
+    renamed_option,
 )
 from .output import Column, emit, emit_one, note
 
@@ -56,41 +53,36 @@ _INSTANCES = (
     Column("error", wide=True),
     Column("worker", wide=True),
 )
-_name_option = click.option(
+_name_option = renamed_option(
     "--function-name",
     "name",
-    metavar="NAME",
-    cls=RenamedOption,
     former=["--name"],
+    metavar="NAME",
     help="Name of the Function; by default that of the level topic.",
 )
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel mover deploy orders",
-        "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
-        "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
-        "delaylevel mover deploy orders --worker-python 3.11 "
-        "--worker-platform manylinux2014_x86_64",
-        "delaylevel mover deploy orders --package-only ./build",
-    )
+@examples(
+    "delaylevel mover deploy orders",
+    "delaylevel mover deploy orders --parallelism 3 --cpu 0.5 --ram-mb 256",
+    "delaylevel mover deploy orders --worker-admin-url http://broker.internal:8080",
+    "delaylevel mover deploy orders --worker-python 3.11 --worker-platform manylinux2014_x86_64",
+    "delaylevel mover deploy orders --package-only ./build",
 )
+@click.command()
 @click.argument("topic")
 @_name_option
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Number of instances.",
 )
-@click.option("--cpu", type=float, default=1.0, show_default=True, help="CPU cores of an instance.")
+@click.option("--cpu", type=float, default=1.0, help="CPU cores of an instance.")
 @click.option(
     "--ram-mb",
     type=click.IntRange(64),
     default=512,
-    show_default=True,
     metavar="MIB",
     help="Memory of an instance.",
 )
@@ -98,28 +90,29 @@ _name_option = click.option(
     "--receiver-queue",
     type=click.IntRange(1),
     default=500,
-    show_default=True,
     help="Number of messages to fetch ahead for each partition.",
 )
 @click.option(
     "--in-flight",
     type=click.IntRange(1),
     default=2000,
-    show_default=True,
     help="Largest number of messages that are sent and not yet confirmed.",
 )
 @click.option(
     "--worker-admin-url",
+    "admin_url",
     metavar="URL",
     help="Admin URL for the workers, if they need another than this machine.",
 )
 @click.option(
     "--worker-token-file",
+    "token_file",
     metavar="PATH",
     help="File on the workers with a token for the Function; by default it uses their token.",
 )
 @click.option(
     "--worker-trust-certs-file",
+    "tls_trust_certs_file",
     metavar="PATH",
     help="File on the workers with trusted certificates (PEM).",
 )
@@ -144,19 +137,11 @@ _name_option = click.option(
 def deploy(
     settings: Settings,
     topic: str,
-    name: str | None,
-    parallelism: int,
-    cpu: float,
-    ram_mb: int,
-    receiver_queue: int,
-    in_flight: int,
-    worker_admin_url: str | None,
-    worker_token_file: str | None,
-    worker_trust_certs_file: str | None,
     worker_python: str | None,
     worker_platform: str | None,
     package_only: Path | None,
     output: str,
+    **function: Any,
 ) -> None:
     """Deploy or update the Function of TOPIC.
 
@@ -171,32 +156,19 @@ def deploy(
         raise InvalidInputError(
             "--worker-python and --worker-platform belong together: give both or neither"
         )
-    options = deployment.FunctionOptions(
-        name=name,
-        parallelism=parallelism,
-        cpu=cpu,
-        ram_mb=ram_mb,
-        receiver_queue=receiver_queue,
-        in_flight=in_flight,
-        admin_url=worker_admin_url,
-        token_file=worker_token_file,
-        tls_trust_certs_file=worker_trust_certs_file,
-        worker_python=WorkerPython(worker_python, worker_platform)
-        if worker_python and worker_platform
-        else None,
-    )
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
-        described = topics.describe(admin, topic, search=True)
-    if package_only is not None:
-        click.echo(deployment.write_package(package_only, described, connection, options))
-        return
-    made = deployment.deploy(connection, described, options)
+    if worker_python and worker_platform:
+        function["worker_python"] = WorkerPython(worker_python, worker_platform)
+    options = deployment.FunctionOptions(**function)
+    with settings.level_topic(topic) as (connection, _, described):
+        if package_only is not None:
+            click.echo(deployment.write_package(package_only, described, connection, options))
+            return
+        made = deployment.deploy(connection, described, options)
     view = {
         "function": made.function,
         "updated": made.updated,
         "level_topic": described.topic,
-        "parallelism": parallelism,
+        "parallelism": options.parallelism,
         "inputs": list(made.config["inputSpecs"]),
         "config": made.config,
     }
@@ -204,12 +176,11 @@ def deploy(
     note(f"`delaylevel mover status {topic}` shows when it runs.")
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel mover status orders",
-        "delaylevel mover status orders -o json",
-    )
+@examples(
+    "delaylevel mover status orders",
+    "delaylevel mover status orders -o json",
 )
+@click.command()
 @click.argument("topic")
 @_name_option
 @output_option
@@ -221,9 +192,7 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
     """
     from delaylevel.functions import deployment, health
 
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
-        described = topics.describe(admin, topic, search=True)
+    with settings.level_topic(topic) as (connection, admin, described):
         called = deployment.function_name(described, name)
         at = health.status(connection, admin, described, called, SystemClock().now_ms())
     rows = [
@@ -261,7 +230,8 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
         click.get_current_context().exit(1)
 
 
-@click.command(epilog=examples("delaylevel mover restart orders"))
+@examples("delaylevel mover restart orders")
+@click.command()
 @click.argument("topic")
 @_name_option
 @pass_settings
@@ -273,12 +243,14 @@ def restart(settings: Settings, topic: str, name: str | None) -> None:
     """
     from delaylevel.functions import deployment
 
-    connection, _, called = _find(settings, topic, name)
-    deployment.restart(connection, called)
+    with settings.level_topic(topic) as (connection, _, described):
+        called = deployment.function_name(described, name)
+        deployment.restart(connection, called)
     note(f"{called} is restarting.")
 
 
-@click.command(epilog=examples("delaylevel mover delete orders"))
+@examples("delaylevel mover delete orders")
+@click.command()
 @click.argument("topic")
 @_name_option
 @pass_settings
@@ -286,21 +258,21 @@ def delete(settings: Settings, topic: str, name: str | None) -> None:
     """Delete the Function of TOPIC. Parked messages and their subscriptions stay."""
     from delaylevel.functions import deployment
 
-    connection, described, called = _find(settings, topic, name)
-    deployment.delete(connection, described, called)
+    with settings.level_topic(topic) as (connection, _, described):
+        called = deployment.function_name(described, name)
+        deployment.delete(connection, described, called)
     note(
         f"{called} is deleted. The backlog of {described.topic} stays, and waits for "
         f"`delaylevel mover deploy {topic}`."
     )
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel mover logs orders",
-        "delaylevel mover logs orders --lines 500",
-        "delaylevel mover logs orders --follow",
-    )
+@examples(
+    "delaylevel mover logs orders",
+    "delaylevel mover logs orders --lines 500",
+    "delaylevel mover logs orders --follow",
 )
+@click.command()
 @click.argument("topic")
 @log_options
 @pass_settings
@@ -312,37 +284,22 @@ def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
     log.
     """
     from delaylevel.functions import deployment
-    from delaylevel.producer.client import DelayLevelClient
 
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
-        described = topics.describe(admin, topic, search=True)
-        where = deployment.log_topic(described)
-        client = DelayLevelClient(**settings.client_kwargs(connection))
-        try:
-            kept = list(deployment.log_lines(client, admin, where))
-            for line in kept[-lines:] if lines else ():
-                click.echo(line)
-            if not kept:
-                note("The log is empty. An instance starts to log at its first ready message.")
-            if follow:
-                every = deployment.log_lines(client, admin, where, follow=True)
-                with contextlib.suppress(KeyboardInterrupt):  # the normal end
-                    for line in itertools.islice(every, len(kept), None):
-                        click.echo(line)
-        finally:
-            client.close()
-
-
-def _find(
-    settings: Settings, topic: str, name: str | None
-) -> tuple[Any, LevelTopicDescription, str]:
-    from delaylevel.functions import deployment
-
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
-        described = topics.describe(admin, topic, search=True)
-    return connection, described, deployment.function_name(described, name)
+    with (
+        settings.level_topic(topic) as (connection, admin, described),
+        settings.client(connection) as client,
+    ):
+        log = deployment.log_topic(described)
+        kept = list(deployment.log_lines(client, admin, log))
+        for line in kept[-lines:] if lines else ():
+            click.echo(line)
+        if not kept:
+            note("The log is empty. An instance starts to log at its first ready message.")
+        if follow:
+            every = deployment.log_lines(client, admin, log, follow=True)
+            with contextlib.suppress(KeyboardInterrupt):  # the normal end
+                for line in itertools.islice(every, len(kept), None):
+                    click.echo(line)
 
 
 COMMANDS = (deploy, status, logs, restart, delete)

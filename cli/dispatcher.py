@@ -6,31 +6,29 @@ import contextlib
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import format_duration
 
 from .options import (
-    RenamedOption,
     delivery_option,
     examples,
     metrics_options,
     output_option,
     pass_connection,
+    renamed_option,
     settings_of,
     spill_dir_option,
 )
 from .output import Column, emit, note
-from .values import DURATION
+from .values import DURATION_MS
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher
@@ -44,30 +42,27 @@ _STATUS = (
 )
 
 
-@click.group(
-    epilog=examples(
-        "delaylevel dispatcher run orders",
-        "delaylevel dispatcher status orders",
-    )
+@examples(
+    "delaylevel dispatcher run orders",
+    "delaylevel dispatcher status orders",
 )
+@click.group()
 def dispatcher() -> None:
     """Release due messages from the final window."""
 
 
-@dispatcher.command(
-    epilog=examples(
-        "delaylevel dispatcher run orders",
-        "delaylevel dispatcher run orders invoices --metrics-port 9109",
-        "delaylevel dispatcher run orders --delivery effectively-once --memory 1024",
-    )
+@examples(
+    "delaylevel dispatcher run orders",
+    "delaylevel dispatcher run orders invoices --metrics-port 9109",
+    "delaylevel dispatcher run orders --delivery effectively-once --memory 1024",
 )
+@dispatcher.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @delivery_option
 @click.option(
     "--memory",
     type=click.IntRange(min=8),
     default=256,
-    show_default=True,
     metavar="MIB",
     help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
 )
@@ -75,24 +70,22 @@ def dispatcher() -> None:
     "--remember",
     type=click.IntRange(min=2),
     default=2_000_000,
-    show_default=True,
     metavar="IDS",
     help="Number of message IDs to remember for each source, to drop copies.",
 )
 @click.option(
     "--checkpoint-interval",
-    type=DURATION,
+    "checkpoint_ms",
+    type=DURATION_MS,
     default="1s",
-    show_default=True,
     help="Interval between acknowledgements of released messages.",
 )
 @spill_dir_option
-@click.option(
+@renamed_option(
     "--dispatcher-name",
     "name",
-    metavar="NAME",
-    cls=RenamedOption,
     former=["--name"],
+    metavar="NAME",
     help="Name of this dispatcher; by default host and process.",
 )
 @metrics_options
@@ -100,14 +93,12 @@ def dispatcher() -> None:
 def run(
     connection: Connection,
     topics: tuple[str, ...],
-    delivery: str,
     memory: int,
     remember: int,
-    checkpoint_interval: timedelta,
     spill_dir: Path | None,
-    name: str | None,
     metrics_port: int | None,
     metrics_address: str,
+    **options: Any,
 ) -> None:
     """Run a dispatcher for level topics.
 
@@ -123,11 +114,9 @@ def run(
     sys.setswitchinterval(0.001)
     settings = DispatchSettings(
         directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
-        delivery=Delivery(delivery),
-        checkpoint_ms=round(checkpoint_interval / timedelta(milliseconds=1)),
         memory_bytes=memory << 20,
         remember=remember + remember % 2,
-        name=name,
+        **options,
     )
     with contextlib.ExitStack() as stack:
         # Attempts on partitions that others own fail all the time, and the client would log each
@@ -159,12 +148,12 @@ def run(
                 f"({description.window_partitions} partitions)"
             )
         note("Ctrl-C ends it.")
-        progress = _Progress()
-        service.run(lambda: progress.show(service))
-        note(f"{progress.released:,} messages released.")
+        count = _ReleaseCount()
+        service.run(lambda: count.show(service))
+        note(f"{count.released:,} messages released.")
 
 
-class _Progress:
+class _ReleaseCount:
     """The number of messages released, including those from partitions given back since."""
 
     def __init__(self) -> None:
@@ -199,11 +188,8 @@ class _Progress:
         click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
 
 
-@dispatcher.command(
-    epilog=examples(
-        "delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json"
-    )
-)
+@examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")
+@dispatcher.command()
 @click.argument("topic")
 @output_option
 @pass_connection
@@ -212,17 +198,8 @@ def status(connection: Connection, topic: str, output: str) -> None:
     from delaylevel.cluster.admin import Admin
     from delaylevel.dispatcher.service import owners
 
-    admin = Admin.from_connection(connection)
-    rows = [
-        {
-            "partition": each.partition,
-            "owner": each.owner,
-            "address": each.address,
-            "backlog_entries": each.backlog_entries,
-            "oldest_publish_ms": each.oldest_publish_ms,
-        }
-        for each in owners(admin, topic)
-    ]
+    with Admin.from_connection(connection) as admin:
+        rows = [vars(each) for each in owners(admin, topic)]
     emit(rows, _STATUS, output)
     unowned = [str(row["partition"]) for row in rows if not row["owner"]]
     if unowned:

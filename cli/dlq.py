@@ -16,17 +16,17 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.dead_letters import DeadLetter
-from delaylevel.topics import registry as topics
 
 from .options import (
-    RenamedOption,
     Settings,
     at_option,
     examples,
     output_option,
     pass_settings,
+    renamed_option,
 )
 from .output import Column, emit, emit_one, note
+from .values import Parsed
 
 _LIST = (
     Column("id"),
@@ -51,33 +51,19 @@ _REPLAYED = (
 _DISCARDED = (Column("topic", head="LEVEL TOPIC"), Column("discarded", "number"))
 
 
-class _Id(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    name = "id"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Position:
-        if isinstance(value, Position):
-            return value
-        try:
-            return Position.parse(str(value))
-        except InvalidInputError as error:
-            self.fail(str(error), param, ctx)
-
-
-_ids = click.argument("ids", nargs=-1, type=_Id(), metavar="[ID]...")
+_ID = Parsed("id", Position.parse)
+_ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
 _all = click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
 _reason = click.option("--reason", metavar="TEXT", help="Part of the reason to match.")
 
 
-@click.group(
-    epilog=examples(
-        "delaylevel dlq list orders",
-        "delaylevel dlq show orders 12:0:-1",
-        "delaylevel dlq replay orders --all",
-        "delaylevel dlq discard orders --reason 'not a parked message' --count 3",
-    )
+@examples(
+    "delaylevel dlq list orders",
+    "delaylevel dlq show orders 12:0:-1",
+    "delaylevel dlq replay orders --all",
+    "delaylevel dlq discard orders --reason 'not a parked message' --count 3",
 )
+@click.group()
 def dlq() -> None:
     """Show, replay or discard dead letters.
 
@@ -85,10 +71,8 @@ def dlq() -> None:
     """
 
 
-@dlq.command(
-    "list",
-    epilog=examples("delaylevel dlq list orders", "delaylevel dlq list orders -o jsonl"),
-)
+@examples("delaylevel dlq list orders", "delaylevel dlq list orders -o jsonl")
+@dlq.command("list")
 @click.argument("topic")
 @_reason
 @output_option
@@ -108,13 +92,10 @@ def list_(settings: Settings, topic: str, reason: str | None, output: str) -> No
     emit(rows, _LIST, output, empty=f"No dead letters of {described.topic}.")
 
 
-@dlq.command(
-    epilog=examples(
-        "delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json"
-    )
-)
+@examples("delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json")
+@dlq.command()
 @click.argument("topic")
-@click.argument("id_", type=_Id(), metavar="ID")
+@click.argument("id_", type=_ID, metavar="ID")
 @output_option
 @pass_settings
 def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
@@ -130,26 +111,24 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
     emit_one(row, _SHOW, output)
 
 
-@dlq.command(
-    epilog=examples(
-        "delaylevel dlq replay orders --all",
-        "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
-        "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
-    )
+@examples(
+    "delaylevel dlq replay orders --all",
+    "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
+    "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
 )
+@dlq.command()
 @click.argument("topic")
 @_ids
 @_all
 @_reason
-@click.option(
+@renamed_option(
     "--new-target",
     "target",
-    metavar="TOPIC",
-    cls=RenamedOption,
     former=["--target"],
+    metavar="TOPIC",
     help="Business topic to send them to, instead of their own.",
 )
-@at_option("--due")
+@at_option("due_ms", former=["--due"])
 @output_option
 @pass_settings
 def replay(
@@ -174,19 +153,16 @@ def replay(
             described.check_target(full)
         report = deadletters.replay(client, admin, described, chosen, target=full, due_ms=due_ms)
     forwarded = report.forwarded
-    emit_one(
-        {
-            "topic": described.topic,
-            "replayed": report.replayed,
-            "parked": forwarded.parked.total(),
-            "window": forwarded.window,
-            "due": forwarded.due,
-            "held": forwarded.held.total(),
-            "refused": report.refused.total(),
-        },
-        _REPLAYED,
-        output,
-    )
+    view = {
+        "topic": described.topic,
+        "replayed": report.replayed,
+        "parked": forwarded.parked.total(),
+        "window": forwarded.window,
+        "due": forwarded.due,
+        "held": forwarded.held.total(),
+        "refused": report.refused.total(),
+    }
+    emit_one(view, _REPLAYED, output)
     for line, count in report.refused.items():
         note(f"{count} still dead: {line}")
     missing = len(set(ids)) - report.replayed - report.refused.total()
@@ -198,12 +174,11 @@ def replay(
         )
 
 
-@dlq.command(
-    epilog=examples(
-        "delaylevel dlq discard orders --all --count 12",
-        "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
-    )
+@examples(
+    "delaylevel dlq discard orders --all --count 12",
+    "delaylevel dlq discard orders 12:0:-1 12:1:-1 --count 2",
 )
+@dlq.command()
 @click.argument("topic")
 @_ids
 @_all
@@ -236,14 +211,11 @@ def discard(
 def _connected(
     settings: Settings, topic: str
 ) -> Iterator[tuple[Any, Admin, LevelTopicDescription]]:
-    connection = settings.connection()
-    with Admin.from_connection(connection) as admin:
-        described = topics.describe(admin, topic, search=True)
-        client = settings.open_client(connection)
-        try:
-            yield client, admin, described
-        finally:
-            client.close()
+    with (
+        settings.level_topic(topic) as (connection, admin, described),
+        settings.client(connection) as client,
+    ):
+        yield client, admin, described
 
 
 def _chooser(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import click
 
 from delaylevel import doctor as examination
 from delaylevel.doctor import ExamOptions, Finding, State
-from delaylevel.model.clock import duration_ms
-from delaylevel.model.delivery import Delivery
 
 from .options import (
     Settings,
@@ -31,22 +28,19 @@ _COLUMNS = (
     Column("says"),
 )
 _MARKS = {State.OK: "ok", State.FAILED: "FAIL", State.SKIPPED: "-"}
-_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel doctor",
-        "delaylevel doctor orders",
-        "delaylevel doctor orders --delivery effectively-once --trigger 10s",
-        "delaylevel doctor -o jsonl | jq 'select(.state == \"failed\")'",
-    )
+@examples(
+    "delaylevel doctor",
+    "delaylevel doctor orders",
+    "delaylevel doctor orders --delivery effectively-once --trigger 10s",
+    "delaylevel doctor -o jsonl | jq 'select(.state == \"failed\")'",
 )
+@click.command()
 @click.argument("topic", required=False)
 @click.option(
     "--namespace",
     default="public/default",
-    show_default=True,
     metavar="TENANT/NAMESPACE",
     help="Namespace to check if no TOPIC is given.",
 )
@@ -55,7 +49,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @spill_dir_option
 @click.option(
     "--bookie-conf",
-    type=_file,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Configuration file of a bookie, whose settings brokers do not show.",
 )
 @output_option
@@ -64,11 +58,8 @@ def doctor(
     settings: Settings,
     topic: str | None,
     namespace: str,
-    delivery: str,
-    trigger: timedelta | None,
-    spill_dir: Path | None,
-    bookie_conf: Path | None,
     output: str,
+    **options: Any,
 ) -> None:
     """Check cluster and level topics, and show remedies.
 
@@ -76,15 +67,9 @@ def doctor(
     the mover to check for; --spill-dir adds a check of that folder's disk. The exit code is 1 if a
     check fails. Nothing is changed.
     """
-    options = ExamOptions(
-        delivery=Delivery(delivery),
-        trigger_ms=duration_ms(trigger) if trigger is not None else None,
-        spill_dir=spill_dir,
-        bookie_conf=bookie_conf,
-    )
-    findings = list(
-        examination.examine(settings.connection(), topic, namespace=namespace, options=options)
-    )
+    exam = ExamOptions(**options)
+    connection = settings.connection()
+    findings = list(examination.examine(connection, topic, namespace=namespace, options=exam))
     failed = [finding for finding in findings if finding.state is State.FAILED]
     if output in ("table", "wide"):
         _print_tables(findings, output)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import click
 
-from .deploy import COMMANDS as FUNCTION_COMMANDS
-from .dispatcher import run as run_dispatcher
-from .dispatcher import status as dispatcher_status
-from .mover import run as run_mover
+from . import deploy
+from .dispatcher import dispatcher
+from .mover import run
 
-sync = click.Group(
-    "sync",
-    commands={"spark": run_mover},
-    hidden=True,
-    help="Former name of `delaylevel mover`.",
-)
+sync = click.Group("sync", {"spark": run}, hidden=True, help="Former name of `delaylevel mover`.")
 function = click.Group(
     "function",
-    commands={command.name or "": command for command in FUNCTION_COMMANDS},
+    deploy.COMMANDS,
     hidden=True,
     help="Former name of `delaylevel mover`, for the Function.",
 )
 dispatch = click.Group(
     "dispatch",
-    commands={"run": run_dispatcher, "status": dispatcher_status},
+    dispatcher.commands,
     hidden=True,
     help="Former name of `delaylevel dispatcher`.",
 )

@@ -12,14 +12,13 @@ from .output import emit, emit_one, note
 from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel horizon orders",
-        "delaylevel horizon orders --exact",
-        "delaylevel horizon orders --plot orders.svg",
-        "delaylevel horizon orders -o json | jq '.within[] | {within, messages}'",
-    )
+@examples(
+    "delaylevel horizon orders",
+    "delaylevel horizon orders --exact",
+    "delaylevel horizon orders --plot orders.svg",
+    "delaylevel horizon orders -o json | jq '.within[] | {within, messages}'",
 )
+@click.command()
 @click.argument("topic")
 @click.option("--exact", is_flag=True, help="Read every message instead of estimating.")
 @target_option
@@ -44,7 +43,7 @@ def horizon(
         from delaylevel.inspection.plot import check_plot
 
         check_plot(plot)  # before a read that may take minutes
-    with inspector(settings, topic, target) as look, reading() as bar:
+    with inspector(settings, topic, target=target) as look, reading() as bar:
         found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
     if plot is not None:
         from delaylevel.inspection.plot import save_plot

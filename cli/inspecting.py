@@ -6,57 +6,45 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from delaylevel.model.clock import duration_ms
+from delaylevel.model.formatting import exact_duration
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .options import Settings, require_reachable
-from .output import Progress, progress
-from .values import DURATION
+from .output import progress
+from .values import DURATION_MS
 
 if TYPE_CHECKING:
     from delaylevel.inspection import Inspector
 
-F = TypeVar("F", bound=Callable[..., object])
-
 target_option = click.option("--target", metavar="TOPIC", help="Business topic to match.")
 
-
-def slack_option(function: F) -> F:
-    """Add ``--slack``, passed as ``slack``."""
-    return click.option(
-        "--slack",
-        type=DURATION,
-        default=timedelta(milliseconds=DEFAULT_SLACK_MS),
-        show_default="1d",
-        help="Longest outage or clock difference that a search by due time allows for.",
-    )(function)
+slack_option = click.option(
+    "--slack",
+    "slack_ms",
+    type=DURATION_MS,
+    default=exact_duration(DEFAULT_SLACK_MS),
+    help="Longest outage or clock difference that a search by due time allows for.",
+)
 
 
-@contextmanager
-def inspector(
-    settings: Settings,
-    topic: str,
-    target: str | None = None,
-    slack: timedelta | None = None,
-) -> Iterator[Inspector]:
-    """Open an inspector of the configured cluster, with the client's log kept off stdout."""
+def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
+    """Open an inspector of the configured cluster, with the client's log kept off stdout.
+
+    Args:
+        settings: the settings of this invocation.
+        topic: the business topic or level topic.
+        options: ``target`` and ``slack_ms``, as for ``Inspector``.
+    """
     from delaylevel.inspection import Inspector
 
     connection = settings.connection()
     require_reachable(connection)
-    logger = settings.client_kwargs(connection)["logger"]
-    slack_ms = DEFAULT_SLACK_MS if slack is None else duration_ms(slack)
-    with Inspector.connect(
-        connection, topic, target=target, slack_ms=slack_ms, client_options={"logger": logger}
-    ) as found:
-        yield found
+    client_options = {"logger": settings.client_logger()}
+    return Inspector.connect(connection, topic, client_options=client_options, **options)
 
 
 class Reading:
@@ -73,7 +61,7 @@ class Reading:
         self._messages = 0
         self._drawn_at = time.monotonic()
         self._drawn = False
-        self._bar: Progress | None = None
+        self._bar: Any = None
         self._drawing = contextlib.ExitStack()
 
     def expect(self, messages: int) -> None:
@@ -103,14 +91,9 @@ class Reading:
             click.echo("\r" + " " * 40 + "\r", nl=False, err=True)
 
 
-@contextmanager
-def reading() -> Iterator[Reading]:
-    """Show the progress of a long read; see :class:`Reading`."""
-    shown = Reading()
-    try:
-        yield shown
-    finally:
-        shown.close()
+def reading() -> contextlib.closing[Reading]:
+    """Show the progress of a long read in a ``with`` block; see :class:`Reading`."""
+    return contextlib.closing(Reading())
 
 
 def screen() -> tuple[int, bool]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import click
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
@@ -18,17 +18,15 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
-    Mover,
     default_level_topic,
 )
-from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.status import status
 
 from .lifecycle import delete, drain, expand, orphans, set_
 from .options import (
-    RenamedOption,
     Settings,
     examples,
     final_window_option,
@@ -39,9 +37,10 @@ from .options import (
     on_missing_target_option,
     output_option,
     pass_settings,
+    renamed_option,
 )
 from .output import emit, emit_one, note
-from .values import DURATION, parse_duration, parse_unit
+from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_duration, parse_unit
 from .views.levels import (
     DESCRIBE,
     DESCRIPTION,
@@ -54,42 +53,29 @@ from .views.levels import (
 )
 
 
-class _Unit(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    name = "unit"
+def parse_level(text: str) -> PartitionStrategy:
+    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``.
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> PartitionBy | timedelta:
-        if isinstance(value, (PartitionBy, timedelta)):
-            return value
-        try:
-            return parse_unit(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class _Level(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    name = "unit:max[:lead]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> PartitionStrategy:
-        if isinstance(value, PartitionStrategy):
-            return value
-        try:
-            return parse_level(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-@click.group(
-    epilog=examples(
-        "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
-        "delaylevel levels list",
-        "delaylevel levels describe orders",
-        "delaylevel levels expand orders --max-delay 60d",
+    Raises:
+        ValueError: the text has another form, or its values do not fit together.
+    """
+    parts = text.split(":")
+    if len(parts) not in (2, 3):
+        raise ValueError(f"{text!r} is no level: write UNIT:MAX or UNIT:MAX:LEAD, e.g. hour:24h")
+    return PartitionStrategy(
+        partition_by=parse_unit(parts[0]),
+        maximum_delay=parse_duration(parts[1]),
+        lead=parse_duration(parts[2]) if len(parts) == 3 else None,
     )
+
+
+@examples(
+    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
+    "delaylevel levels list",
+    "delaylevel levels describe orders",
+    "delaylevel levels expand orders --max-delay 60d",
 )
+@click.group()
 def levels() -> None:
     """Create and manage level topics.
 
@@ -97,25 +83,23 @@ def levels() -> None:
     """
 
 
-@levels.command(
-    epilog=examples(
-        "delaylevel levels create orders",
-        "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
-        "delaylevel levels create orders --target invoices --level-topic billing-delay-level",
-        "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
-    )
+@examples(
+    "delaylevel levels create orders",
+    "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
+    "delaylevel levels create orders --target invoices --level-topic billing-delay-level",
+    "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
 )
+@levels.command()
 @click.argument("topic")
-@click.option(
+@renamed_option(
     "--unit",
-    type=_Unit(),
-    default="day",
-    show_default=True,
-    cls=RenamedOption,
+    "partition_by",
     former=["--by"],
+    type=UNIT,
+    default="day",
     help="Unit of the coarsest level: year, month, day, hour, minute, or a duration such as 2s.",
 )
-@max_delay_option(default="30d", show_default=True)
+@max_delay_option(default="30d")
 @click.option(
     "--lead",
     type=DURATION,
@@ -123,7 +107,7 @@ def levels() -> None:
 )
 @click.option(
     "--then",
-    type=_Level(),
+    type=Parsed("unit:max[:lead]", parse_level),
     multiple=True,
     metavar="UNIT:MAX[:LEAD]",
     help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
@@ -132,7 +116,6 @@ def levels() -> None:
     "--overflow",
     type=click.Choice(["reject", "recirculate"]),
     default="reject",
-    show_default=True,
     help="Treatment of longer delays: an error, or several rounds.",
 )
 @click.option(
@@ -149,35 +132,26 @@ def levels() -> None:
     "--window-partitions",
     type=click.IntRange(1, MOST_WINDOW_PARTITIONS),
     default=DEFAULT_WINDOW_PARTITIONS,
-    show_default=True,
     help="Number of window partitions for the dispatchers to share (with a tracker).",
 )
 @click.option(
     "--hold-pause",
-    type=DURATION,
-    default=timedelta(milliseconds=DEFAULT_HOLD_PAUSE_MS),
-    show_default="30s",
+    "hold_pause_ms",
+    type=DURATION_MS,
+    default=exact_duration(DEFAULT_HOLD_PAUSE_MS),
     help="Pause before a message is sent again to a target that refused it.",
 )
-@on_missing_target_option(default=MissingTarget.HOLD.value, show_default=True)
+@on_missing_target_option(default=MissingTarget.HOLD.value)
 @output_option
 @pass_settings
 def create(
     settings: Settings,
     topic: str,
-    unit: PartitionBy | timedelta,
-    maximum: timedelta,
-    lead: timedelta | None,
     then: tuple[PartitionStrategy, ...],
-    overflow: Any,
     more_targets: tuple[str, ...],
     level_topic: str | None,
-    mover: str,
-    final_window: str,
-    window_partitions: int,
-    hold_pause: timedelta,
-    on_missing_target: str,
     output: str,
+    **options: Any,
 ) -> None:
     """Create the level topic of a business topic TOPIC.
 
@@ -191,18 +165,13 @@ def create(
             f"{topic} looks like a level topic: name the business topic that it serves "
             f"({topic.removesuffix(LEVEL_SUFFIX)}), and --level-topic if it has another name"
         )
-    coarse = PartitionStrategy(
-        partition_by=unit, maximum_delay=maximum, lead=lead, overflow=overflow
-    )
+    strategy = ("partition_by", "maximum_delay", "lead", "overflow")
+    coarse = PartitionStrategy(**{name: options.pop(name) for name in strategy})
     wanted = LevelTopicDescription(
         topic=level_topic or default_level_topic(business.full),
         levels=Levels([coarse, *then]),
         targets=(business.full, *more_targets),
-        mover=Mover(mover),
-        final_window=FinalWindow(final_window),
-        window_partitions=window_partitions,
-        hold_pause_ms=duration_ms(hold_pause),
-        on_missing_target=MissingTarget(on_missing_target),
+        **options,
     )
     with Admin.from_connection(settings.connection()) as admin:
         made = topics.create(admin, wanted)
@@ -216,14 +185,12 @@ def create(
             note(f"Note: {line}.")
 
 
-@levels.command(
-    "list",
-    epilog=examples(
-        "delaylevel levels list",
-        "delaylevel levels list public/demo",
-        "delaylevel levels list -o jsonl | jq .backlog_entries",
-    ),
+@examples(
+    "delaylevel levels list",
+    "delaylevel levels list public/demo",
+    "delaylevel levels list -o jsonl | jq .backlog_entries",
 )
+@levels.command("list")
 @namespace_argument
 @output_option
 @pass_settings
@@ -235,21 +202,19 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     now_ms = SystemClock().now_ms()
     with Admin.from_connection(settings.connection()) as admin:
         found = topics.list_level_topics(admin, namespace)
-        standing = [
-            status(admin, item.description, now_ms) if item.description is not None else None
+        rows = [
+            list_view(item, status(admin, item.description, now_ms) if item.description else None)
             for item in found
         ]
-    rows = [list_view(item, at) for item, at in zip(found, standing, strict=True)]
     emit(rows, LIST, output, empty=f"No level topics in {namespace}.")
 
 
-@levels.command(
-    epilog=examples(
-        "delaylevel levels describe orders",
-        "delaylevel levels describe orders-delay-level -o wide",
-        "delaylevel levels describe orders -o json",
-    )
+@examples(
+    "delaylevel levels describe orders",
+    "delaylevel levels describe orders-delay-level -o wide",
+    "delaylevel levels describe orders -o json",
 )
+@levels.command()
 @click.argument("topic")
 @output_option
 @pass_settings
@@ -260,8 +225,7 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     topic, or any topic that belongs to it. A table leaves out empty partitions; -o wide shows them.
     Nothing is acknowledged or moved.
     """
-    with Admin.from_connection(settings.connection()) as admin:
-        described = topics.describe(admin, topic, search=True)
+    with settings.level_topic(topic) as (_, admin, described):
         at = status(admin, described, SystemClock().now_ms())
     rows = [partition_view(row, at.now_ms) for row in (*at.partitions, *at.others)]
     if output == "json":
@@ -281,19 +245,3 @@ def describe(settings: Settings, topic: str, output: str) -> None:
 
 for _command in (expand, set_, drain, delete, orphans):
     levels.add_command(_command)
-
-
-def parse_level(text: str) -> PartitionStrategy:
-    """Parse a finer level: ``hour:24h``, or with its lead ``hour:24h:5m``.
-
-    Raises:
-        ValueError: the text has another form, or its values do not fit together.
-    """
-    parts = text.split(":")
-    if len(parts) not in (2, 3):
-        raise ValueError(f"{text!r} is no level: write UNIT:MAX or UNIT:MAX:LEAD, e.g. hour:24h")
-    return PartitionStrategy(
-        partition_by=parse_unit(parts[0]),
-        maximum_delay=parse_duration(parts[1]),
-        lead=parse_duration(parts[2]) if len(parts) == 3 else None,
-    )

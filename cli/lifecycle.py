@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import click
 
 from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
 from delaylevel.mover.drain import DrainReport
 from delaylevel.topics import lifecycle
-from delaylevel.topics import registry as topics
 
 from .options import (
     Settings,
@@ -24,7 +23,7 @@ from .options import (
     pass_settings,
 )
 from .output import Column, emit, emit_one, note
-from .values import parse_duration, parse_unit
+from .values import Parsed, parse_duration, parse_unit
 from .views.levels import DESCRIPTION, description_view
 
 _DRAINED = (
@@ -58,35 +57,29 @@ _allow_early = click.option(
 )
 
 
-class _Longer(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    name = "unit:max"
+def parse_longer(text: str) -> tuple[timedelta, timedelta]:
+    """Parse the unit of a finer level and its new longest delay: ``hour:48h``.
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[timedelta, timedelta]:
-        if isinstance(value, tuple):
-            return value
-        unit, separator, maximum = str(value).partition(":")
-        try:
-            if not separator:
-                raise ValueError(f"{value!r} is no level: write UNIT:MAX, e.g. hour:48h")
-            by = parse_unit(unit)
-            return by if isinstance(by, timedelta) else by.unit, parse_duration(maximum)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    Raises:
+        ValueError: the text has another form.
+    """
+    unit, separator, maximum = text.partition(":")
+    if not separator:
+        raise ValueError(f"{text!r} is no level: write UNIT:MAX, e.g. hour:48h")
+    by = parse_unit(unit)
+    return by if isinstance(by, timedelta) else by.unit, parse_duration(maximum)
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel levels expand orders --max-delay 60d",
-        "delaylevel levels expand orders --max-delay 60d --then hour:48h",
-    )
+@examples(
+    "delaylevel levels expand orders --max-delay 60d",
+    "delaylevel levels expand orders --max-delay 60d --then hour:48h",
 )
+@click.command()
 @click.argument("topic")
 @max_delay_option()
 @click.option(
     "--then",
-    type=_Longer(),
+    type=Parsed("unit:max", parse_longer),
     multiple=True,
     metavar="UNIT:MAX",
     help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
@@ -96,7 +89,7 @@ class _Longer(click.ParamType):  # type: ignore[type-arg] # generic from click 8
 def expand(
     settings: Settings,
     topic: str,
-    maximum: timedelta | None,
+    maximum_delay: timedelta | None,
     then: tuple[tuple[timedelta, timedelta], ...],
     output: str,
 ) -> None:
@@ -106,11 +99,10 @@ def expand(
     Running producers notice at the first delay that was too long before, or within a minute. Stop
     an effectively-once Spark job first if delays recirculate or a finer level grows.
     """
-    if maximum is None and not then:
+    if maximum_delay is None and not then:
         raise InvalidInputError("give the new longest delay: --max-delay 60d, or --then hour:48h")
-    with Admin.from_connection(settings.connection()) as admin:
-        before = topics.describe(admin, topic, search=True)
-        levels = lifecycle.longer_levels(before.levels, maximum, dict(then))
+    with settings.level_topic(topic) as (_, admin, before):
+        levels = lifecycle.longer_levels(before.levels, maximum_delay, dict(then))
         after = lifecycle.expand(admin, before.topic, levels)
     emit_one(description_view(after), DESCRIPTION, output)
     added = after.levels.partitions - before.levels.partitions
@@ -119,12 +111,11 @@ def expand(
         note("The Function sees new partitions within a minute.")
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel levels drain orders",
-        "delaylevel levels drain orders --allow-early",
-    )
+@examples(
+    "delaylevel levels drain orders",
+    "delaylevel levels drain orders --allow-early",
 )
+@click.command()
 @click.argument("topic")
 @_allow_early
 @output_option
@@ -136,10 +127,18 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     business topics, where the broker holds them until they are due. Stop the mover and the
     producers first.
     """
-    with Admin.from_connection(settings.connection()) as admin:
-        described = topics.describe(admin, topic, search=True)
-        report = _drain(settings, admin, described, allow_early)
-    emit_one({"topic": described.topic, **_drain_view(report)}, _DRAINED, output)
+    with settings.level_topic(topic) as (connection, admin, described):
+        report = _drain(settings, connection, admin, described, allow_early)
+    forwarded = report.forwarded
+    view = {
+        "topic": described.topic,
+        "window": forwarded.window,
+        "due": forwarded.due,
+        "dead": forwarded.dead.total(),
+        "dropped": forwarded.dropped.total(),
+        "left": report.left,
+    }
+    emit_one(view, _DRAINED, output)
     if report.left:
         note(
             f"{report.left} messages are still held because their targets refuse messages: "
@@ -147,13 +146,12 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
         )
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel levels delete orders",
-        "delaylevel levels delete orders --drain",
-        "delaylevel levels delete orders --discard 120",
-    )
+@examples(
+    "delaylevel levels delete orders",
+    "delaylevel levels delete orders --drain",
+    "delaylevel levels delete orders --discard 120",
 )
+@click.command()
 @click.argument("topic")
 @click.option(
     "--drain", "first_drain", is_flag=True, help="Hand off pending messages, then delete."
@@ -185,8 +183,7 @@ def delete(
             "--drain keeps the messages that --discard deletes: give one of them"
         )
     drained = 0
-    with Admin.from_connection(settings.connection()) as admin:
-        described = topics.describe(admin, topic, search=True)
+    with settings.level_topic(topic) as (connection, admin, described):
         if first_drain:
             pending = lifecycle.pending_entries(admin, described)
             if pending.dead_letters:
@@ -196,49 +193,42 @@ def delete(
                     "changed",
                     pending.total,
                 )
-            drained = _drain(settings, admin, described, allow_early).handed_off
+            drained = _drain(settings, connection, admin, described, allow_early).handed_off
         gone = lifecycle.delete(admin, described, discard=discard)
-    emit_one(
-        {
-            "topic": described.topic,
-            "deleted": True,
-            "drained": drained,
-            "discarded_entries": gone.total,
-        },
-        _DELETED,
-        output,
-    )
+    view = {
+        "topic": described.topic,
+        "deleted": True,
+        "drained": drained,
+        "discarded_entries": gone.total,
+    }
+    emit_one(view, _DELETED, output)
 
 
-@click.command(
-    "set",
-    epilog=examples(
-        "delaylevel levels set orders --on-missing-target dead-letter",
-        "delaylevel levels set orders --on-missing-target hold",
-    ),
+@examples(
+    "delaylevel levels set orders --on-missing-target dead-letter",
+    "delaylevel levels set orders --on-missing-target hold",
 )
+@click.command("set")
 @click.argument("topic")
 @on_missing_target_option(required=True)
 @output_option
 @pass_settings
-def set_(settings: Settings, topic: str, on_missing_target: str, output: str) -> None:
+def set_(settings: Settings, topic: str, on_missing_target: MissingTarget, output: str) -> None:
     """Change a setting of TOPIC's level topic.
 
     Messages stay where they are. Spark job and dispatcher apply it within seconds, a Function when
     it is restarted.
     """
     with Admin.from_connection(settings.connection()) as admin:
-        policy = MissingTarget(on_missing_target)
-        after = lifecycle.set_on_missing_target(admin, topic, policy)
+        after = lifecycle.set_on_missing_target(admin, topic, on_missing_target)
     emit_one(description_view(after), DESCRIPTION, output)
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel levels orphans",
-        "delaylevel levels orphans public/demo -o json",
-    )
+@examples(
+    "delaylevel levels orphans",
+    "delaylevel levels orphans public/demo -o json",
 )
+@click.command()
 @namespace_argument
 @output_option
 @pass_settings
@@ -250,21 +240,29 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
     """
     with Admin.from_connection(settings.connection()) as admin:
         found = lifecycle.orphans(admin, namespace)
-    emit(
-        [_orphan_view(item) for item in found],
-        _ORPHANS,
-        output,
-        empty=f"No orphans in {namespace}.",
-    )
+    rows = [
+        {
+            "topic": item.topic,
+            "missing": item.missing,
+            "entirely": item.entirely,
+            **vars(item.pending),
+            "part_of": item.level_topic,
+        }
+        for item in found
+    ]
+    emit(rows, _ORPHANS, output, empty=f"No orphans in {namespace}.")
 
 
 def _drain(
-    settings: Settings, admin: Admin, described: LevelTopicDescription, allow_early: bool
+    settings: Settings,
+    connection: Connection,
+    admin: Admin,
+    described: LevelTopicDescription,
+    allow_early: bool,
 ) -> DrainReport:
     from delaylevel.mover.drain import drain as drain_now
 
-    client = settings.open_client(settings.connection())
-    try:
+    with settings.client(connection) as client:
         return drain_now(
             client,
             admin,
@@ -272,29 +270,3 @@ def _drain(
             allow_early=allow_early,
             progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
         )
-    finally:
-        client.close()
-
-
-def _drain_view(report: DrainReport) -> dict[str, Any]:
-    forwarded = report.forwarded
-    return {
-        "window": forwarded.window,
-        "due": forwarded.due,
-        "dead": forwarded.dead.total(),
-        "dropped": forwarded.dropped.total(),
-        "left": report.left,
-    }
-
-
-def _orphan_view(item: lifecycle.Orphan) -> dict[str, Any]:
-    return {
-        "topic": item.topic,
-        "missing": list(item.missing),
-        "entirely": item.entirely,
-        "parked": item.pending.parked,
-        "held": item.pending.held,
-        "window": item.pending.window,
-        "dead_letters": item.pending.dead_letters,
-        "part_of": item.level_topic,
-    }

@@ -60,12 +60,6 @@ _UNREACHABLE_HINT = (
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
 
-class Failed(click.ClickException):
-    """Error for a request that could not be carried out."""
-
-    exit_code = 1
-
-
 class WrongInput(click.ClickException):
     """Error for input that cannot be used."""
 
@@ -92,16 +86,15 @@ def translate(error: BaseException) -> click.ClickException | None:
     if isinstance(error, InvalidInputError) and not isinstance(error, BrokerError):
         return WrongInput(text)
     if isinstance(error, DelayLevelError):
-        return Failed(text)
-    pulsar_error = getattr(sys.modules.get("_pulsar"), "PulsarException", ())
-    if isinstance(error, pulsar_error):
+        return click.ClickException(text)
+    if isinstance(error, getattr(sys.modules.get("_pulsar"), "PulsarException", ())):
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:
             return NotReached(
                 "the broker does not answer, or it refuses the token; the Pulsar client reports "
                 f"only {name}"
             )
-        return Failed(f"the Pulsar client reports {name}: {text}")
+        return click.ClickException(f"the Pulsar client reports {name}: {text}")
     return None
 
 
@@ -118,9 +111,7 @@ class RootGroup(click.Group):
         if target is None or not _exists(target):
             return None
         module, _, attribute = target.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{target} is not a click command")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -158,18 +149,27 @@ def _exists(target: str) -> bool:
     return importlib.util.find_spec(target.partition(":")[0]) is not None
 
 
+@examples(
+    "delaylevel broker start",
+    "delaylevel --service-url pulsar://broker.example:6650 levels list",
+    "delaylevel demo",
+)
 @click.group(
     cls=RootGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=examples(
-        "delaylevel broker start",
-        "delaylevel --service-url pulsar://broker.example:6650 levels list",
-        "delaylevel demo",
-    ),
+    # Commands inherit these settings.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
 )
 @connection_options
 @click.option(
-    "-v", "--verbose", count=True, help="Log level on stderr: -v info, -vv debug and tracebacks."
+    "-v",
+    "--verbose",
+    count=True,
+    show_default=False,
+    help="Log level on stderr: -v info, -vv debug and tracebacks.",
 )
 @click.version_option(
     __version__, "--version", prog_name="delaylevel", help="Show the version of this program."

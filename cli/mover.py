@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import click
 import platformdirs
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import format_duration
 
 from .deploy import COMMANDS
@@ -22,12 +20,12 @@ from .options import (
     delivery_option,
     examples,
     metrics_options,
+    pairs_option,
     pass_settings,
     require_reachable,
     trigger_option,
 )
 from .output import note
-from .values import parse_pairs
 
 if TYPE_CHECKING:
     from delaylevel.spark_sync import SyncSettings
@@ -42,14 +40,13 @@ _CONNECTION_FLAGS = (
 )
 
 
-@click.group(
-    epilog=examples(
-        "delaylevel mover run orders",
-        "delaylevel mover run orders invoices --once",
-        "delaylevel mover deploy orders",
-        "delaylevel mover status orders",
-    )
+@examples(
+    "delaylevel mover run orders",
+    "delaylevel mover run orders invoices --once",
+    "delaylevel mover deploy orders",
+    "delaylevel mover status orders",
 )
+@click.group()
 def mover() -> None:
     """Hand off near-due messages from level topics.
 
@@ -63,20 +60,26 @@ for _command in COMMANDS:
     mover.add_command(_command)
 
 
-@mover.command(
-    epilog=examples(
-        "delaylevel mover run orders",
-        "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
-        "delaylevel mover run orders --once   # from cron",
-        "delaylevel mover run orders --metrics-port 9108",
-        "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
-        "delaylevel mover run orders --master spark://spark.example:7077 "
-        "--checkpoint hdfs:///delaylevel/orders",
-        "delaylevel mover run orders --master spark://spark.example:7077 --print-command",
-    )
+@examples(
+    "delaylevel mover run orders",
+    "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
+    "delaylevel mover run orders --once   # from cron",
+    "delaylevel mover run orders --metrics-port 9108",
+    "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
+    "delaylevel mover run orders --master spark://spark.example:7077 "
+    "--checkpoint hdfs:///delaylevel/orders",
+    "delaylevel mover run orders --master spark://spark.example:7077 --print-command",
 )
+@mover.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--spark", is_flag=True, default=True, help="Run the mover as a Spark job (default).")
+@click.option(
+    "--spark",
+    is_flag=True,
+    default=True,
+    expose_value=False,
+    show_default=False,
+    help="Run the mover as a Spark job (default).",
+)
 @click.option("--once", is_flag=True, help="Move the ready messages and end, e.g. from cron.")
 @click.option(
     "--checkpoint",
@@ -84,25 +87,10 @@ for _command in COMMANDS:
     help="Folder of the query's checkpoint; by default in your state folder.",
 )
 @trigger_option
-@click.option(
-    "--master", default="local[2]", show_default=True, metavar="URL", help="Master of Spark."
-)
+@click.option("--master", default="local[2]", metavar="URL", help="Master of Spark.")
 @delivery_option
-@click.option(
-    "--conf",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=parse_pairs,
-    help="Configuration property of Spark. Repeatable.",
-)
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=parse_pairs,
-    help="Option of the streaming source. Repeatable.",
-)
+@pairs_option("--conf", "spark_conf", help="Configuration property of Spark. Repeatable.")
+@pairs_option("--option", "options", help="Option of the streaming source. Repeatable.")
 @click.option(
     "--steps",
     metavar="MODULE:FUNCTION",
@@ -111,6 +99,7 @@ for _command in COMMANDS:
 @click.option(
     "--ship/--no-ship",
     default=True,
+    show_default=False,
     help="Send the Python packages to the executors (default), or rely on installed ones.",
 )
 @click.option(
@@ -135,21 +124,13 @@ for _command in COMMANDS:
 def run(
     program: Settings,
     topics: tuple[str, ...],
-    spark: bool,
-    once: bool,
     checkpoint: str | None,
-    trigger: timedelta | None,
-    master: str,
-    delivery: str,
-    conf: dict[str, str],
-    options: dict[str, str],
     steps: str | None,
     ship: bool,
     packages: tuple[str, ...],
     executor_python: str | None,
-    metrics_port: int | None,
-    metrics_address: str,
     print_command: bool,
+    **options: Any,
 ) -> None:
     """Run the Spark job for level topics.
 
@@ -166,20 +147,12 @@ def run(
     from delaylevel.spark_sync.steps import dropped, load_steps
 
     connection = program.connection()
-    names = tuple(topics)
     state = Path(platformdirs.user_state_dir("delaylevel"))
     settings = SyncSettings(
-        level_topics=names,
-        checkpoint=checkpoint or default_checkpoint(state, connection, names),
-        once=once,
-        trigger_ms=None if trigger is None else round(trigger / timedelta(milliseconds=1)),
-        master=master,
-        delivery=Delivery(delivery),
-        options=options,
-        spark_conf=conf,
+        level_topics=topics,
+        checkpoint=checkpoint or default_checkpoint(state, connection, topics),
         executors=Executors(ship=ship, packages=packages, python=executor_python),
-        metrics_port=metrics_port,
-        metrics_address=metrics_address,
+        **options,
     )
     if print_command:
         _print_command(connection, settings, steps)
@@ -203,7 +176,7 @@ def run(
     signal.signal(signal.SIGINT, stop)
     for description in job.descriptions:
         note(f"Moving {description.topic} ({description.levels})")
-    if not once:
+    if not settings.once:
         note(f"A batch starts every {format_duration(job.trigger_ms)}. Ctrl-C ends it.")
     moved = left_out = 0
 

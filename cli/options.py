@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -16,14 +17,26 @@ from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerUnreachableError, InvalidInputError
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 
 from .output import FORMATS
-from .values import DURATION, TIME
+from .values import DURATION, DURATION_MS, TIME, OneOf, parse_pairs
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from delaylevel.cluster.admin import Admin
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=click.Command)
+
+
+def examples(*lines: str) -> Callable[[Command], Command]:
+    """Add the ``Examples:`` part of a command's help."""
+
+    def add(command: Command) -> Command:
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+        return command
+
+    return add
 
 
 class RenamedOption(click.Option):
@@ -47,6 +60,12 @@ class RenamedOption(click.Option):
             self.opts = shown
 
 
+renamed_option = functools.partial(click.option, cls=RenamedOption)
+pairs_option = functools.partial(
+    click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs
+)
+
+
 @dataclass
 class Settings:
     """The options given before a command runs; ``@pass_connection`` finds them here."""
@@ -62,28 +81,42 @@ class Settings:
         """
         return Connection.load(**self.flags)
 
-    def client_kwargs(self, connection: Connection) -> dict[str, Any]:
-        """Return ``connection.client_kwargs()`` with a logger that keeps off stdout.
+    def client_logger(self) -> Any:
+        """Return a logger for the Pulsar client that keeps off stdout.
 
-        By default the client logs to stdout, into the middle of a command's result. Here it is
+        By default the client logs to stdout, into the middle of a command's result. This logger is
         silent, and writes to stderr with ``-v``.
         """
-        return {**connection.client_kwargs(), "logger": client_log.for_verbosity(self.verbosity)}
+        return client_log.for_verbosity(self.verbosity)
 
-    def open_client(self, connection: Connection) -> Any:
-        """Return a new ``pulsar.Client`` with that logger; the caller closes it."""
-        return connection.open_client(logger=client_log.for_verbosity(self.verbosity))
+    def client(self, connection: Connection) -> contextlib.closing[Any]:
+        """Open a ``pulsar.Client`` with that logger for a ``with`` block."""
+        return contextlib.closing(connection.open_client(logger=self.client_logger()))
+
+    @contextlib.contextmanager
+    def level_topic(self, name: str) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
+        """Connect to the admin interface and describe a level topic.
+
+        Args:
+            name: the level topic, its business topic, or any topic that belongs to it.
+        """
+        from delaylevel.cluster.admin import Admin
+        from delaylevel.topics.registry import describe
+
+        connection = self.connection()
+        with Admin.from_connection(connection) as admin:
+            yield connection, admin, describe(admin, name, search=True)
+
+
+# Passes the `Settings` to the command as its first argument.
+pass_settings: Callable[[Callable[..., Any]], Callable[..., Any]] = click.make_pass_decorator(
+    Settings, ensure=True
+)
 
 
 def settings_of(ctx: click.Context) -> Settings:
     """Return the settings of this invocation."""
     return ctx.find_root().ensure_object(Settings)
-
-
-def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    if value is not None and param.name is not None:
-        settings_of(ctx).flags[param.name] = value
-    return value
 
 
 def connection_options(function: Function) -> Function:
@@ -92,65 +125,41 @@ def connection_options(function: Function) -> Function:
     The root command has them, which serves every command (``delaylevel --service-url … send``).
     A command that also has them accepts them after its own name.
     """
+
+    def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            settings_of(ctx).flags[str(param.name)] = value
+
+    option = functools.partial(click.option, expose_value=False, callback=remember)
     existing = click.Path(exists=True, dir_okay=False)
-    options = [
-        click.option(
-            "--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."
-        ),
-        click.option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
-        click.option("--token-file", type=existing, help="File that holds the token."),
-        click.option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
-        click.option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
-        click.option(
-            "--tls-private-key-file", type=existing, help="Private key of the client (PEM)."
-        ),
-        click.option(
-            "--tls-allow-insecure/--no-tls-allow-insecure",
-            default=None,
-            help="Accept any server certificate.",
-        ),
-        click.option(
+    for decorate in (
+        option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
+        option(
             "--tls-validate-hostname/--no-tls-validate-hostname",
             default=None,
             help="Check the server's host name against its certificate.",
         ),
-        click.option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
-    ]
-    for option in reversed(options):
-        function = _quietly(option)(function)
+        option(
+            "--tls-allow-insecure/--no-tls-allow-insecure",
+            default=None,
+            help="Accept any server certificate.",
+        ),
+        option("--tls-private-key-file", type=existing, help="Private key of the client (PEM)."),
+        option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
+        option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
+        option("--token-file", type=existing, help="File that holds the token."),
+        option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
+        option("--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."),
+    ):
+        function = decorate(function)
     return function
 
 
-def _quietly(option: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """Return an option that fills the settings instead of an argument of the command."""
-
-    def decorate(function: Function) -> Function:
-        function = option(function)
-        attached = (
-            function.params if isinstance(function, click.Command) else function.__click_params__  # type: ignore[attr-defined]
-        )
-        attached[-1].callback = _remember
-        attached[-1].expose_value = False
-        return function
-
-    return decorate
-
-
-def pass_settings(function: Callable[Concatenate[Settings, P], R]) -> Callable[P, R]:
-    """Pass the `Settings` to the command as its first argument."""
-
-    @functools.wraps(function)
-    def command(*args: P.args, **kwargs: P.kwargs) -> R:
-        return function(settings_of(click.get_current_context()), *args, **kwargs)
-
-    return command
-
-
-def pass_connection(function: Callable[Concatenate[Connection, P], R]) -> Callable[P, R]:
+def pass_connection(function: Callable[..., Any]) -> Callable[..., Any]:
     """Pass the `Connection` of a cluster that answers to the command as its first argument."""
 
     @functools.wraps(function)
-    def command(*args: P.args, **kwargs: P.kwargs) -> R:
+    def command(*args: Any, **kwargs: Any) -> Any:
         connection = settings_of(click.get_current_context()).connection()
         require_reachable(connection)
         return function(connection, *args, **kwargs)
@@ -182,16 +191,60 @@ def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> N
     raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
 
 
-def output_option(function: Function) -> Function:
-    """Add ``-o table|wide|json|jsonl``, passed as ``output``."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(FORMATS),
-        default="table",
-        show_default=True,
-        help="Format of the result.",
-    )(function)
+output_option = click.option(
+    "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
+)
+delivery_option = click.option(
+    "--delivery",
+    type=OneOf(Delivery),
+    default=Delivery.AT_LEAST_ONCE.value,
+    help="Delivery guarantee; effectively-once needs the broker's deduplication.",
+)
+trigger_option = click.option(
+    "--trigger",
+    "trigger_ms",
+    type=DURATION_MS,
+    help="Interval between the mover's batches; by default a fifth of the shortest lead.",
+)
+spill_dir_option = renamed_option(
+    "--spill-dir",
+    former=["--directory"],
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the dispatcher's spill files.",
+)
+mover_option = click.option(
+    "--mover",
+    type=OneOf(Mover),
+    default=Mover.SPARK.value,
+    help="Kind of mover that hands off near-due messages.",
+)
+final_window_option = click.option(
+    "--final-window",
+    type=OneOf(FinalWindow),
+    default=FinalWindow.TRACKER.value,
+    help="Keeper of messages between their last hand-off and their due time.",
+)
+level_topic_option = click.option(
+    "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."
+)
+# The following need further attributes, such as a default.
+max_delay_option = functools.partial(
+    renamed_option,
+    "--max-delay",
+    "maximum_delay",
+    former=["--max"],
+    type=DURATION,
+    help="Longest delay.",
+)
+at_option = functools.partial(
+    renamed_option, "--at", former=(), type=TIME, help="Due time: ISO-8601, epoch ms or +2h."
+)
+on_missing_target_option = functools.partial(
+    click.option,
+    "--on-missing-target",
+    type=OneOf(MissingTarget),
+    help="Action for messages whose business topic does not exist.",
+)
 
 
 def metrics_options(function: Function) -> Function:
@@ -205,51 +258,19 @@ def metrics_options(function: Function) -> Function:
     address = click.option(
         "--metrics-address",
         default="127.0.0.1",
-        show_default=True,
         metavar="ADDRESS",
         help="Address of the interface that serves metrics.",
     )
     return port(address(function))
 
 
-delivery_option = click.option(
-    "--delivery",
-    type=click.Choice([item.value for item in Delivery]),
-    default=Delivery.AT_LEAST_ONCE.value,
-    show_default=True,
-    help="Delivery guarantee; effectively-once needs the broker's deduplication.",
-)
-trigger_option = click.option(
-    "--trigger",
-    type=DURATION,
-    help="Interval between the mover's batches; by default a fifth of the shortest lead.",
-)
-spill_dir_option = click.option(
-    "--spill-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    cls=RenamedOption,
-    former=["--directory"],
-    help="Folder of the dispatcher's spill files.",
-)
-mover_option = click.option(
-    "--mover",
-    type=click.Choice([mover.value for mover in Mover]),
-    default=Mover.SPARK.value,
-    show_default=True,
-    help="Kind of mover that hands off near-due messages.",
-)
-final_window_option = click.option(
-    "--final-window",
-    type=click.Choice([window.value for window in FinalWindow]),
-    default=FinalWindow.TRACKER.value,
-    show_default=True,
-    help="Keeper of messages between their last hand-off and their due time.",
-)
-
-
-level_topic_option = click.option(
-    "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."
-)
+def log_options(function: Function) -> Function:
+    """Add ``-n/--lines`` and ``-f/--follow``."""
+    lines = click.option(
+        "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
+    )
+    follow = click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
+    return lines(follow(function))
 
 
 def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -261,57 +282,3 @@ def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> 
 namespace_argument = click.argument(
     "namespace", default="public/default", callback=_check_namespace
 )
-
-
-def max_delay_option(**attributes: Any) -> Callable[[Function], Function]:
-    """Return ``--max-delay``, passed as ``maximum``, with attributes such as its default."""
-    return click.option(
-        "--max-delay",
-        "maximum",
-        type=DURATION,
-        cls=RenamedOption,
-        former=["--max"],
-        help="Longest delay.",
-        **attributes,
-    )
-
-
-def at_option(*former: str) -> Callable[[Function], Function]:
-    """Return ``--at``, passed as ``due_ms``, which also accepts former spellings."""
-    return click.option(
-        "--at",
-        "due_ms",
-        type=TIME,
-        cls=RenamedOption,
-        former=former,
-        help="Due time: ISO-8601, epoch ms or +2h.",
-    )
-
-
-def on_missing_target_option(**attributes: Any) -> Callable[[Function], Function]:
-    """Return ``--on-missing-target`` with attributes such as its default."""
-    return click.option(
-        "--on-missing-target",
-        type=click.Choice([policy.value for policy in MissingTarget]),
-        help="Action for messages whose business topic does not exist.",
-        **attributes,
-    )
-
-
-def log_options(function: Function) -> Function:
-    """Add ``-n/--lines`` and ``-f/--follow``."""
-    lines = click.option(
-        "-n",
-        "--lines",
-        type=click.IntRange(min=0),
-        default=100,
-        show_default=True,
-        help="Number of lines to show.",
-    )
-    follow = click.option("-f", "--follow", is_flag=True, help="Print new lines until Ctrl-C.")
-    return lines(follow(function))
-
-
-def examples(*lines: str) -> str:
-    """Return the ``Examples:`` part of a command's help, for its ``epilog``."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

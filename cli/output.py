@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import click
 
 from delaylevel.model.formatting import format_duration, format_instant
 
 FORMATS = ("table", "wide", "json", "jsonl")
-Kind = Literal["text", "number", "time", "duration"]
+Kind = Literal["text", "number", "time", "duration", "size"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Column:
     Args:
         key: the key in JSON; a time or duration is an ``int`` in ms, and its key ends in ``_ms``.
         kind: the form of the values; ``time`` prints ISO-8601 UTC, ``duration`` prints ``1h05m``,
-            and numbers and durations are aligned to the right.
+            ``size`` prints ``2.5 MB``, and numbers and durations are aligned to the right.
         head: the column header; by default the key in capitals, without ``_MS``.
         wide: True for a column that only ``-o wide`` shows.
     """
@@ -40,17 +40,8 @@ class Column:
         return self.head or self.key.removesuffix("_ms").replace("_", " ").upper()
 
 
-def format_time(time_ms: int) -> str:
-    """Return ms since the epoch as ISO-8601 UTC, e.g. ``2026-11-21T07:45:00.250Z``."""
-    return format_instant(time_ms)
-
-
 def render(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Sequence[Column],
-    output: str = "table",
-    *,
-    empty: str = "Nothing to show.",
+    rows: Iterable[Mapping[str, Any]], columns: Sequence[Column], output: str = "table"
 ) -> str:
     """Return rows as text, without a newline at the end.
 
@@ -58,19 +49,16 @@ def render(
         rows: the rows, one mapping each; a table leaves out keys without a column, JSON keeps them.
         columns: the columns of the table, from left to right.
         output: one of ``FORMATS``.
-        empty: the text for a table without rows.
     """
     listed = list(rows)
     if output == "json":
         return json.dumps(listed, indent=2, default=_plain)
     if output == "jsonl":
         return "\n".join(json.dumps(row, default=_plain) for row in listed)
-    if not listed:
-        return empty
-    shown = [column for column in columns if output == "wide" or not column.wide]
+    shown = _shown(columns, output)
     cells = [[column.title for column in shown]]
     cells += [[_cell(row.get(column.key), column.kind) for column in shown] for row in listed]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(shown))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [column.kind in ("number", "duration") for column in shown]
     return "\n".join(
         "   ".join(
@@ -83,11 +71,9 @@ def render(
 
 def render_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "table") -> str:
     """Return one item as text: a line for each column, or a JSON object."""
-    if output == "json":
-        return json.dumps(item, indent=2, default=_plain)
-    if output == "jsonl":
-        return json.dumps(item, default=_plain)
-    shown = [column for column in columns if output == "wide" or not column.wide]
+    if output in ("json", "jsonl"):
+        return json.dumps(item, indent=2 if output == "json" else None, default=_plain)
+    shown = _shown(columns, output)
     width = max((len(column.title) for column in shown), default=0)
     return "\n".join(
         f"{column.title.ljust(width)}   {_cell(item.get(column.key), column.kind)}".rstrip()
@@ -104,12 +90,10 @@ def emit(
 ) -> None:
     """Print rows on stdout. For a table without rows, print ``empty`` on stderr instead."""
     listed = list(rows)
-    if not listed and output in ("table", "wide"):
+    if listed or output == "json":
+        click.echo(render(listed, columns, output))
+    elif output != "jsonl":
         note(empty)
-        return
-    text = render(listed, columns, output)
-    if text:
-        click.echo(text)
 
 
 def emit_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "table") -> None:
@@ -122,31 +106,20 @@ def note(message: str) -> None:
     click.echo(message, err=True)
 
 
-class Progress(Protocol):
-    """A progress bar, as far as commands use it."""
-
-    def update(self, n_steps: int) -> None:
-        """Advance by a number of steps."""
-
-
-class _Silent:
-    def update(self, n_steps: int) -> None:
-        """Draw nothing: stderr is not a terminal."""
-
-
-@contextmanager
-def progress(label: str, length: int | None) -> Iterator[Progress]:
-    """Draw a bar on stderr while the block runs, if stderr is a terminal.
+def progress(label: str, length: int | None) -> Any:
+    """Return a bar that is drawn on stderr while it is open, if stderr is a terminal.
 
     Args:
         label: the text in front of the bar.
         length: the number of steps, or None if it is unknown; then no bar is drawn.
     """
-    if length is None or not sys.stderr.isatty():
-        yield _Silent()
-        return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield bar
+    drawn = length is not None and sys.stderr.isatty()
+    file = sys.stderr if drawn else io.StringIO()
+    return click.progressbar(length=length or 0, label=label, file=file)
+
+
+def _shown(columns: Sequence[Column], output: str) -> list[Column]:
+    return [column for column in columns if output == "wide" or not column.wide]
 
 
 def _cell(value: Any, kind: Kind) -> str:
@@ -154,17 +127,28 @@ def _cell(value: Any, kind: Kind) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if kind == "time" and isinstance(value, (int, float)):
-        return format_time(int(value))
-    if kind == "duration" and isinstance(value, (int, float)):
-        return format_duration(value)
-    if kind == "number" and isinstance(value, float):
-        return f"{value:,.1f}"
-    if kind == "number" and isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, (int, float)):
+        if kind == "time":
+            return format_instant(int(value))
+        if kind == "duration":
+            return format_duration(value)
+        if kind == "size":
+            return _size_text(value)
+        if kind == "number":
+            return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(str(entry) for entry in value) or "-"
+        return ", ".join(map(str, value)) or "-"
     return str(value).replace("\n", " ")
+
+
+def _size_text(size: float) -> str:
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 1000:
+            return f"{size:,.1f} {unit}"
+    return f"{size / 1000:,.1f} TB"
 
 
 def _plain(value: Any) -> Any:

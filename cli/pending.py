@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from delaylevel.inspection import Selection
+from delaylevel.errors import InvalidInputError
+from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.formatting import format_duration
+from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .export import check_file, export_rows
-from .inspecting import inspector, reading, screen
+from .inspecting import Reading, inspector, reading, screen
 from .options import Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, note
-from .selection import Chosen, id_option, key_option, property_option, selection_options
+from .selection import id_option, key_option, property_option, selection_options
 from .views.pending import histogram_text, histogram_view, row_view, table_view
 
 _ROWS: tuple[Column, ...] = (
@@ -50,32 +54,23 @@ class _Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-def _limit_option(default: int) -> Callable[[Any], Any]:
-    return click.option(
-        "--limit",
-        type=click.IntRange(min=0),
-        default=default,
-        show_default=True,
-        help="Number of rows to show; 0 for all.",
-    )
-
-
+_limit_option = functools.partial(
+    click.option, "--limit", type=click.IntRange(min=0), help="Number of rows to show; 0 for all."
+)
 _payload_option = click.option(
     "--payload", is_flag=True, help="Include the payload; base64 in JSON and CSV."
 )
 
 
-@click.group(
-    cls=_Group,
-    epilog=examples(
-        "delaylevel pending orders --from +1h --to +2h",
-        "delaylevel pending list orders --where 'size > 1000' --limit 20",
-        "delaylevel pending list orders --key customer-7",
-        "delaylevel pending histogram orders --by day",
-        "delaylevel pending average orders size --to +1d",
-        "delaylevel pending export orders pending.parquet",
-    ),
+@examples(
+    "delaylevel pending orders --from +1h --to +2h",
+    "delaylevel pending list orders --where 'size > 1000' --limit 20",
+    "delaylevel pending list orders --key customer-7",
+    "delaylevel pending histogram orders --by day",
+    "delaylevel pending average orders size --to +1d",
+    "delaylevel pending export orders pending.parquet",
 )
+@click.group(cls=_Group)
 def pending() -> None:
     """Inspect pending messages.
 
@@ -85,26 +80,24 @@ def pending() -> None:
     """
 
 
-@pending.command(
-    "list",
-    epilog=examples(
-        "delaylevel pending list orders",
-        "delaylevel pending list orders --from +1h --to +2h --limit 20",
-        "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
-        "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o wide",
-        "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl",
-        "delaylevel pending list orders --property invoice=2030-117",
-        "delaylevel pending list orders --id public/default/orders-delay-level-partition-3:12:7:0",
-    ),
+@examples(
+    "delaylevel pending list orders",
+    "delaylevel pending list orders --from +1h --to +2h --limit 20",
+    "delaylevel pending list orders --where 'size > 1000 AND delay_ms > 86400000'",
+    "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o wide",
+    "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl",
+    "delaylevel pending list orders --property invoice=2030-117",
+    "delaylevel pending list orders --id public/default/orders-delay-level-partition-3:12:7:0",
 )
+@pending.command("list")
 @click.argument("topic")
 @selection_options
-@_limit_option(100)
+@_limit_option(default=100)
 @_payload_option
 @output_option
 @pass_settings
 def list_(
-    settings: Settings, topic: str, chosen: Chosen, limit: int, payload: bool, output: str
+    settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
 ) -> None:
     """List pending messages of TOPIC in due order.
 
@@ -114,12 +107,13 @@ def list_(
 
     With --id, the exit code is 1 if no pending message matches.
     """
-    found = _list(settings, topic, chosen, limit, payload, output)
-    if chosen.selection.id is not None and not found:
+    found = _list(settings, topic, limit, payload, output, conditions)
+    if conditions["id"] is not None and not found:
         click.get_current_context().exit(1)
 
 
-@pending.command(hidden=True, epilog=examples("delaylevel pending find orders --key customer-7"))
+@examples("delaylevel pending find orders --key customer-7")
+@pending.command(hidden=True)
 @click.argument("topic")
 @id_option
 @key_option
@@ -127,47 +121,61 @@ def list_(
 @_payload_option
 @output_option
 @pass_settings
-def find(
-    settings: Settings,
-    topic: str,
-    message_id: str | None,
-    key: str | None,
-    properties: dict[str, str],
-    payload: bool,
-    output: str,
-) -> None:
+def find(settings: Settings, topic: str, payload: bool, output: str, **conditions: Any) -> None:
     """Find pending messages of TOPIC; the former name of `delaylevel pending list --id`.
 
     The exit code is 1 if no pending message matches.
     """
-    if message_id is None and key is None and not properties:
+    others = conditions["key"] is not None or conditions["properties"]
+    if conditions["id"] is None and not others:
         raise click.UsageError("give --id, --key or --property")
-    if message_id is not None and (key is not None or properties):
+    if conditions["id"] is not None and others:
         raise click.UsageError("--id names one message: give neither --key nor --property")
-    selection = Selection(key=key, properties=properties, id=message_id)
-    found = _list(settings, topic, Chosen(selection, None, None), 0, payload, output)
-    if not found:
+    if not _list(settings, topic, 0, payload, output, conditions):
         click.get_current_context().exit(1)
 
 
+@contextlib.contextmanager
+def _query(
+    settings: Settings,
+    topic: str,
+    *,
+    target: str | None = None,
+    slack_ms: int = DEFAULT_SLACK_MS,
+    from_ms: int | None = None,
+    before_ms: int | None = None,
+    **conditions: Any,
+) -> Iterator[tuple[Inspector, Selection, Reading]]:
+    """Open an inspector for the values of the selection options, and show its progress."""
+    if from_ms is not None and before_ms is not None and before_ms <= from_ms:
+        raise InvalidInputError("--to is not after --from: nothing can be due in between")
+    selection = Selection(Window(from_ms, before_ms), **conditions)
+    with inspector(settings, topic, target=target, slack_ms=slack_ms) as look, reading() as shown:
+        yield look, selection, shown
+
+
 def _list(
-    settings: Settings, topic: str, chosen: Chosen, limit: int, payload: bool, output: str
+    settings: Settings,
+    topic: str,
+    limit: int,
+    payload: bool,
+    output: str,
+    conditions: dict[str, Any],
 ) -> bool:
     """Print pending messages. Return True if there are any."""
-    with inspector(settings, topic, chosen.target, chosen.slack) as look, reading() as shown:
-        if chosen.single_id is not None:
-            found: Iterable[Any] = look.find(
-                chosen.single_id, value=payload, tell=shown.tell, expect=shown.expect
-            )
+    with _query(settings, topic, **conditions) as (look, selection, shown):
+        reads: dict[str, Any] = {
+            "value": payload,
+            "tell": shown.tell,
+            "expect": shown.expect,
+        }
+        found: Iterable[Any]
+        if selection.id is not None and selection == Selection(id=selection.id):
+            # One read may find the message if its ID is the only condition.
+            found = look.find(selection.id, **reads)
         else:
-            found = look.rows(
-                chosen.selection,
-                # One more than the limit shows that there are more.
-                limit=limit + 1 if limit else None,
-                value=payload,
-                tell=shown.tell,
-                expect=shown.expect,
-            )
+            # One more than the limit shows that there are more.
+            found = look.rows(selection, limit=limit + 1 if limit else None, **reads)
         views = (row_view(row, payload) for row in found)
         if output == "jsonl":
             count = _print_lines(views, limit, shown.close)
@@ -175,7 +183,7 @@ def _list(
             rows = list(views)
             count = len(rows)
             shown.close()
-            _print_rows(rows[:limit] if limit else rows, output, payload)
+            _print_rows(rows[: limit or None], output, payload)
     if limit and count > limit:
         note(f"There are more than {limit:,}; --limit 0 shows all.")
     return count > 0
@@ -202,42 +210,39 @@ def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[]
     return number
 
 
-@pending.command(
-    epilog=examples(
-        "delaylevel pending histogram orders --by day",
-        "delaylevel pending histogram orders --by hour --to +1d",
-        "delaylevel pending histogram orders --by customer --limit 10",
-        "delaylevel pending histogram orders --by size -o json",
-    )
+@examples(
+    "delaylevel pending histogram orders --by day",
+    "delaylevel pending histogram orders --by hour --to +1d",
+    "delaylevel pending histogram orders --by customer --limit 10",
+    "delaylevel pending histogram orders --by size -o json",
 )
+@pending.command()
 @click.argument("topic")
 @click.option(
     "--by",
     default="hour",
-    show_default=True,
     metavar="ATTRIBUTE",
     help="Attribute to group by: hour, day (UTC), size, key, target, place, or a property's name.",
 )
 @selection_options
-@_limit_option(20)
+@_limit_option(default=20)
 @output_option
 @pass_settings
 def histogram(
-    settings: Settings, topic: str, by: str, chosen: Chosen, limit: int, output: str
+    settings: Settings, topic: str, by: str, limit: int, output: str, **conditions: Any
 ) -> None:
     """Count pending messages of TOPIC by an attribute.
 
     Hours, days and sizes are all shown. Of other attributes, --limit shows the values with the
     most messages.
     """
-    with inspector(settings, topic, chosen.target, chosen.slack) as look, reading() as shown:
-        bars = look.histogram(by, chosen.selection, tell=shown.tell, expect=shown.expect)
+    with _query(settings, topic, **conditions) as (look, selection, shown):
+        bars = look.histogram(by, selection, tell=shown.tell, expect=shown.expect)
     more = 0
     if by not in ("hour", "day", "size"):
         bars = sorted(bars, key=lambda one: -one.messages)
-        if limit and len(bars) > limit:
-            more = len(bars) - limit
-            bars = bars[:limit]
+        more = max(0, len(bars) - limit) if limit else 0
+        bars = bars[: limit or None]
     if output in ("json", "jsonl"):
         emit([histogram_view(one, by) for one in bars], (), output)
     elif not bars:
@@ -249,26 +254,25 @@ def histogram(
         note(f"{more:,} more are not shown; --limit 0 shows all.")
 
 
-@pending.command(
-    epilog=examples(
-        "delaylevel pending average orders size",
-        "delaylevel pending average orders delay --from +1h --to +2h",
-        "delaylevel pending average orders amount --where \"properties['kind'] = 'invoice'\"",
-    )
+@examples(
+    "delaylevel pending average orders size",
+    "delaylevel pending average orders delay --from +1h --to +2h",
+    "delaylevel pending average orders amount --where \"properties['kind'] = 'invoice'\"",
 )
+@pending.command()
 @click.argument("topic")
 @click.argument("attribute")
 @selection_options
 @output_option
 @pass_settings
-def average(settings: Settings, topic: str, attribute: str, chosen: Chosen, output: str) -> None:
+def average(settings: Settings, topic: str, attribute: str, output: str, **conditions: Any) -> None:
     """Show the mean of an attribute of pending messages.
 
     ATTRIBUTE is size (bytes), delay (ms from publishing until due), or a numeric property.
     MESSAGES counts all messages, COUNTED those that have a number.
     """
-    with inspector(settings, topic, chosen.target, chosen.slack) as look, reading() as shown:
-        found = look.average(attribute, chosen.selection, tell=shown.tell, expect=shown.expect)
+    with _query(settings, topic, **conditions) as (look, selection, shown):
+        found = look.average(attribute, selection, tell=shown.tell, expect=shown.expect)
     view = vars(found)
     if output in ("table", "wide") and attribute == "delay":
         view = {
@@ -278,13 +282,12 @@ def average(settings: Settings, topic: str, attribute: str, chosen: Chosen, outp
     emit_one(view, _AVERAGE, output)
 
 
-@pending.command(
-    epilog=examples(
-        "delaylevel pending export orders orders.parquet",
-        "delaylevel pending export orders next-day.csv --to +1d --force",
-        "delaylevel pending export orders invoices.jsonl --property kind=invoice --payload",
-    )
+@examples(
+    "delaylevel pending export orders orders.parquet",
+    "delaylevel pending export orders next-day.csv --to +1d --force",
+    "delaylevel pending export orders invoices.jsonl --property kind=invoice --payload",
 )
+@pending.command()
 @click.argument("topic")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @selection_options
@@ -292,7 +295,7 @@ def average(settings: Settings, topic: str, attribute: str, chosen: Chosen, outp
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @pass_settings
 def export(
-    settings: Settings, topic: str, file: Path, chosen: Chosen, payload: bool, force: bool
+    settings: Settings, topic: str, file: Path, payload: bool, force: bool, **conditions: Any
 ) -> None:
     """Write pending messages of TOPIC to FILE.
 
@@ -302,6 +305,6 @@ def export(
     under a temporary name in the same folder. FILE appears when it is complete.
     """
     check_file(file, force)
-    with inspector(settings, topic, chosen.target, chosen.slack) as look, reading() as shown:
-        count = export_rows(look, chosen.selection, file, payload, force, shown)
+    with _query(settings, topic, **conditions) as (look, selection, shown):
+        count = export_rows(look, selection, file, payload, force, shown)
     note(f"{count:,} messages are in {file}.")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import click
 
 from delaylevel.model import plan as planning
 from delaylevel.model.benchmarked import FIGURES
-from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.level_topic import Mover
 from delaylevel.model.plan import Load, Plan
 
 from .options import (
@@ -21,48 +20,47 @@ from .options import (
     output_option,
 )
 from .output import Column, emit, emit_one, note
-from .values import DURATION
+from .values import DURATION, Parsed
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmg]i?)?b?$", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _LOAD = (
     Column("pending", "number"),
-    Column("stored", head="STORED"),
-    Column("native_index", head="INDEX NATIVE"),
+    Column("stored_bytes", "size", head="STORED"),
+    Column("native_index_bytes", "size", head="INDEX NATIVE"),
     Column("native_rebuild_ms", "duration", head="REBUILD NATIVE"),
 )
 _PLANS = (
     Column("levels"),
     Column("partitions", "number"),
     Column("window", "number", head="IN WINDOW"),
-    Column("window_size", head="WINDOW SIZE"),
-    Column("index", head="INDEX"),
-    Column("tracker", head="TRACKER"),
+    Column("window_size_bytes", "size", head="WINDOW SIZE"),
+    Column("index_bytes", "size", head="INDEX"),
+    Column("tracker_bytes", "size", head="TRACKER"),
     Column("rebuild_ms", "duration", head="REBUILD"),
     Column("moves_per_s", "number", head="MOVES/S"),
     Column("movers", "number"),
 )
 
 
-class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    name = "size"
+def parse_size(text: str) -> int:
+    """Parse a size such as ``1024``, ``1KiB`` or ``2MB``, in bytes.
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = _SIZE.match(str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is no size: write 1024, 1KiB or 2MB", param, ctx)
-        return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
+    Raises:
+        ValueError: the text is not a size.
+    """
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: write 1024, 1KiB or 2MB")
+    return round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
-        "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
-        "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
-    )
+@examples(
+    "delaylevel plan --rate 2000 --max-delay 30d --size 1KiB",
+    "delaylevel plan --rate 500 --max-delay 365d --size 2KiB --final-window broker",
+    "delaylevel plan --rate 50 --max-delay 7d --mean-delay 3h --size 300 --mover function",
 )
+@click.command()
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
@@ -71,20 +69,20 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5
     help="Number of delayed messages per second.",
 )
 @max_delay_option(required=True)
-@click.option("--size", type=_Size(), required=True, help="Size of a message, e.g. 1KiB.")
+@click.option(
+    "--size", type=Parsed("size", parse_size), required=True, help="Size of a message, e.g. 1KiB."
+)
 @click.option("--mean-delay", type=DURATION, help="Mean delay; by default half of the longest.")
 @click.option(
     "--copies",
     type=click.IntRange(min=1),
     default=2,
-    show_default=True,
     help="Number of bookies that store each message.",
 )
 @click.option(
     "--subscriptions",
     type=click.IntRange(min=1),
     default=1,
-    show_default=True,
     help="Number of subscriptions of the business topic; each has an index in the broker.",
 )
 @mover_option
@@ -93,39 +91,17 @@ class _Size(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5
     "--partition-limit",
     type=click.IntRange(min=1),
     default=1000,
-    show_default=True,
     help="Largest number of partitions of a level.",
 )
 @output_option
-def plan(
-    rate: float,
-    maximum: timedelta,
-    size: int,
-    mean_delay: timedelta | None,
-    copies: int,
-    subscriptions: int,
-    mover: str,
-    final_window: str,
-    partition_limit: int,
-    output: str,
-) -> None:
+def plan(output: str, **options: Any) -> None:
     """Compute the resources that a load needs.
 
     These are partitions, storage, memory and movers for lists of levels that fit. The results are
     extrapolated from this project's benchmarks on two shared cores: read them as orders of
     magnitude. The first list of levels is the recommended one. Nothing is contacted.
     """
-    load = Load(
-        rate=rate,
-        maximum_delay=maximum,
-        size=size,
-        mean_delay=mean_delay,
-        copies=copies,
-        subscriptions=subscriptions,
-        mover=Mover(mover),
-        final_window=FinalWindow(final_window),
-        partition_limit=partition_limit,
-    )
+    load = Load(**options)
     rows = [plan_view(item) for item in planning.plans(load)]
     if output == "json":
         figures = {
@@ -137,9 +113,9 @@ def plan(
     if output == "jsonl":
         emit(rows, _PLANS, output)
         return
-    emit_one(_readable(load_view(load)), _LOAD, output)
+    emit_one(load_view(load), _LOAD, output)
     click.echo()
-    emit([_readable(row) for row in rows], _PLANS, output)
+    emit(rows, _PLANS, output)
     note(
         "The first list is the recommended one. MOVERS: "
         + ("cores of the Spark job" if load.mover is Mover.SPARK else "instances of the Function")
@@ -170,21 +146,3 @@ def plan_view(item: Plan) -> dict[str, Any]:
         "moves_per_s": round(item.moves_per_s),
         "movers": item.movers,
     }
-
-
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its sizes as text, for tables."""
-    sizes = {
-        key.removesuffix("_bytes"): _size_text(value)
-        for key, value in row.items()
-        if key.endswith("_bytes")
-    }
-    return {**row, **sizes}
-
-
-def _size_text(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    raise AssertionError("unreachable: the last unit always returns")

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import click
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import SystemClock
+from delaylevel.model.clock import SystemClock, duration_ms
 
 from .options import (
     at_option,
     examples,
     level_topic_option,
     output_option,
+    pairs_option,
     pass_connection,
     settings_of,
 )
 from .output import Column, emit_one, note, progress
-from .values import DURATION, TIME, parse_duration, parse_pairs, parse_time_ms
+from .values import DURATION, TIME, parse_duration, parse_time_ms
 
 _COLUMNS = (
     Column("topic"),
@@ -46,34 +47,23 @@ _LINE_KEYS = frozenset(
 
 @dataclass
 class Outgoing:
-    """A message as given on the command line or in a JSON line."""
+    """A message as given on the command line or in a JSON line.
+
+    Attributes:
+        body: the payload; None for a null value.
+        options: further arguments of ``DelayLevelProducer.send``, by name.
+        line: the number of its JSON line; None for a message of the command line.
+    """
 
     body: bytes | None
-    key: str | None = None
-    ordering_key: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)
-    event_ms: int | None = None
-    due_ms: int | None = None
-    after: timedelta | None = None
-    id: str | None = None
+    options: dict[str, Any]
     line: int | None = None
 
     def fix_due(self, now_ms: int) -> None:
         """Replace a delay by a due time, so that the result shows the due time that is sent."""
-        if self.after and self.due_ms is None:
-            self.due_ms, self.after = now_ms + round(self.after / timedelta(milliseconds=1)), None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``DelayLevelProducer.send`` besides the body."""
-        return {
-            "partition_key": self.key,
-            "ordering_key": self.ordering_key,
-            "properties": self.properties or None,
-            "event_timestamp": self.event_ms,
-            "deliver_at": self.due_ms,
-            "deliver_after": self.after,
-            "message_id": self.id,
-        }
+        after = self.options["deliver_after"]
+        if after and self.options["deliver_at"] is None:
+            self.options |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
 
 
 def parse_line(text: str, now_ms: int) -> Outgoing:
@@ -111,18 +101,18 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         raise InvalidInputError("properties is not an object whose values are all strings")
     after = _text(value, "after")
     try:
-        return Outgoing(
-            body=content,
-            key=_text(value, "key"),
-            ordering_key=_text(value, "ordering_key"),
-            properties=properties,
-            event_ms=_time(value, "event_time", now_ms),
-            due_ms=_time(value, "at", now_ms),
-            after=parse_duration(after) if after is not None else None,
-            id=_text(value, "id"),
-        )
+        options = {
+            "partition_key": _text(value, "key"),
+            "ordering_key": _text(value, "ordering_key"),
+            "properties": properties or None,
+            "event_timestamp": _time(value, "event_time", now_ms),
+            "deliver_at": _time(value, "at", now_ms),
+            "deliver_after": parse_duration(after) if after is not None else None,
+            "message_id": _text(value, "id"),
+        }
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
+    return Outgoing(content, options)
 
 
 def _text(value: dict[str, Any], name: str) -> str | None:
@@ -141,30 +131,22 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
     return parse_time_ms(str(found), now_ms)
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel send orders 'pay me' --after 3d",
-        "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
-        "delaylevel send orders --jsonl reminders.jsonl",
-        'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
-    )
+@examples(
+    "delaylevel send orders 'pay me' --after 3d",
+    "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
+    "delaylevel send orders --jsonl reminders.jsonl",
+    'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
 )
+@click.command()
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--after", type=DURATION, help="Delay before delivery: 90s, 2h, 3d.")
-@at_option()
-@click.option("--key", metavar="KEY", help="Partition key.")
+@click.option("--after", "deliver_after", type=DURATION, help="Delay before delivery: 90s, 2h, 3d.")
+@at_option("deliver_at")
+@click.option("--key", "partition_key", metavar="KEY", help="Partition key.")
 @click.option("--ordering-key", metavar="KEY", help="Ordering key, for Key_Shared subscriptions.")
-@click.option(
-    "--property",
-    "properties",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=parse_pairs,
-    help="Property of the message. Repeatable.",
-)
-@click.option("--event-time", "event_ms", type=TIME, help="Event time of the application.")
-@click.option("--id", "own_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
+@pairs_option("--property", "properties", help="Property of the message. Repeatable.")
+@click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
+@click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
 @level_topic_option
 @click.option(
     "--jsonl", type=click.File("r"), metavar="FILE", help="File of JSON lines; - for stdin."
@@ -175,16 +157,10 @@ def send(
     connection: Connection,
     topic: str,
     body: str | None,
-    after: timedelta | None,
-    due_ms: int | None,
-    key: str | None,
-    ordering_key: str | None,
-    properties: dict[str, str],
-    event_ms: int | None,
-    own_id: str | None,
     level_topic: str | None,
     jsonl: TextIO | None,
     output: str,
+    **options: Any,
 ) -> None:
     """Send BODY (or stdin) to TOPIC, at once or delayed.
 
@@ -194,28 +170,18 @@ def send(
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
-        if body is not None or after or due_ms or key or properties or own_id:
+        names = ("deliver_after", "deliver_at", "partition_key", "properties", "message_id")
+        if body is not None or any(options[name] for name in names):
             raise click.UsageError(
                 "with --jsonl, each line has its own body, key and delay: give none of them here"
             )
         messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
         length = _count(jsonl)
     else:
-        if after is not None and due_ms is not None:
+        if options["deliver_after"] is not None and options["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
-        messages = [
-            Outgoing(
-                content,
-                key,
-                ordering_key,
-                properties,
-                event_ms,
-                due_ms,
-                after,
-                own_id,
-            )
-        ]
+        messages = [Outgoing(content, {**options, "properties": options["properties"] or None})]
         length = 1
     result = deliver(connection, topic, level_topic, messages, length)
     emit_one(result, _COLUMNS, output)
@@ -247,8 +213,8 @@ def deliver(
     """
     from delaylevel.producer.client import DelayLevelClient
 
-    kwargs = settings_of(click.get_current_context()).client_kwargs(connection)
-    client = DelayLevelClient.from_connection(connection, logger=kwargs["logger"])
+    logger = settings_of(click.get_current_context()).client_logger()
+    client = DelayLevelClient.from_connection(connection, logger=logger)
     outcomes: Counter[str] = Counter()
     last: dict[str, Any] = {}
     lock = threading.Lock()
@@ -260,38 +226,36 @@ def deliver(
 
     due_ms: int | None = None
     attempted = 0
-    try:
-        with (
-            client.create_producer(
-                topic,
-                enable_delay_level_topic=True,
-                delay_level_topic=level_topic,
-                create_level_topic=False,
-                block_if_queue_full=True,
-                batching_enabled=True,
-            ) as producer,
-            progress(f"Sending to {topic}", length) as bar,
-        ):
-            try:
-                for message in messages:
-                    message.fix_due(SystemClock().now_ms())
-                    due_ms = message.due_ms
-                    try:
-                        producer.send_async(message.body, confirmed, **message.arguments())
-                    except InvalidInputError as error:
-                        raise _on_line(message.line, error) from error
-                    attempted += 1
-                    bar.update(1)
-            except InvalidInputError as error:
-                _flush(producer, lambda: outcomes.total() == attempted)
-                if length == 1 and not attempted:
-                    raise
-                raise InvalidInputError(
-                    f"{error} ({outcomes['Ok']} messages before it were sent)"
-                ) from error
+    with (
+        contextlib.closing(client),
+        client.create_producer(
+            topic,
+            enable_delay_level_topic=True,
+            delay_level_topic=level_topic,
+            create_level_topic=False,
+            block_if_queue_full=True,
+            batching_enabled=True,
+        ) as producer,
+        progress(f"Sending to {topic}", length) as bar,
+    ):
+        try:
+            for message in messages:
+                message.fix_due(SystemClock().now_ms())
+                due_ms = message.options["deliver_at"]
+                try:
+                    producer.send_async(message.body, confirmed, **message.options)
+                except InvalidInputError as error:
+                    raise _on_line(message.line, error) from error
+                attempted += 1
+                bar.update(1)
+        except InvalidInputError as error:
             _flush(producer, lambda: outcomes.total() == attempted)
-    finally:
-        client.close()
+            if length == 1 and not attempted:
+                raise
+            raise InvalidInputError(
+                f"{error} ({outcomes['Ok']} messages before it were sent)"
+            ) from error
+        _flush(producer, lambda: outcomes.total() == attempted)
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
     for name, count in refused.items():
         note(f"{count} messages not stored: the Pulsar client reports {name}")

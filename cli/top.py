@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 import click
 
 from .inspecting import inspector, screen
-from .options import RenamedOption, Settings, examples, output_option, pass_settings
-from .output import emit, emit_one
-from .values import DURATION
+from .options import Settings, examples, output_option, pass_settings, renamed_option
+from .output import emit_one
+from .values import DURATION_MS
 from .views.flow import flow_text, flow_view
 
 # Cursor to the top left corner, then erase everything below it.
@@ -18,29 +17,25 @@ _HOME = "\x1b[H\x1b[J"
 _SHORTEST_S = 0.2
 
 
-@click.command(
-    epilog=examples(
-        "delaylevel top orders",
-        "delaylevel top orders --every 5s",
-        "delaylevel top orders --refreshes 1 -o json",
-    )
+@examples(
+    "delaylevel top orders",
+    "delaylevel top orders --every 5s",
+    "delaylevel top orders --refreshes 1 -o json",
 )
+@click.command()
 @click.argument("topic")
 @click.option(
-    "--every", type=DURATION, default="2s", show_default=True, help="Interval between refreshes."
+    "--every", "every_ms", type=DURATION_MS, default="2s", help="Interval between refreshes."
 )
-@click.option(
+@renamed_option(
     "--refreshes",
-    type=click.IntRange(min=1),
-    cls=RenamedOption,
     former=["--count"],
+    type=click.IntRange(min=1),
     help="Number of refreshes; by default endless on a terminal, and 1 otherwise.",
 )
 @output_option
 @pass_settings
-def top(
-    settings: Settings, topic: str, every: timedelta, refreshes: int | None, output: str
-) -> None:
+def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, output: str) -> None:
     """Watch the messages of TOPIC on their way.
 
     Shows levels, window and business topics with their rates. Also shows the movers and dispatchers
@@ -50,17 +45,15 @@ def top(
     width, watched = screen()
     live = watched and output in ("table", "wide")
     left = refreshes if refreshes is not None else (None if live else 1)
-    pause_s = max(_SHORTEST_S, every / timedelta(seconds=1))
+    pause_s = max(_SHORTEST_S, every_ms / 1000)
     try:
         with inspector(settings, topic) as look:
             before = look.flow()
             while left is None or left > 0:
                 time.sleep(pause_s)
                 now = look.flow()
-                if output == "json":
+                if output in ("json", "jsonl"):
                     emit_one(flow_view(before, now), (), output)
-                elif output == "jsonl":
-                    emit([flow_view(before, now)], (), output)
                 else:
                     text = flow_text(before, now, width)
                     click.echo(f"{_HOME}{text}" if live else text)

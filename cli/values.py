@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
+from delaylevel.model.clock import duration_ms, instant_ms
 from delaylevel.model.strategy import PartitionBy
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
@@ -66,7 +69,7 @@ def parse_time_ms(text: str, now_ms: int) -> int:
     if stripped == "now":
         return now_ms
     if stripped[:1] in ("+", "-"):
-        offset_ms = round(parse_duration(stripped[1:]) / timedelta(milliseconds=1))
+        offset_ms = duration_ms(parse_duration(stripped[1:]))
         return now_ms + (offset_ms if stripped[0] == "+" else -offset_ms)
     if stripped.isdecimal():
         if int(stripped) < _SMALLEST_EPOCH_MS:
@@ -83,7 +86,7 @@ def parse_time_ms(text: str, now_ms: int) -> int:
         ) from None
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: add Z or an offset such as +02:00")
-    return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(milliseconds=1)
+    return instant_ms(moment)
 
 
 def parse_pairs(
@@ -99,37 +102,41 @@ def parse_pairs(
     return pairs
 
 
-class TimeParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    """A point in time, passed to the command as milliseconds since the epoch."""
+class Parsed(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
+    """A value that a function parses.
 
-    name = "time"
+    Args:
+        name: the placeholder of the value in the help.
+        parse: the function; it raises ValueError for a text that it refuses.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse the text, relative to this machine's clock."""
-        if isinstance(value, int):
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a text. Other values are defaults, which need no parsing."""
+        if not isinstance(value, str):
             return value
         try:
-            return parse_time_ms(str(value), time.time_ns() // 1_000_000)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class DurationParam(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on
-    """A duration, passed to the command as a `timedelta`."""
+class OneOf(click.Choice):  # type: ignore[type-arg] # generic from click 8.2 on
+    """A member of an enumeration of strings, written as its value."""
 
-    name = "duration"
+    def __init__(self, members: type[enum.Enum]) -> None:
+        super().__init__([member.value for member in members])
+        self._members = members
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> timedelta:
-        """Parse the text."""
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the member with a value."""
+        return self._members(super().convert(value, param, ctx))
 
 
-TIME = TimeParam()
-DURATION = DurationParam()
+DURATION = Parsed("duration", parse_duration)
+DURATION_MS = Parsed("duration", lambda text: duration_ms(parse_duration(text)))
+UNIT = Parsed("unit", parse_unit)
+TIME = Parsed("time", lambda text: parse_time_ms(text, time.time_ns() // 1_000_000))

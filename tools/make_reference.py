@@ -73,7 +73,8 @@ def cli_page() -> str:
 def _commands(
     command: click.Command, path: tuple[str, ...], parent: click.Context | None
 ) -> Iterator[tuple[tuple[str, ...], click.Command, click.Context]]:
-    context = click.Context(command, info_name=path[-1], parent=parent)
+    settings = command.context_settings
+    context = click.Context(command, info_name=path[-1], parent=parent, **settings)
     yield path, command, context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from delaylevel.cli.output import Column, format_time, render
+from delaylevel.cli.output import Column, render
 from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
 from .text import local, shortened
@@ -62,7 +62,7 @@ def flow_text(before: Flow | None, now: Flow, width: int) -> str:
         Column("behind", "number"),
         Column("next", "number", head="NEXT HAND-OFF"),
     )
-    lines = [f"{local(now.topic)} at {format_time(now.now_ms)[:19]}Z", ""]
+    lines = [f"{local(now.topic)} at {format_instant(now.now_ms)[:19]}Z", ""]
     lines += render(rows, columns).splitlines()
     lines += ["", *_processes(now), _lateness(now)]
     return "\n".join(shortened(line, width) for line in lines)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from delaylevel.cli.output import Column, format_time, render
+from delaylevel.cli.output import Column, render
 from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon, Part
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
 from .text import (
@@ -116,7 +116,7 @@ def _summary(found: Horizon) -> str:
     length = format_duration(abs(left))
     when = f"in {about}{length}" if left > 0 else f"{about}{length} ago"
     until = 19 if found.exact else 16  # an estimate is not exact to the second
-    return f"{text}\nThe last is due {when}: {format_time(found.last_due_ms)[:until]}Z"
+    return f"{text}\nThe last is due {when}: {format_instant(found.last_due_ms)[:until]}Z"
 
 
 def _within_table(found: Horizon, width: int, bars: bool) -> str:

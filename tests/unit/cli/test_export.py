@@ -51,9 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
                 )
 
         @contextmanager
-        def connect(
-            settings: Any, topic: str, target: Any = None, slack: Any = None
-        ) -> Iterator[Inspector]:
+        def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
             yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
 
         monkeypatch.setattr(command, "inspector", connect)

@@ -120,16 +120,13 @@ def test_an_absent_broker_is_reported_at_once() -> None:
 
 def test_the_clients_log_stays_off_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import click, pulsar\n"
+        "import click\n"
         "from delaylevel.cli import main, options\n"
         "@click.command()\n"
         "@options.pass_settings\n"
         "def go(settings):\n"
-        "    client = pulsar.Client(**settings.client_kwargs(settings.connection()))\n"
-        "    try:\n"
+        "    with settings.client(settings.connection()) as client:\n"
         "        client.create_producer('x')\n"
-        "    finally:\n"
-        "        client.close()\n"
         "main.RootGroup.get_command = lambda self, ctx, name: go\n"
         "main.main()\n"
     )

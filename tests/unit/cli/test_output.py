@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from delaylevel.cli.output import (
     Column,
     emit,
-    format_time,
     progress,
     render,
     render_one,
 )
 from delaylevel.cli.values import DURATION, TIME, parse_duration, parse_time_ms
+from delaylevel.model.formatting import format_instant
 
 COLUMNS = (
     Column("name"),
@@ -79,12 +79,12 @@ def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_time_beyond_the_calendar_is_shown_as_ms() -> None:
-    assert format_time(10**18) == f"{10**18} ms"
+    assert format_instant(10**18) == f"{10**18} ms"
 
 
 @given(st.integers(min_value=100_000_000_000, max_value=4_102_444_800_000))
 def test_a_printed_time_can_be_parsed(time_ms: int) -> None:
-    assert parse_time_ms(format_time(time_ms), 0) == time_ms
+    assert parse_time_ms(format_instant(time_ms), 0) == time_ms
     assert parse_time_ms(str(time_ms), 0) == time_ms
 
 

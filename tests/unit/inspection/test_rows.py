@@ -273,9 +273,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with filled(200) as (memory, sent):
 
         @contextmanager
-        def connect(
-            settings: Any, topic: str, target: Any = None, slack: Any = None
-        ) -> Iterator[Inspector]:
+        def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
             yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
 
         monkeypatch.setattr(command, "inspector", connect)
@@ -356,7 +354,7 @@ def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) 
             )
 
         @contextmanager
-        def connect(*_: Any) -> Iterator[Inspector]:
+        def connect(*_: Any, **options: Any) -> Iterator[Inspector]:
             yield Inspector(memory.client(), memory.admin, "orders", clock=memory.clock)
 
         monkeypatch.setattr(command, "inspector", connect)
