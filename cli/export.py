@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import os
@@ -114,7 +115,7 @@ def _write_parquet(stream: BinaryIO, batches: Batches, columns: list[str]) -> No
 
 
 def _write_csv(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
-    lines = csv.writer(_Text(stream), lineterminator="\n")
+    lines = csv.writer(codecs.getwriter("utf-8")(stream), lineterminator="\n")
     lines.writerow(_keys(payload="value" in columns))
     for view in _views(batches, columns):
         properties = json.dumps(view["properties"])  # a cell has no place for a map
@@ -124,17 +125,6 @@ def _write_csv(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
 def _write_jsonl(stream: BinaryIO, batches: Batches, columns: list[str]) -> None:
     for view in _views(batches, columns):
         stream.write(json.dumps(view).encode() + b"\n")
-
-
-class _Text:
-    """A text file over a binary one, which stays open."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write text in UTF-8."""
-        return self._stream.write(text.encode())
 
 
 def _views(batches: Batches, columns: list[str]) -> Iterator[dict[str, Any]]:

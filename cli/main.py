@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -22,35 +21,16 @@ from delaylevel.errors import (
 
 from .options import connection_options, examples, settings_of
 
-# A command's module is imported on first use, so that `delaylevel broker` never loads Spark.
-SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "Set up": {
-        "broker": "delaylevel.cli.broker:broker",
-        "levels": "delaylevel.cli.levels:levels",
-        "plan": "delaylevel.cli.plan:plan",
-    },
-    "Run": {
-        "mover": "delaylevel.cli.mover:mover",
-        "dispatcher": "delaylevel.cli.dispatcher:dispatcher",
-        "send": "delaylevel.cli.send:send",
-    },
-    "Look": {
-        "pending": "delaylevel.cli.pending:pending",
-        "horizon": "delaylevel.cli.horizon:horizon",
-        "top": "delaylevel.cli.top:top",
-        "doctor": "delaylevel.cli.doctor:doctor",
-        "dlq": "delaylevel.cli.dlq:dlq",
-    },
-    "Try": {
-        "demo": "delaylevel.cli.demo:demo",
-    },
+# Commands by section of the help. Each has a module of the same name, which is imported on first
+# use, so that `delaylevel broker` never loads Spark.
+SECTIONS = {
+    "Set up": ("broker", "levels", "plan"),
+    "Run": ("mover", "dispatcher", "send"),
+    "Look": ("pending", "horizon", "top", "doctor", "dlq"),
+    "Try": ("demo",),
 }
 # Former names of groups. They still work; no help and no page shows them.
-FORMER: Mapping[str, str] = {
-    "sync": "delaylevel.cli.former:sync",
-    "function": "delaylevel.cli.former:function",
-    "dispatch": "delaylevel.cli.former:dispatch",
-}
+FORMER = ("sync", "function", "dispatch")
 
 _UNREACHABLE_HINT = (
     "Is the cluster running, and are --service-url and --admin-url correct? "
@@ -103,20 +83,16 @@ class RootGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help; former names come last."""
-        return [name for name, target in _targets().items() if _exists(target)]
+        return [name for name in (*_shown(), *FORMER) if _module(name) is not None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the module of a command and return the command."""
-        target = _targets().get(cmd_name)
-        if target is None or not _exists(target):
-            return None
-        module, _, attribute = target.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        module = _module(cmd_name)
+        return None if module is None else getattr(importlib.import_module(module), cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each section under its title."""
-        widest = max(len(name) for names in SECTIONS.values() for name in names)
+        widest = max(map(len, _shown()))
         for title, names in SECTIONS.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             rows = [
@@ -140,13 +116,16 @@ class RootGroup(click.Group):
             raise failure from error
 
 
-def _targets() -> dict[str, str]:
-    shown = {name: target for names in SECTIONS.values() for name, target in names.items()}
-    return {**shown, **FORMER}
+def _shown() -> list[str]:
+    return [name for names in SECTIONS.values() for name in names]
 
 
-def _exists(target: str) -> bool:
-    return importlib.util.find_spec(target.partition(":")[0]) is not None
+def _module(name: str) -> str | None:
+    """Return the name of a command's module, or None if the command does not exist."""
+    if name not in (*_shown(), *FORMER):
+        return None
+    module = f"delaylevel.cli.{'former' if name in FORMER else name}"
+    return module if importlib.util.find_spec(module) is not None else None
 
 
 @examples(

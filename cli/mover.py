@@ -30,14 +30,14 @@ from .output import note
 if TYPE_CHECKING:
     from delaylevel.spark_sync import SyncSettings
 
-_CONNECTION_FLAGS = (
+_CONNECTION_FLAGS = {
     "service_url",
     "admin_url",
     "token_file",
     "tls_trust_certs_file",
     "tls_certificate_file",
     "tls_private_key_file",
-)
+}
 
 
 @examples(
@@ -223,10 +223,8 @@ def _print_command(connection: Connection, settings: SyncSettings, steps: str | 
 
 def _connection_arguments(connection: Connection) -> list[str]:
     found = []
-    for name in _CONNECTION_FLAGS:
-        value = getattr(connection, name)
-        if value is not None:
-            found += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in connection.model_dump(include=_CONNECTION_FLAGS, exclude_none=True).items():
+        found += [f"--{name.replace('_', '-')}", str(value)]
     if connection.tls_allow_insecure:
         found.append("--tls-allow-insecure")
     if not connection.tls_validate_hostname:

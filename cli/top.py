@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import click
@@ -44,12 +45,12 @@ def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, ou
     """
     width, watched = screen()
     live = watched and output in ("table", "wide")
-    left = refreshes if refreshes is not None else (None if live else 1)
+    turns = itertools.count() if live and refreshes is None else range(refreshes or 1)
     pause_s = max(_SHORTEST_S, every_ms / 1000)
     try:
         with inspector(settings, topic) as look:
             before = look.flow()
-            while left is None or left > 0:
+            for _ in turns:
                 time.sleep(pause_s)
                 now = look.flow()
                 if output in ("json", "jsonl"):
@@ -58,6 +59,5 @@ def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, ou
                     text = flow_text(before, now, width)
                     click.echo(f"{_HOME}{text}" if live else text)
                 before = now
-                left = None if left is None else left - 1
     except KeyboardInterrupt:
         click.echo()  # Ctrl-C is the normal end

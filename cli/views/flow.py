@@ -24,24 +24,16 @@ def flow_view(before: Flow | None, now: Flow) -> dict[str, Any]:
         "topic": now.topic,
         "now_ms": now.now_ms,
         "producers": now.producers,
-        "movers": movers(now),
-        "dispatchers": dispatchers(now),
+        "movers": _consumers(now, Role.LEVEL),
+        "dispatchers": _consumers(now, Role.WINDOW),
         "late_p50_ms": quantile(now.late_ms, 0.5),
         "late_max_ms": quantile(now.late_ms, 1.0),
         "stages": [_stage_view(stage, changes[stage.name]) for stage in now.stages],
     }
 
 
-def movers(now: Flow) -> list[str]:
-    """Return the names of the movers that are connected to a level."""
-    levels = (stage for stage in now.stages if stage.role is Role.LEVEL)
-    return sorted({name for stage in levels for name in stage.alive})
-
-
-def dispatchers(now: Flow) -> list[str]:
-    """Return the names of the dispatchers that own a partition of the window."""
-    windows = (stage for stage in now.stages if stage.role is Role.WINDOW)
-    return sorted({name for stage in windows for name in stage.alive})
+def _consumers(now: Flow, role: Role) -> list[str]:
+    return sorted({name for stage in now.stages if stage.role is role for name in stage.alive})
 
 
 def flow_text(before: Flow | None, now: Flow, width: int) -> str:
@@ -71,7 +63,7 @@ def flow_text(before: Flow | None, now: Flow, width: int) -> str:
 def _processes(now: Flow) -> list[str]:
     levels = [stage for stage in now.stages if stage.role is Role.LEVEL]
     alone = sum(stage.unattended for stage in levels)
-    text = ", ".join(movers(now)) or "none"
+    text = ", ".join(_consumers(now, Role.LEVEL)) or "none"
     if alone:
         text += f" ({alone} level partitions have none)"
     lines = [f"movers:       {text}"]
@@ -79,7 +71,7 @@ def _processes(now: Flow) -> list[str]:
     if window.estimate:
         lines.append("dispatchers:  not needed, the broker delivers")
     else:
-        text = ", ".join(dispatchers(now)) or "none"
+        text = ", ".join(_consumers(now, Role.WINDOW)) or "none"
         if window.unattended:
             text += f" ({window.unattended} window partitions have none)"
         lines.append(f"dispatchers:  {text}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from delaylevel.cli.output import Column, render
-from delaylevel.inspection.horizon import Bucket, DueWithin, Horizon, Part
+from delaylevel.inspection.horizon import DueWithin, Horizon, Part
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
 
@@ -40,30 +40,14 @@ def horizon_view(found: Horizon) -> dict[str, Any]:
         "targets": dict(found.targets),
         "within": [within_view(row) for row in found.within],
         "bucket_ms": found.bucket_ms,
-        "profile": [bucket_view(row) for row in found.profile],
+        "profile": [vars(row) for row in found.profile],
     }
 
 
 def within_view(row: DueWithin) -> dict[str, Any]:
     """Return the messages that are due within a duration as one row."""
-    return {
-        "within": row.label,
-        "within_ms": row.within_ms,
-        "messages": row.messages,
-        "parts": dict(row.parts),
-        "per_second": row.per_second,
-        "exact": row.exact,
-    }
-
-
-def bucket_view(row: Bucket) -> dict[str, Any]:
-    """Return a bucket of the profile as one row."""
-    return {
-        "from_ms": row.from_ms,
-        "before_ms": row.before_ms,
-        "messages": row.messages,
-        "parts": dict(row.parts),
-    }
+    view = dict(vars(row))
+    return {"within": view.pop("label"), **view}
 
 
 def horizon_text(found: Horizon, width: int, bars: bool) -> str:

@@ -28,7 +28,7 @@ def test_a_group_without_a_module_does_not_break_the_others(
 ) -> None:
     monkeypatch.setattr(
         "delaylevel.cli.main.SECTIONS",
-        {**SECTIONS, "Later": {"later": "delaylevel.cli.later:later"}},
+        {**SECTIONS, "Later": ("later",)},
     )
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
