@@ -11,7 +11,8 @@ import click
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.errors import AlreadyRunningError
 
-from .options import RenamedOption, examples, log_options, output_option, pairs_option
+from . import options
+from .command import examples
 from .output import Column, emit, emit_one, note
 
 _COLUMNS = (
@@ -72,10 +73,10 @@ def broker() -> None:
     default=None,
     help="Start with a functions worker, or without; by default as at the last start.",
 )
-@pairs_option(
+@options.pairs(
     "--broker-conf",
     "conf",
-    cls=RenamedOption,
+    cls=options.RenamedOption,
     former=["--conf"],
     help="Setting of standalone.conf or functions_worker.yml; by default those of the last start. "
     "Repeatable.",
@@ -86,7 +87,7 @@ def broker() -> None:
     metavar="MIB",
     help="Size of the Java heap; 400 at the first start.",
 )
-@output_option
+@options.output
 def start(
     name: str, functions: bool | None, conf: dict[str, str], heap_mb: int | None, output: str
 ) -> None:
@@ -112,7 +113,7 @@ def start(
 @examples("delaylevel broker status", "delaylevel broker status --name default -o json")
 @broker.command()
 @click.option("--name", metavar="NAME", help="Name of the instance.")
-@output_option
+@options.output
 @click.pass_context
 def status(ctx: click.Context, name: str | None, output: str) -> None:
     """Show your instances and their addresses.
@@ -145,7 +146,7 @@ def stop(name: str, delete_data: bool) -> None:
 @examples("delaylevel broker logs -n 20", "delaylevel broker logs --follow")
 @broker.command()
 @name_option
-@log_options
+@options.log
 def logs(name: str, lines: int, follow: bool) -> None:
     """Print the log of an instance since its last start.
 

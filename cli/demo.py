@@ -14,7 +14,8 @@ import click
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.model.formatting import format_duration
 
-from .options import examples, output_option
+from . import options
+from .command import examples
 from .output import Column, emit, note
 
 _PARTITIONS = (
@@ -34,7 +35,7 @@ _LINE_EVERY_S = 5.0
     default=3000,
     help="Number of messages to send.",
 )
-@output_option
+@options.output
 def demo(messages: int, output: str) -> None:
     """Watch delayed messages arrive on time.
 

@@ -12,14 +12,8 @@ import click
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
 
-from .options import (
-    Settings,
-    examples,
-    log_options,
-    output_option,
-    pass_settings,
-    renamed_option,
-)
+from . import options
+from .command import Settings, examples, pass_settings
 from .output import Column, emit, emit_one, note
 
 _DEPLOYED = (
@@ -53,7 +47,7 @@ _INSTANCES = (
     Column("error", wide=True),
     Column("worker", wide=True),
 )
-_name_option = renamed_option(
+_name_option = options.renamed(
     "--function-name",
     "name",
     former=["--name"],
@@ -132,7 +126,7 @@ _name_option = renamed_option(
     metavar="FOLDER",
     help="Folder for the archive and its configuration; prints the pulsar-admin command and ends.",
 )
-@output_option
+@options.output
 @pass_settings
 def deploy(
     settings: Settings,
@@ -141,7 +135,7 @@ def deploy(
     worker_platform: str | None,
     package_only: Path | None,
     output: str,
-    **function: Any,
+    **fields: Any,
 ) -> None:
     """Deploy or update the Function of TOPIC.
 
@@ -157,18 +151,18 @@ def deploy(
             "--worker-python and --worker-platform belong together: give both or neither"
         )
     if worker_python and worker_platform:
-        function["worker_python"] = WorkerPython(worker_python, worker_platform)
-    options = deployment.FunctionOptions(**function)
+        fields["worker_python"] = WorkerPython(worker_python, worker_platform)
+    wanted = deployment.FunctionOptions(**fields)
     with settings.level_topic(topic) as (connection, _, described):
         if package_only is not None:
-            click.echo(deployment.write_package(package_only, described, connection, options))
+            click.echo(deployment.write_package(package_only, described, connection, wanted))
             return
-        made = deployment.deploy(connection, described, options)
+        made = deployment.deploy(connection, described, wanted)
     view = {
         "function": made.function,
         "updated": made.updated,
         "level_topic": described.topic,
-        "parallelism": options.parallelism,
+        "parallelism": wanted.parallelism,
         "inputs": list(made.config["inputSpecs"]),
         "config": made.config,
     }
@@ -183,7 +177,7 @@ def deploy(
 @click.command()
 @click.argument("topic")
 @_name_option
-@output_option
+@options.output
 @pass_settings
 def status(settings: Settings, topic: str, name: str | None, output: str) -> None:
     """Show the state of the Function of TOPIC.
@@ -274,7 +268,7 @@ def delete(settings: Settings, topic: str, name: str | None) -> None:
 )
 @click.command()
 @click.argument("topic")
-@log_options
+@options.log
 @pass_settings
 def logs(settings: Settings, topic: str, lines: int, follow: bool) -> None:
     """Print the log of the Function of TOPIC.

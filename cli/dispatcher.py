@@ -17,16 +17,8 @@ from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.formatting import format_duration
 
-from .options import (
-    delivery_option,
-    examples,
-    metrics_options,
-    output_option,
-    pass_connection,
-    renamed_option,
-    settings_of,
-    spill_dir_option,
-)
+from . import options
+from .command import examples, pass_connection, settings_of
 from .output import Column, emit, note
 from .values import DURATION_MS
 
@@ -58,7 +50,7 @@ def dispatcher() -> None:
 )
 @dispatcher.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@delivery_option
+@options.delivery
 @click.option(
     "--memory",
     type=click.IntRange(min=8),
@@ -80,15 +72,15 @@ def dispatcher() -> None:
     default="1s",
     help="Interval between acknowledgements of released messages.",
 )
-@spill_dir_option
-@renamed_option(
+@options.spill_dir
+@options.renamed(
     "--dispatcher-name",
     "name",
     former=["--name"],
     metavar="NAME",
     help="Name of this dispatcher; by default host and process.",
 )
-@metrics_options
+@options.metrics
 @pass_connection
 def run(
     connection: Connection,
@@ -98,7 +90,7 @@ def run(
     spill_dir: Path | None,
     metrics_port: int | None,
     metrics_address: str,
-    **options: Any,
+    **fields: Any,
 ) -> None:
     """Run a dispatcher for level topics.
 
@@ -116,7 +108,7 @@ def run(
         directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
         memory_bytes=memory << 20,
         remember=remember + remember % 2,
-        **options,
+        **fields,
     )
     with contextlib.ExitStack() as stack:
         # Attempts on partitions that others own fail all the time, and the client would log each
@@ -191,7 +183,7 @@ class _ReleaseCount:
 @examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")
 @dispatcher.command()
 @click.argument("topic")
-@output_option
+@options.output
 @pass_connection
 def status(connection: Connection, topic: str, output: str) -> None:
     """Show owner and backlog of each window partition."""

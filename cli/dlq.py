@@ -17,14 +17,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.dead_letters import DeadLetter
 
-from .options import (
-    Settings,
-    at_option,
-    examples,
-    output_option,
-    pass_settings,
-    renamed_option,
-)
+from . import options
+from .command import Settings, examples, pass_settings
 from .output import Column, emit, emit_one, note
 from .values import Parsed
 
@@ -75,7 +69,7 @@ def dlq() -> None:
 @dlq.command("list")
 @click.argument("topic")
 @_reason
-@output_option
+@options.output
 @pass_settings
 def list_(settings: Settings, topic: str, reason: str | None, output: str) -> None:
     """List the dead letters of TOPIC.
@@ -96,7 +90,7 @@ def list_(settings: Settings, topic: str, reason: str | None, output: str) -> No
 @dlq.command()
 @click.argument("topic")
 @click.argument("id_", type=_ID, metavar="ID")
-@output_option
+@options.output
 @pass_settings
 def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
     """Show a dead letter of TOPIC.
@@ -121,15 +115,15 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
 @_ids
 @_all
 @_reason
-@renamed_option(
+@options.renamed(
     "--new-target",
     "target",
     former=["--target"],
     metavar="TOPIC",
     help="Business topic to send them to, instead of their own.",
 )
-@at_option("due_ms", former=["--due"])
-@output_option
+@options.at("due_ms", former=["--due"])
+@options.output
 @pass_settings
 def replay(
     settings: Settings,
@@ -189,7 +183,7 @@ def replay(
     required=True,
     help="Number of selected dead letters, as a confirmation.",
 )
-@output_option
+@options.output
 @pass_settings
 def discard(
     settings: Settings,

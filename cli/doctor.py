@@ -10,15 +10,8 @@ import click
 from delaylevel import doctor as examination
 from delaylevel.doctor import ExamOptions, Finding, State
 
-from .options import (
-    Settings,
-    delivery_option,
-    examples,
-    output_option,
-    pass_settings,
-    spill_dir_option,
-    trigger_option,
-)
+from . import options
+from .command import Settings, examples, pass_settings
 from .output import Column, emit, note
 
 _COLUMNS = (
@@ -44,22 +37,22 @@ _MARKS = {State.OK: "ok", State.FAILED: "FAIL", State.SKIPPED: "-"}
     metavar="TENANT/NAMESPACE",
     help="Namespace to check if no TOPIC is given.",
 )
-@delivery_option
-@trigger_option
-@spill_dir_option
+@options.delivery
+@options.trigger
+@options.spill_dir
 @click.option(
     "--bookie-conf",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Configuration file of a bookie, whose settings brokers do not show.",
 )
-@output_option
+@options.output
 @pass_settings
 def doctor(
     settings: Settings,
     topic: str | None,
     namespace: str,
     output: str,
-    **options: Any,
+    **fields: Any,
 ) -> None:
     """Check cluster and level topics, and show remedies.
 
@@ -67,7 +60,7 @@ def doctor(
     the mover to check for; --spill-dir adds a check of that folder's disk. The exit code is 1 if a
     check fails. Nothing is changed.
     """
-    exam = ExamOptions(**options)
+    exam = ExamOptions(**fields)
     connection = settings.connection()
     findings = list(examination.examine(connection, topic, namespace=namespace, options=exam))
     failed = [finding for finding in findings if finding.state is State.FAILED]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from . import options
+from .command import Settings, examples, pass_settings
 from .inspecting import inspector, reading, screen, target_option
-from .options import Settings, examples, output_option, pass_settings
 from .output import emit, emit_one, note
 from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
 
@@ -28,7 +29,7 @@ from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
     metavar="FILE",
     help="File for a drawing of the result: .png or .svg.",
 )
-@output_option
+@options.output
 @pass_settings
 def horizon(
     settings: Settings, topic: str, exact: bool, target: str | None, plot: Path | None, output: str

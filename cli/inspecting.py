@@ -13,7 +13,7 @@ import click
 from delaylevel.model.formatting import exact_duration
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
-from .options import Settings, require_reachable
+from .command import Settings, require_reachable
 from .output import progress
 from .values import DURATION_MS
 

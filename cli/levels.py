@@ -25,20 +25,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.status import status
 
+from . import options
+from .command import Settings, examples, pass_settings
 from .lifecycle import delete, drain, expand, orphans, set_
-from .options import (
-    Settings,
-    examples,
-    final_window_option,
-    level_topic_option,
-    max_delay_option,
-    mover_option,
-    namespace_argument,
-    on_missing_target_option,
-    output_option,
-    pass_settings,
-    renamed_option,
-)
 from .output import emit, emit_one, note
 from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_duration, parse_unit
 from .views.levels import (
@@ -91,7 +80,7 @@ def levels() -> None:
 )
 @levels.command()
 @click.argument("topic")
-@renamed_option(
+@options.renamed(
     "--unit",
     "partition_by",
     former=["--by"],
@@ -99,7 +88,7 @@ def levels() -> None:
     default="day",
     help="Unit of the coarsest level: year, month, day, hour, minute, or a duration such as 2s.",
 )
-@max_delay_option(default="30d")
+@options.max_delay(default="30d")
 @click.option(
     "--lead",
     type=DURATION,
@@ -125,9 +114,9 @@ def levels() -> None:
     metavar="TOPIC",
     help="Further business topic to serve. Repeatable.",
 )
-@level_topic_option
-@mover_option
-@final_window_option
+@options.level_topic
+@options.mover
+@options.final_window
 @click.option(
     "--window-partitions",
     type=click.IntRange(1, MOST_WINDOW_PARTITIONS),
@@ -141,8 +130,8 @@ def levels() -> None:
     default=exact_duration(DEFAULT_HOLD_PAUSE_MS),
     help="Pause before a message is sent again to a target that refused it.",
 )
-@on_missing_target_option(default=MissingTarget.HOLD.value)
-@output_option
+@options.on_missing_target(default=MissingTarget.HOLD.value)
+@options.output
 @pass_settings
 def create(
     settings: Settings,
@@ -151,7 +140,7 @@ def create(
     more_targets: tuple[str, ...],
     level_topic: str | None,
     output: str,
-    **options: Any,
+    **fields: Any,
 ) -> None:
     """Create the level topic of a business topic TOPIC.
 
@@ -166,12 +155,12 @@ def create(
             f"({topic.removesuffix(LEVEL_SUFFIX)}), and --level-topic if it has another name"
         )
     strategy = ("partition_by", "maximum_delay", "lead", "overflow")
-    coarse = PartitionStrategy(**{name: options.pop(name) for name in strategy})
+    coarse = PartitionStrategy(**{name: fields.pop(name) for name in strategy})
     wanted = LevelTopicDescription(
         topic=level_topic or default_level_topic(business.full),
         levels=Levels([coarse, *then]),
         targets=(business.full, *more_targets),
-        **options,
+        **fields,
     )
     with Admin.from_connection(settings.connection()) as admin:
         made = topics.create(admin, wanted)
@@ -191,8 +180,8 @@ def create(
     "delaylevel levels list -o jsonl | jq .backlog_entries",
 )
 @levels.command("list")
-@namespace_argument
-@output_option
+@options.namespace
+@options.output
 @pass_settings
 def list_(settings: Settings, namespace: str, output: str) -> None:
     """List the level topics of a namespace.
@@ -216,7 +205,7 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
 )
 @levels.command()
 @click.argument("topic")
-@output_option
+@options.output
 @pass_settings
 def describe(settings: Settings, topic: str, output: str) -> None:
     """Show the level topic of TOPIC and its partitions.

@@ -13,15 +13,8 @@ from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, M
 from delaylevel.mover.drain import DrainReport
 from delaylevel.topics import lifecycle
 
-from .options import (
-    Settings,
-    examples,
-    max_delay_option,
-    namespace_argument,
-    on_missing_target_option,
-    output_option,
-    pass_settings,
-)
+from . import options
+from .command import Settings, examples, pass_settings
 from .output import Column, emit, emit_one, note
 from .values import Parsed, parse_duration, parse_unit
 from .views.levels import DESCRIPTION, description_view
@@ -76,7 +69,7 @@ def parse_longer(text: str) -> tuple[timedelta, timedelta]:
 )
 @click.command()
 @click.argument("topic")
-@max_delay_option()
+@options.max_delay()
 @click.option(
     "--then",
     type=Parsed("unit:max", parse_longer),
@@ -84,7 +77,7 @@ def parse_longer(text: str) -> tuple[timedelta, timedelta]:
     metavar="UNIT:MAX",
     help="Unit and longest delay of a finer level, e.g. hour:24h. Repeatable.",
 )
-@output_option
+@options.output
 @pass_settings
 def expand(
     settings: Settings,
@@ -118,7 +111,7 @@ def expand(
 @click.command()
 @click.argument("topic")
 @_allow_early
-@output_option
+@options.output
 @pass_settings
 def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> None:
     """Hand off all pending messages of TOPIC now.
@@ -163,7 +156,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     help="Number of pending entries to discard, as a confirmation.",
 )
 @_allow_early
-@output_option
+@options.output
 @pass_settings
 def delete(
     settings: Settings,
@@ -210,8 +203,8 @@ def delete(
 )
 @click.command("set")
 @click.argument("topic")
-@on_missing_target_option(required=True)
-@output_option
+@options.on_missing_target(required=True)
+@options.output
 @pass_settings
 def set_(settings: Settings, topic: str, on_missing_target: MissingTarget, output: str) -> None:
     """Change a setting of TOPIC's level topic.
@@ -229,8 +222,8 @@ def set_(settings: Settings, topic: str, on_missing_target: MissingTarget, outpu
     "delaylevel levels orphans public/demo -o json",
 )
 @click.command()
-@namespace_argument
-@output_option
+@options.namespace
+@options.output
 @pass_settings
 def orphans(settings: Settings, namespace: str, output: str) -> None:
     """List level topics without business topics.

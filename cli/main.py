@@ -19,7 +19,7 @@ from delaylevel.errors import (
     InvalidInputError,
 )
 
-from .options import connection_options, examples, settings_of
+from .command import connection_options, examples, settings_of
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.

@@ -14,17 +14,9 @@ import platformdirs
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.formatting import format_duration
 
+from . import options
+from .command import Settings, examples, pass_settings, require_reachable
 from .deploy import COMMANDS
-from .options import (
-    Settings,
-    delivery_option,
-    examples,
-    metrics_options,
-    pairs_option,
-    pass_settings,
-    require_reachable,
-    trigger_option,
-)
 from .output import note
 
 if TYPE_CHECKING:
@@ -86,11 +78,11 @@ for _command in COMMANDS:
     metavar="FOLDER",
     help="Folder of the query's checkpoint; by default in your state folder.",
 )
-@trigger_option
+@options.trigger
 @click.option("--master", default="local[2]", metavar="URL", help="Master of Spark.")
-@delivery_option
-@pairs_option("--conf", "spark_conf", help="Configuration property of Spark. Repeatable.")
-@pairs_option("--option", "options", help="Option of the streaming source. Repeatable.")
+@options.delivery
+@options.pairs("--conf", "spark_conf", help="Configuration property of Spark. Repeatable.")
+@options.pairs("--option", "options", help="Option of the streaming source. Repeatable.")
 @click.option(
     "--steps",
     metavar="MODULE:FUNCTION",
@@ -114,7 +106,7 @@ for _command in COMMANDS:
     metavar="NAME|PATH",
     help="Python of the executors; by default this version, from their PATH.",
 )
-@metrics_options
+@options.metrics
 @click.option(
     "--print-command",
     is_flag=True,
@@ -130,7 +122,7 @@ def run(
     packages: tuple[str, ...],
     executor_python: str | None,
     print_command: bool,
-    **options: Any,
+    **fields: Any,
 ) -> None:
     """Run the Spark job for level topics.
 
@@ -152,7 +144,7 @@ def run(
         level_topics=topics,
         checkpoint=checkpoint or default_checkpoint(state, connection, topics),
         executors=Executors(ship=ship, packages=packages, python=executor_python),
-        **options,
+        **fields,
     )
     if print_command:
         _print_command(connection, settings, steps)

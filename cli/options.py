@@ -1,42 +1,22 @@
-"""Options that several commands share, and the settings that they fill."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import socket
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 import click
 
-from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection
-from delaylevel.errors import BrokerUnreachableError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
 
 from .output import FORMATS
 from .values import DURATION, DURATION_MS, TIME, OneOf, parse_pairs
 
-if TYPE_CHECKING:
-    from delaylevel.cluster.admin import Admin
-
 Function = TypeVar("Function", bound=Callable[..., Any])
-Command = TypeVar("Command", bound=click.Command)
-
-
-def examples(*lines: str) -> Callable[[Command], Command]:
-    """Add the ``Examples:`` part of a command's help."""
-
-    def add(command: Command) -> Command:
-        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-        return command
-
-    return add
 
 
 class RenamedOption(click.Option):
@@ -60,186 +40,59 @@ class RenamedOption(click.Option):
             self.opts = shown
 
 
-renamed_option = functools.partial(click.option, cls=RenamedOption)
-pairs_option = functools.partial(
-    click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs
-)
+renamed = functools.partial(click.option, cls=RenamedOption)
+pairs = functools.partial(click.option, multiple=True, metavar="KEY=VALUE", callback=parse_pairs)
 
 
-@dataclass
-class Settings:
-    """The options given before a command runs; ``@pass_connection`` finds them here."""
-
-    flags: dict[str, Any] = field(default_factory=dict)
-    verbosity: int = 0
-
-    def connection(self) -> Connection:
-        """Load the connection, without contacting anything.
-
-        Raises:
-            ConfigError: a flag, environment variable or file cannot be used.
-        """
-        return Connection.load(**self.flags)
-
-    def client_logger(self) -> Any:
-        """Return a logger for the Pulsar client that keeps off stdout.
-
-        By default the client logs to stdout, into the middle of a command's result. This logger is
-        silent, and writes to stderr with ``-v``.
-        """
-        return client_log.for_verbosity(self.verbosity)
-
-    def client(self, connection: Connection) -> contextlib.closing[Any]:
-        """Open a ``pulsar.Client`` with that logger for a ``with`` block."""
-        return contextlib.closing(connection.open_client(logger=self.client_logger()))
-
-    @contextlib.contextmanager
-    def level_topic(self, name: str) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
-        """Connect to the admin interface and describe a level topic.
-
-        Args:
-            name: the level topic, its business topic, or any topic that belongs to it.
-        """
-        from delaylevel.cluster.admin import Admin
-        from delaylevel.topics.registry import describe
-
-        connection = self.connection()
-        with Admin.from_connection(connection) as admin:
-            yield connection, admin, describe(admin, name, search=True)
-
-
-# Passes the `Settings` to the command as its first argument.
-pass_settings: Callable[[Callable[..., Any]], Callable[..., Any]] = click.make_pass_decorator(
-    Settings, ensure=True
-)
-
-
-def settings_of(ctx: click.Context) -> Settings:
-    """Return the settings of this invocation."""
-    return ctx.find_root().ensure_object(Settings)
-
-
-def connection_options(function: Function) -> Function:
-    """Add the options that locate the cluster; ``@pass_connection`` reads them.
-
-    The root command has them, which serves every command (``delaylevel --service-url … send``).
-    A command that also has them accepts them after its own name.
-    """
-
-    def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value is not None:
-            settings_of(ctx).flags[str(param.name)] = value
-
-    option = functools.partial(click.option, expose_value=False, callback=remember)
-    existing = click.Path(exists=True, dir_okay=False)
-    for decorate in (
-        option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
-        option(
-            "--tls-validate-hostname/--no-tls-validate-hostname",
-            default=None,
-            help="Check the server's host name against its certificate.",
-        ),
-        option(
-            "--tls-allow-insecure/--no-tls-allow-insecure",
-            default=None,
-            help="Accept any server certificate.",
-        ),
-        option("--tls-private-key-file", type=existing, help="Private key of the client (PEM)."),
-        option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
-        option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
-        option("--token-file", type=existing, help="File that holds the token."),
-        option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
-        option("--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."),
-    ):
-        function = decorate(function)
-    return function
-
-
-def pass_connection(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the `Connection` of a cluster that answers to the command as its first argument."""
-
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> Any:
-        connection = settings_of(click.get_current_context()).connection()
-        require_reachable(connection)
-        return function(connection, *args, **kwargs)
-
-    return command
-
-
-def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> None:
-    """Connect to the service address, so that an absent broker is reported at once.
-
-    The Pulsar client would try again until its operation timeout.
-
-    Raises:
-        BrokerUnreachableError: none of the hosts accepts a connection.
-    """
-    secure = connection.service_url.startswith("pulsar+ssl")
-    hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
-    reason = "the address names no host"
-    for host in hosts:
-        try:
-            parts = urlsplit(f"//{host.strip()}")
-            port = parts.port or (6651 if secure else 6650)
-            with socket.create_connection((parts.hostname or "", port), timeout_seconds):
-                return
-        except ValueError:
-            reason = "the address is not HOST:PORT"
-        except OSError as error:
-            reason = error.strerror or str(error)
-    raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
-
-
-output_option = click.option(
+output = click.option(
     "-o", "--output", type=click.Choice(FORMATS), default="table", help="Format of the result."
 )
-delivery_option = click.option(
+delivery = click.option(
     "--delivery",
     type=OneOf(Delivery),
     default=Delivery.AT_LEAST_ONCE.value,
     help="Delivery guarantee; effectively-once needs the broker's deduplication.",
 )
-trigger_option = click.option(
+trigger = click.option(
     "--trigger",
     "trigger_ms",
     type=DURATION_MS,
     help="Interval between the mover's batches; by default a fifth of the shortest lead.",
 )
-spill_dir_option = renamed_option(
+spill_dir = renamed(
     "--spill-dir",
     former=["--directory"],
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the dispatcher's spill files.",
 )
-mover_option = click.option(
+mover = click.option(
     "--mover",
     type=OneOf(Mover),
     default=Mover.SPARK.value,
     help="Kind of mover that hands off near-due messages.",
 )
-final_window_option = click.option(
+final_window = click.option(
     "--final-window",
     type=OneOf(FinalWindow),
     default=FinalWindow.TRACKER.value,
     help="Keeper of messages between their last hand-off and their due time.",
 )
-level_topic_option = click.option(
+level_topic = click.option(
     "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."
 )
 # The following need further attributes, such as a default.
-max_delay_option = functools.partial(
-    renamed_option,
+max_delay = functools.partial(
+    renamed,
     "--max-delay",
     "maximum_delay",
     former=["--max"],
     type=DURATION,
     help="Longest delay.",
 )
-at_option = functools.partial(
-    renamed_option, "--at", former=(), type=TIME, help="Due time: ISO-8601, epoch ms or +2h."
+at = functools.partial(
+    renamed, "--at", former=(), type=TIME, help="Due time: ISO-8601, epoch ms or +2h."
 )
-on_missing_target_option = functools.partial(
+on_missing_target = functools.partial(
     click.option,
     "--on-missing-target",
     type=OneOf(MissingTarget),
@@ -247,7 +100,7 @@ on_missing_target_option = functools.partial(
 )
 
 
-def metrics_options(function: Function) -> Function:
+def metrics(function: Function) -> Function:
     """Add ``--metrics-port`` and ``--metrics-address``."""
     port = click.option(
         "--metrics-port",
@@ -264,7 +117,7 @@ def metrics_options(function: Function) -> Function:
     return port(address(function))
 
 
-def log_options(function: Function) -> Function:
+def log(function: Function) -> Function:
     """Add ``-n/--lines`` and ``-f/--follow``."""
     lines = click.option(
         "-n", "--lines", type=click.IntRange(min=0), default=100, help="Number of lines to show."
@@ -279,6 +132,4 @@ def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> 
     return value
 
 
-namespace_argument = click.argument(
-    "namespace", default="public/default", callback=_check_namespace
-)
+namespace = click.argument("namespace", default="public/default", callback=_check_namespace)

@@ -16,9 +16,10 @@ from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.model.formatting import format_duration
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
+from . import options
+from .command import Settings, examples, pass_settings
 from .export import check_file, export_rows
 from .inspecting import Reading, inspector, reading, screen
-from .options import Settings, examples, output_option, pass_settings
 from .output import Column, emit, emit_one, note
 from .selection import id_option, key_option, property_option, selection_options
 from .views.pending import histogram_text, histogram_view, row_view, table_view
@@ -94,7 +95,7 @@ def pending() -> None:
 @selection_options
 @_limit_option(default=100)
 @_payload_option
-@output_option
+@options.output
 @pass_settings
 def list_(
     settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
@@ -119,7 +120,7 @@ def list_(
 @key_option
 @property_option
 @_payload_option
-@output_option
+@options.output
 @pass_settings
 def find(settings: Settings, topic: str, payload: bool, output: str, **conditions: Any) -> None:
     """Find pending messages of TOPIC; the former name of `delaylevel pending list --id`.
@@ -226,7 +227,7 @@ def _print_lines(rows: Iterable[dict[str, Any]], limit: int, before: Callable[[]
 )
 @selection_options
 @_limit_option(default=20)
-@output_option
+@options.output
 @pass_settings
 def histogram(
     settings: Settings, topic: str, by: str, limit: int, output: str, **conditions: Any
@@ -263,7 +264,7 @@ def histogram(
 @click.argument("topic")
 @click.argument("attribute")
 @selection_options
-@output_option
+@options.output
 @pass_settings
 def average(settings: Settings, topic: str, attribute: str, output: str, **conditions: Any) -> None:
     """Show the mean of an attribute of pending messages.

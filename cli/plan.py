@@ -12,13 +12,8 @@ from delaylevel.model.benchmarked import FIGURES
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.plan import Load, Plan
 
-from .options import (
-    examples,
-    final_window_option,
-    max_delay_option,
-    mover_option,
-    output_option,
-)
+from . import options
+from .command import examples
 from .output import Column, emit, emit_one, note
 from .values import DURATION, Parsed
 
@@ -68,7 +63,7 @@ def parse_size(text: str) -> int:
     metavar="PER_SECOND",
     help="Number of delayed messages per second.",
 )
-@max_delay_option(required=True)
+@options.max_delay(required=True)
 @click.option(
     "--size", type=Parsed("size", parse_size), required=True, help="Size of a message, e.g. 1KiB."
 )
@@ -85,23 +80,23 @@ def parse_size(text: str) -> int:
     default=1,
     help="Number of subscriptions of the business topic; each has an index in the broker.",
 )
-@mover_option
-@final_window_option
+@options.mover
+@options.final_window
 @click.option(
     "--partition-limit",
     type=click.IntRange(min=1),
     default=1000,
     help="Largest number of partitions of a level.",
 )
-@output_option
-def plan(output: str, **options: Any) -> None:
+@options.output
+def plan(output: str, **fields: Any) -> None:
     """Compute the resources that a load needs.
 
     These are partitions, storage, memory and movers for lists of levels that fit. The results are
     extrapolated from this project's benchmarks on two shared cores: read them as orders of
     magnitude. The first list of levels is the recommended one. Nothing is contacted.
     """
-    load = Load(**options)
+    load = Load(**fields)
     rows = [plan_view(item) for item in planning.plans(load)]
     if output == "json":
         figures = {

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import click
 
+from . import options
 from .inspecting import slack_option, target_option
-from .options import pairs_option
 from .values import TIME
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 key_option = click.option("--key", metavar="KEY", help="Partition key to match.")
-property_option = pairs_option("--property", "properties", help="Property to match. Repeatable.")
+property_option = options.pairs("--property", "properties", help="Property to match. Repeatable.")
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
 _from_option = click.option(
     "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."

@@ -20,15 +20,8 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 
-from .options import (
-    at_option,
-    examples,
-    level_topic_option,
-    output_option,
-    pairs_option,
-    pass_connection,
-    settings_of,
-)
+from . import options
+from .command import examples, pass_connection, settings_of
 from .output import Column, emit_one, note, progress
 from .values import DURATION, TIME, parse_duration, parse_time_ms
 
@@ -51,19 +44,19 @@ class Outgoing:
 
     Attributes:
         body: the payload; None for a null value.
-        options: further arguments of ``DelayLevelProducer.send``, by name.
+        arguments: further arguments of ``DelayLevelProducer.send``, by name.
         line: the number of its JSON line; None for a message of the command line.
     """
 
     body: bytes | None
-    options: dict[str, Any]
+    arguments: dict[str, Any]
     line: int | None = None
 
     def fix_due(self, now_ms: int) -> None:
         """Replace a delay by a due time, so that the result shows the due time that is sent."""
-        after = self.options["deliver_after"]
-        if after and self.options["deliver_at"] is None:
-            self.options |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
+        after = self.arguments["deliver_after"]
+        if after and self.arguments["deliver_at"] is None:
+            self.arguments |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
 
 
 def parse_line(text: str, now_ms: int) -> Outgoing:
@@ -101,7 +94,7 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         raise InvalidInputError("properties is not an object whose values are all strings")
     after = _text(value, "after")
     try:
-        options = {
+        arguments = {
             "partition_key": _text(value, "key"),
             "ordering_key": _text(value, "ordering_key"),
             "properties": properties or None,
@@ -112,7 +105,7 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
         }
     except ValueError as error:
         raise InvalidInputError(str(error)) from None
-    return Outgoing(content, options)
+    return Outgoing(content, arguments)
 
 
 def _text(value: dict[str, Any], name: str) -> str | None:
@@ -141,17 +134,17 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--after", "deliver_after", type=DURATION, help="Delay before delivery: 90s, 2h, 3d.")
-@at_option("deliver_at")
+@options.at("deliver_at")
 @click.option("--key", "partition_key", metavar="KEY", help="Partition key.")
 @click.option("--ordering-key", metavar="KEY", help="Ordering key, for Key_Shared subscriptions.")
-@pairs_option("--property", "properties", help="Property of the message. Repeatable.")
+@options.pairs("--property", "properties", help="Property of the message. Repeatable.")
 @click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
 @click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
-@level_topic_option
+@options.level_topic
 @click.option(
     "--jsonl", type=click.File("r"), metavar="FILE", help="File of JSON lines; - for stdin."
 )
-@output_option
+@options.output
 @pass_connection
 def send(
     connection: Connection,
@@ -160,7 +153,7 @@ def send(
     level_topic: str | None,
     jsonl: TextIO | None,
     output: str,
-    **options: Any,
+    **arguments: Any,
 ) -> None:
     """Send BODY (or stdin) to TOPIC, at once or delayed.
 
@@ -171,17 +164,17 @@ def send(
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
         names = ("deliver_after", "deliver_at", "partition_key", "properties", "message_id")
-        if body is not None or any(options[name] for name in names):
+        if body is not None or any(arguments[name] for name in names):
             raise click.UsageError(
                 "with --jsonl, each line has its own body, key and delay: give none of them here"
             )
         messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
         length = _count(jsonl)
     else:
-        if options["deliver_after"] is not None and options["deliver_at"] is not None:
+        if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
-        messages = [Outgoing(content, {**options, "properties": options["properties"] or None})]
+        messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1
     result = deliver(connection, topic, level_topic, messages, length)
     emit_one(result, _COLUMNS, output)
@@ -241,9 +234,9 @@ def deliver(
         try:
             for message in messages:
                 message.fix_due(SystemClock().now_ms())
-                due_ms = message.options["deliver_at"]
+                due_ms = message.arguments["deliver_at"]
                 try:
-                    producer.send_async(message.body, confirmed, **message.options)
+                    producer.send_async(message.body, confirmed, **message.arguments)
                 except InvalidInputError as error:
                     raise _on_line(message.line, error) from error
                 attempted += 1

@@ -7,8 +7,9 @@ import time
 
 import click
 
+from . import options
+from .command import Settings, examples, pass_settings
 from .inspecting import inspector, screen
-from .options import Settings, examples, output_option, pass_settings, renamed_option
 from .output import emit_one
 from .values import DURATION_MS
 from .views.flow import flow_text, flow_view
@@ -28,13 +29,13 @@ _SHORTEST_S = 0.2
 @click.option(
     "--every", "every_ms", type=DURATION_MS, default="2s", help="Interval between refreshes."
 )
-@renamed_option(
+@options.renamed(
     "--refreshes",
     former=["--count"],
     type=click.IntRange(min=1),
     help="Number of refreshes; by default endless on a terminal, and 1 otherwise.",
 )
-@output_option
+@options.output
 @pass_settings
 def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, output: str) -> None:
     """Watch the messages of TOPIC on their way.

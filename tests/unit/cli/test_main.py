@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from delaylevel import __version__, errors
-from delaylevel.cli.main import SECTIONS, cli, translate
-from delaylevel.cli.options import (
+from delaylevel.cli.command import (
     connection_options,
     pass_connection,
     pass_settings,
     require_reachable,
 )
+from delaylevel.cli.main import SECTIONS, cli, translate
 from delaylevel.cluster.connection import Connection
 
 
@@ -121,9 +121,9 @@ def test_an_absent_broker_is_reported_at_once() -> None:
 def test_the_clients_log_stays_off_stdout(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import click\n"
-        "from delaylevel.cli import main, options\n"
+        "from delaylevel.cli import command, main\n"
         "@click.command()\n"
-        "@options.pass_settings\n"
+        "@command.pass_settings\n"
         "def go(settings):\n"
         "    with settings.client(settings.connection()) as client:\n"
         "        client.create_producer('x')\n"

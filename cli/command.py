@@ -1,0 +1,159 @@
+"""The frame of a command: its settings, its connection, and the examples in its help."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from delaylevel.cluster import client_log
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import BrokerUnreachableError
+from delaylevel.model.level_topic import LevelTopicDescription
+
+if TYPE_CHECKING:
+    from delaylevel.cluster.admin import Admin
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=click.Command)
+
+
+def examples(*lines: str) -> Callable[[Command], Command]:
+    """Add the ``Examples:`` part of a command's help."""
+
+    def add(command: Command) -> Command:
+        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+        return command
+
+    return add
+
+
+@dataclass
+class Settings:
+    """The options given before a command runs; ``@pass_connection`` finds them here."""
+
+    flags: dict[str, Any] = field(default_factory=dict)
+    verbosity: int = 0
+
+    def connection(self) -> Connection:
+        """Load the connection, without contacting anything.
+
+        Raises:
+            ConfigError: a flag, environment variable or file cannot be used.
+        """
+        return Connection.load(**self.flags)
+
+    def client_logger(self) -> Any:
+        """Return a logger for the Pulsar client that keeps off stdout.
+
+        By default the client logs to stdout, into the middle of a command's result. This logger is
+        silent, and writes to stderr with ``-v``.
+        """
+        return client_log.for_verbosity(self.verbosity)
+
+    def client(self, connection: Connection) -> contextlib.closing[Any]:
+        """Open a ``pulsar.Client`` with that logger for a ``with`` block."""
+        return contextlib.closing(connection.open_client(logger=self.client_logger()))
+
+    @contextlib.contextmanager
+    def level_topic(self, name: str) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
+        """Connect to the admin interface and describe a level topic.
+
+        Args:
+            name: the level topic, its business topic, or any topic that belongs to it.
+        """
+        from delaylevel.cluster.admin import Admin
+        from delaylevel.topics.registry import describe
+
+        connection = self.connection()
+        with Admin.from_connection(connection) as admin:
+            yield connection, admin, describe(admin, name, search=True)
+
+
+# Passes the `Settings` to the command as its first argument.
+pass_settings: Callable[[Callable[..., Any]], Callable[..., Any]] = click.make_pass_decorator(
+    Settings, ensure=True
+)
+
+
+def settings_of(ctx: click.Context) -> Settings:
+    """Return the settings of this invocation."""
+    return ctx.find_root().ensure_object(Settings)
+
+
+def connection_options(function: Function) -> Function:
+    """Add the options that locate the cluster; ``@pass_connection`` reads them.
+
+    The root command has them, which serves every command (``delaylevel --service-url … send``).
+    A command that also has them accepts them after its own name.
+    """
+
+    def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            settings_of(ctx).flags[str(param.name)] = value
+
+    option = functools.partial(click.option, expose_value=False, callback=remember)
+    existing = click.Path(exists=True, dir_okay=False)
+    for decorate in (
+        option("--config", "config_file", type=existing, help="Configuration file (TOML)."),
+        option(
+            "--tls-validate-hostname/--no-tls-validate-hostname",
+            default=None,
+            help="Check the server's host name against its certificate.",
+        ),
+        option(
+            "--tls-allow-insecure/--no-tls-allow-insecure",
+            default=None,
+            help="Accept any server certificate.",
+        ),
+        option("--tls-private-key-file", type=existing, help="Private key of the client (PEM)."),
+        option("--tls-certificate-file", type=existing, help="Client certificate (PEM)."),
+        option("--tls-trust-certs-file", type=existing, help="Trusted certificates (PEM)."),
+        option("--token-file", type=existing, help="File that holds the token."),
+        option("--admin-url", metavar="URL", help="Admin URL of the cluster (http://)."),
+        option("--service-url", metavar="URL", help="Service URL of the cluster (pulsar://)."),
+    ):
+        function = decorate(function)
+    return function
+
+
+def pass_connection(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the `Connection` of a cluster that answers to the command as its first argument."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        connection = settings_of(click.get_current_context()).connection()
+        require_reachable(connection)
+        return function(connection, *args, **kwargs)
+
+    return command
+
+
+def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> None:
+    """Connect to the service address, so that an absent broker is reported at once.
+
+    The Pulsar client would try again until its operation timeout.
+
+    Raises:
+        BrokerUnreachableError: none of the hosts accepts a connection.
+    """
+    secure = connection.service_url.startswith("pulsar+ssl")
+    hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
+    reason = "the address names no host"
+    for host in hosts:
+        try:
+            parts = urlsplit(f"//{host.strip()}")
+            port = parts.port or (6651 if secure else 6650)
+            with socket.create_connection((parts.hostname or "", port), timeout_seconds):
+                return
+        except ValueError:
+            reason = "the address is not HOST:PORT"
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
