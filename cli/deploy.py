@@ -66,12 +66,7 @@ _name_option = options.renamed(
 @click.command()
 @click.argument("topic")
 @_name_option
-@click.option(
-    "--parallelism",
-    type=click.IntRange(1),
-    default=1,
-    help="Number of instances.",
-)
+@click.option("--parallelism", type=click.IntRange(1), default=1, help="Number of instances.")
 @click.option("--cpu", type=float, default=1.0, help="CPU cores of an instance.")
 @click.option(
     "--ram-mb",
