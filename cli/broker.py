@@ -71,7 +71,7 @@ def broker() -> None:
 @click.option(
     "--functions/--no-functions",
     default=None,
-    help="Start with a functions worker, or without; by default as at the last start.",
+    help="Start with or without a functions worker; by default as at the last start.",
 )
 @options.pairs(
     "--broker-conf",
@@ -93,7 +93,7 @@ def start(
 ) -> None:
     """Start an instance. The first start downloads the server.
 
-    An instance that already runs is left as it is; a start with other settings is refused.
+    An instance that is already running is left as it is; a start with other settings is refused.
     """
     settings = {key.strip(): value.strip() for key, value in conf.items()} or None
     instance = EmbeddedBroker(

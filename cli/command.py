@@ -42,11 +42,7 @@ class Settings:
     verbosity: int = 0
 
     def connection(self) -> Connection:
-        """Load the connection, without contacting anything.
-
-        Raises:
-            ConfigError: a flag, environment variable or file cannot be used.
-        """
+        """Load the connection, without contacting anything."""
         return Connection.load(**self.flags)
 
     def client_logger(self) -> Any:
@@ -63,11 +59,7 @@ class Settings:
 
     @contextlib.contextmanager
     def level_topic(self, name: str) -> Iterator[tuple[Connection, Admin, LevelTopicDescription]]:
-        """Connect to the admin interface and describe a level topic.
-
-        Args:
-            name: the level topic, its business topic, or any topic that belongs to it.
-        """
+        """Connect to the admin interface and find the level topic that a topic belongs to."""
         from delaylevel.cluster.admin import Admin
         from delaylevel.topics.registry import describe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -97,17 +98,14 @@ def _verdict(summary: dict[str, Any]) -> str:
 @contextmanager
 def _view() -> Iterator[Callable[[Any], None]]:
     """Yield a function that shows progress: a live table on a terminal, or a line at times."""
-    if sys.stderr.isatty():
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ModuleNotFoundError:
-            pass
-        else:
-            console = Console(stderr=True)
-            with Live(console=console, refresh_per_second=4, transient=True) as live:
-                yield lambda snapshot: live.update(_table(snapshot))
-            return
+    if sys.stderr.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(stderr=True)
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            yield lambda snapshot: live.update(_table(snapshot))
+        return
     last: dict[str, Any] = {"phase": None, "at": -_LINE_EVERY_S}
 
     def line(snapshot: Any) -> None:

@@ -91,7 +91,7 @@ _name_option = options.renamed(
     "--worker-admin-url",
     "admin_url",
     metavar="URL",
-    help="Admin URL for the workers, if they need another than this machine.",
+    help="Admin URL for the workers, if it differs from the one that this machine uses.",
 )
 @click.option(
     "--worker-token-file",
@@ -108,7 +108,7 @@ _name_option = options.renamed(
 @click.option(
     "--worker-python",
     metavar="X.Y",
-    help="Python version of the workers, if it is another than here; pip downloads its wheels.",
+    help="Python version of the workers, if it differs from this one; pip downloads its wheels.",
 )
 @click.option(
     "--worker-platform",
@@ -227,8 +227,8 @@ def status(settings: Settings, topic: str, name: str | None, output: str) -> Non
 def restart(settings: Settings, topic: str, name: str | None) -> None:
     """Restart all instances of the Function of TOPIC.
 
-    Messages may be duplicated, none is lost. Needed after a restart of a standalone broker, which
-    does not start its functions again.
+    Messages may be duplicated, but none is lost. Use it after a restart of a standalone broker,
+    which does not start its functions again.
     """
     from delaylevel.functions import deployment
 

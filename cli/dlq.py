@@ -74,8 +74,8 @@ def dlq() -> None:
 def list_(settings: Settings, topic: str, reason: str | None, output: str) -> None:
     """List the dead letters of TOPIC.
 
-    The list is in order of age, oldest first, with the reason of each. TOPIC is a business topic,
-    its level topic, or any topic that belongs to it. Nothing is acknowledged or moved.
+    They are listed oldest first, each with its reason. TOPIC is a business topic, its level topic,
+    or any topic that belongs to it. Nothing is acknowledged or moved.
     """
     with _connected(settings, topic) as (client, admin, described):
         rows = [
@@ -95,7 +95,7 @@ def list_(settings: Settings, topic: str, reason: str | None, output: str) -> No
 def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
     """Show a dead letter of TOPIC.
 
-    The result has its properties and payload. A payload that is not text is shown in base64.
+    The result includes its properties and payload. A payload that is not text is shown in base64.
     """
     with _connected(settings, topic) as (client, admin, described):
         letter = deadletters.find(client, admin, described, id_)
@@ -128,19 +128,18 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
 def replay(
     settings: Settings,
     topic: str,
-    ids: tuple[Position, ...],
-    everything: bool,
-    reason: str | None,
     target: str | None,
     due_ms: int | None,
     output: str,
+    **selected: Any,
 ) -> None:
     """Route dead letters of TOPIC again.
 
-    For example, after `delaylevel levels create` has added the target that they name. --at replaces
-    their due times. They keep their IDs. Those that still cannot be read stay dead letters.
+    Use it, for example, after `delaylevel levels create` has added the target that they name. They
+    keep their IDs, and their due times unless --at replaces them. Those that still cannot be read
+    stay dead letters.
     """
-    chosen = _chooser(ids, everything, reason)
+    chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
     with _connected(settings, topic) as (client, admin, described):
         if full is not None:
@@ -159,8 +158,8 @@ def replay(
     emit_one(view, _REPLAYED, output)
     for line, count in report.refused.items():
         note(f"{count} still dead: {line}")
-    missing = len(set(ids)) - report.replayed - report.refused.total()
-    if ids and missing:
+    missing = len(set(selected["ids"])) - report.replayed - report.refused.total()
+    if selected["ids"] and missing:
         raise LevelTopicError(
             f"{missing} of the IDs name no dead letter of {described.topic}. IDs within a batch "
             "change when a part of the batch is replayed: `delaylevel dlq list` shows the present "
@@ -185,17 +184,9 @@ def replay(
 )
 @options.output
 @pass_settings
-def discard(
-    settings: Settings,
-    topic: str,
-    ids: tuple[Position, ...],
-    everything: bool,
-    reason: str | None,
-    count: int,
-    output: str,
-) -> None:
+def discard(settings: Settings, topic: str, count: int, output: str, **selected: Any) -> None:
     """Delete dead letters of TOPIC."""
-    chosen = _chooser(ids, everything, reason)
+    chosen = _chooser(**selected)
     with _connected(settings, topic) as (client, admin, described):
         gone = deadletters.discard(client, admin, described, chosen, count)
     emit_one({"topic": described.topic, "discarded": gone}, _DISCARDED, output)

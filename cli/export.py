@@ -48,13 +48,7 @@ def export_rows(
 ) -> int:
     """Write the selected messages to a file in due order, and return their number.
 
-    Args:
-        look: the inspector that reads the messages.
-        selection: the messages.
-        file: the final path; its ending selects the format.
-        payload: True to include payloads.
-        force: True to replace an existing file.
-        shown: the progress display.
+    The ending of the file selects the format.
 
     Raises:
         InvalidInputError: the selection's condition cannot be used, or another process created the

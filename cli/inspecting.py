@@ -34,10 +34,7 @@ slack_option = click.option(
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
 
-    Args:
-        settings: the settings of this invocation.
-        topic: the business topic or level topic.
-        options: ``target`` and ``slack_ms``, as for ``Inspector``.
+    The options are ``target`` and ``slack_ms``, as for ``Inspector``.
     """
     from delaylevel.inspection import Inspector
 

@@ -209,8 +209,8 @@ def delete(
 def set_(settings: Settings, topic: str, on_missing_target: MissingTarget, output: str) -> None:
     """Change a setting of TOPIC's level topic.
 
-    Messages stay where they are. Spark job and dispatcher apply it within seconds, a Function when
-    it is restarted.
+    Messages stay where they are. The Spark job and the dispatcher apply it within seconds, a
+    Function when it is restarted.
     """
     with Admin.from_connection(settings.connection()) as admin:
         after = lifecycle.set_on_missing_target(admin, topic, on_missing_target)

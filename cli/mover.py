@@ -127,13 +127,13 @@ def run(
     """Run the Spark job for level topics.
 
     TOPIC is a business topic or a level topic. A level topic has one mover at a time: a second one
-    names the first and ends.
+    reports the name of the first and exits.
 
     The first SIGTERM or Ctrl-C ends the job after the current batch is committed and acknowledged.
     The second ends it at once, and the next run repeats that batch.
 
     With the --master of a cluster, this program is Spark's driver and sends the Python packages to
-    the executors. They get a token from the environment only inside Spark's tasks.
+    the executors. They receive a token from the environment only within Spark's tasks.
     """
     from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps

@@ -75,7 +75,7 @@ final_window = click.option(
     "--final-window",
     type=OneOf(FinalWindow),
     default=FinalWindow.TRACKER.value,
-    help="Keeper of messages between their last hand-off and their due time.",
+    help="Component that holds messages between their last hand-off and their due time.",
 )
 level_topic = click.option(
     "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."

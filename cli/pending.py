@@ -102,7 +102,7 @@ def list_(
 ) -> None:
     """List pending messages of TOPIC in due order.
 
-    --from and --to limit the messages that are read at all. --where is SQL on these columns:
+    Only messages that are due between --from and --to are read. --where is SQL on these columns:
     due_ms, publish_ms, delay_ms, event_ms, size, key, ordering_key, id, target, place, role, level,
     partition, properties['name'], value.
 
@@ -165,11 +165,7 @@ def _list(
 ) -> bool:
     """Print pending messages. Return True if there are any."""
     with _query(settings, topic, **conditions) as (look, selection, shown):
-        reads: dict[str, Any] = {
-            "value": payload,
-            "tell": shown.tell,
-            "expect": shown.expect,
-        }
+        reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
         found: Iterable[Any]
         if selection.id is not None and selection == Selection(id=selection.id):
             # One read may find the message if its ID is the only condition.
@@ -234,7 +230,7 @@ def histogram(
 ) -> None:
     """Count pending messages of TOPIC by an attribute.
 
-    Hours, days and sizes are all shown. Of other attributes, --limit shows the values with the
+    All hours, days and sizes are shown. For other attributes, --limit shows the values with the
     most messages.
     """
     with _query(settings, topic, **conditions) as (look, selection, shown):
@@ -300,8 +296,8 @@ def export(
 ) -> None:
     """Write pending messages of TOPIC to FILE.
 
-    They are in the order of their due times. The ending of FILE selects the format: .parquet, .csv
-    or .jsonl. A .jsonl file has the keys of `list -o jsonl`, a .csv file has them as columns, and a
+    They are written in due order. The ending of FILE selects the format: .parquet, .csv or .jsonl.
+    A .jsonl file has the keys of `list -o jsonl`, a .csv file has them as columns, and a
     .parquet file has the columns that --where takes. Messages are written while they are read,
     under a temporary name in the same folder. FILE appears when it is complete.
     """

@@ -176,30 +176,20 @@ def send(
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1
-    result = deliver(connection, topic, level_topic, messages, length)
+    result = _deliver(connection, topic, level_topic, messages, length)
     emit_one(result, _COLUMNS, output)
     if result["failed"]:
         click.get_current_context().exit(1)
 
 
-def deliver(
+def _deliver(
     connection: Connection,
     topic: str,
     level_topic: str | None,
     messages: Iterable[Outgoing],
     length: int | None,
 ) -> dict[str, Any]:
-    """Send messages and wait for every confirmation.
-
-    Args:
-        connection: the cluster.
-        topic: the business topic.
-        level_topic: the name of the level topic, or None for the default.
-        messages: the messages.
-        length: the number of messages, or None if it is unknown.
-
-    Returns:
-        The result as one row: topic, sent, failed, and for a single message its ID and due time.
+    """Send messages, wait for every confirmation, and return the result as one row.
 
     Raises:
         InvalidInputError: a message cannot be sent; the messages before it are sent.

@@ -55,13 +55,6 @@ def parse_unit(text: str) -> PartitionBy | timedelta:
 def parse_time_ms(text: str, now_ms: int) -> int:
     """Parse a time: ISO-8601 with a zone, epoch milliseconds, or relative to now such as ``+2h``.
 
-    Args:
-        text: the time as written.
-        now_ms: the present, in ms since the epoch.
-
-    Returns:
-        Milliseconds since the epoch.
-
     Raises:
         ValueError: the text is not a time, or has no time zone.
     """

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main() -> int:
-    """Recreate the links, run mypy, and return its exit code."""
+    """Create the links, run mypy, and return its exit code."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg", encoding="utf-8")
     lines = config["options"]["package_dir"].strip().splitlines()

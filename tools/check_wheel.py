@@ -1,6 +1,6 @@
-"""Build the wheel, install it into a clean environment, and check its contents.
+"""Check of the wheel and its contents, in a clean environment.
 
-It must install exactly one top-level name and run ``delaylevel --version``. ``import delaylevel``
+The wheel must install exactly one top-level name and run ``delaylevel --version``. ``import delaylevel``
 must not import packages that only some users install, and a part that needs an extra must name it.
 """
 

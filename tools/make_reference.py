@@ -1,4 +1,4 @@
-"""Generate docs/cli.md and docs/api.md from the commands' help and the sources' docstrings.
+"""Generator of docs/cli.md and docs/api.md from the commands' help and the sources' docstrings.
 
 python tools/make_reference.py            # write the pages
 python tools/make_reference.py --check    # exit with 1 if a page is not up to date
@@ -147,13 +147,9 @@ def public(module: str) -> list[Definition]:
     """Return the public classes and functions of a module, in the order of its ``__all__``."""
     tree = _tree(module)
     named = _all_of(tree)
-    found = []
     names = named if named is not None else _defined(tree)
-    for name in names:
-        definition = _resolve(module, name)
-        if definition is not None:
-            found.append(definition)
-    return found
+    found = (_resolve(module, name) for name in names)
+    return [definition for definition in found if definition is not None]
 
 
 def _tree(module: str) -> ast.Module:

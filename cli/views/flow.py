@@ -13,12 +13,7 @@ from .text import local, shortened
 
 
 def flow_view(before: Flow | None, now: Flow) -> dict[str, Any]:
-    """Return a flow as one JSON object.
-
-    Args:
-        before: an earlier flow, for the rates; None if there is none.
-        now: the flow to show.
-    """
+    """Return a flow as one JSON object, with its rates since an earlier flow."""
     changes = rates(before, now)
     return {
         "topic": now.topic,
@@ -37,12 +32,7 @@ def _consumers(now: Flow, role: Role) -> list[str]:
 
 
 def flow_text(before: Flow | None, now: Flow, width: int) -> str:
-    """Return a flow for a person.
-
-    Args:
-        before, now: the flows, as for :func:`flow_view`.
-        width: the width of the terminal, in characters.
-    """
+    """Return a flow for a person, in lines of at most ``width`` characters."""
     changes = rates(before, now)
     rows = [_stage_row(stage, changes[stage.name], now.now_ms) for stage in now.stages]
     columns = (

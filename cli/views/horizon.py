@@ -51,12 +51,9 @@ def within_view(row: DueWithin) -> dict[str, Any]:
 
 
 def horizon_text(found: Horizon, width: int, bars: bool) -> str:
-    """Return a horizon for a person: a summary, a table, and the profile as bars.
+    """Return a horizon for a person: a summary, a table, and with ``bars`` a profile.
 
-    Args:
-        found: the horizon.
-        width: the width of the terminal, in characters.
-        bars: True to draw bars, False for numbers only.
+    Lines have at most ``width`` characters if the numbers leave room for that.
     """
     sections = [_summary(found)]
     if found.messages or found.damaged:

@@ -19,12 +19,7 @@ _PAYLOAD_WIDTH = 40
 
 
 def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
-    """Return a pending message as one row.
-
-    Args:
-        row: the message.
-        payload: True to include the payload, as ``value_base64``.
-    """
+    """Return a pending message as one row; the payload is its ``value_base64``."""
     view = row._asdict()
     value = view.pop("value")
     view["position"] = f"{view.pop('ledger')}:{view.pop('entry')}:{view.pop('batch')}"
@@ -34,12 +29,7 @@ def row_view(row: PendingRow, payload: bool) -> dict[str, Any]:
 
 
 def table_view(view: dict[str, Any], wide: bool) -> dict[str, Any]:
-    """Return a message's row for a table: short texts, and properties in one cell.
-
-    Args:
-        view: the row, as made by :func:`row_view`.
-        wide: True to keep the whole key.
-    """
+    """Return the row of :func:`row_view` for a table: short texts, and properties in one cell."""
     key = view["key"]
     return {
         **view,
@@ -65,14 +55,7 @@ def histogram_view(one: HistogramBar, by: str) -> dict[str, Any]:
 
 
 def histogram_text(found: Sequence[HistogramBar], by: str, width: int, bars: bool) -> str:
-    """Return a histogram for a person.
-
-    Args:
-        found: the bars, at least one.
-        by: the attribute that groups the messages.
-        width: the width of the terminal, in characters.
-        bars: True to draw bars, False for numbers only.
-    """
+    """Return a histogram for a person, from at least one bar; ``by`` is the attribute."""
     labels = [_histogram_label(one.value, by) for one in found]
     counts = [f"{one.messages:,}" for one in found]
     most = max(one.messages for one in found)

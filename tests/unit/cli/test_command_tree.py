@@ -58,6 +58,13 @@ SET_AND_MATCH = {
     "--target": {"Further business topic to serve. Repeatable.", "Business topic to match."},
 }
 
+# First words of texts that are neither a noun phrase ("Number of lines to show.") nor a verb phrase.
+NOT_A_PHRASE = {
+    *("How", "What", "Whether", "Where", "Who", "Which", "When", "The", "A", "An"),
+    *("If", "It", "This", "These", "They", "You", "Also", "Only", "Then", "Not"),
+    *("By", "For", "From", "In", "Of", "On", "To", "With", "Without", "Is", "Are", "Has", "Can"),
+}
+
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
     """Yield a command and all below it, hidden ones included, with their names."""
@@ -122,9 +129,9 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
 def test_an_option_has_help_that_is_a_sentence(name: str, option: click.Option) -> None:
     text = option.help or ""
     assert text, "no help"
-    assert text[0].isupper() or text.startswith("."), "it begins with a small letter"
+    assert text[0].isupper(), "it begins with a small letter"
     assert text.endswith("."), "no full stop"
-    assert text.split()[0] not in ("How", "What", "Whether", "Where", "Who", "Which", "When", "The")
+    assert text.split()[0] not in NOT_A_PHRASE, "it is neither a noun phrase nor a verb phrase"
 
 
 def test_an_option_has_one_meaning() -> None:
