@@ -1,7 +1,8 @@
 """Check of the wheel and its contents, in a clean environment.
 
-The wheel must install exactly one top-level name and run ``delaylevel --version``. ``import delaylevel``
-must not import packages that only some users install, and a part that needs an extra must name it.
+The wheel must install exactly one top-level name and run ``delaylevel --version``.
+``import delaylevel`` must not import packages that only some users install, and a part that needs
+an extra must name it.
 """
 
 from __future__ import annotations

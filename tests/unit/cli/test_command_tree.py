@@ -58,7 +58,8 @@ SET_AND_MATCH = {
     "--target": {"Further business topic to serve. Repeatable.", "Business topic to match."},
 }
 
-# First words of texts that are neither a noun phrase ("Number of lines to show.") nor a verb phrase.
+# First words of texts that are neither a noun phrase ("Number of lines to show.") nor a verb
+# phrase ("Replace an existing file.").
 NOT_A_PHRASE = {
     *("How", "What", "Whether", "Where", "Who", "Which", "When", "The", "A", "An"),
     *("If", "It", "This", "These", "They", "You", "Also", "Only", "Then", "Not"),
