@@ -114,11 +114,9 @@ def run(
         # Attempts on partitions that others own fail all the time, and the client would log each
         # of them with -v. The dispatcher logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
-        client = connection.open_client(
-            logger=client_log.for_verbosity(verbosity if verbosity > 1 else 0)
-        )
-        stack.callback(client.close)
-        admin = Admin.from_connection(connection)
+        logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
+        client = stack.enter_context(contextlib.closing(connection.open_client(logger=logger)))
+        admin = stack.enter_context(Admin.from_connection(connection))
         service = Dispatcher(client, admin, topics, settings)
 
         def stop(signum: int, frame: FrameType | None) -> None:
@@ -130,15 +128,12 @@ def run(
             from delaylevel.dispatcher.metrics import DispatchCollector
             from delaylevel.prometheus import serve
 
-            port = stack.enter_context(
-                serve(DispatchCollector(service), metrics_port, metrics_address)
-            )
+            metrics = serve(DispatchCollector(service), metrics_port, metrics_address)
+            port = stack.enter_context(metrics)
             note(f"Metrics at http://{metrics_address}:{port}/metrics")
         for description in service.descriptions:
-            note(
-                f"Releasing from {description.window_topic} "
-                f"({description.window_partitions} partitions)"
-            )
+            partitions = f"{description.window_partitions} partitions"
+            note(f"Releasing from {description.window_topic} ({partitions})")
         note("Ctrl-C ends it.")
         count = _ReleaseCount()
         service.run(lambda: count.show(service))

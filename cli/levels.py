@@ -166,10 +166,7 @@ def create(
         made = topics.create(admin, wanted)
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
-            note(
-                f"Besides a mover, run `delaylevel dispatcher run {topic}`: it releases due "
-                "messages."
-            )
+            note(f"Also run `delaylevel dispatcher run {topic}`, which releases due messages.")
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")
 

@@ -108,7 +108,7 @@ def list_(
 
     With --id, the exit code is 1 if no pending message matches.
     """
-    found = _list(settings, topic, limit, payload, output, conditions)
+    found = _list(settings, topic, limit, payload, output, **conditions)
     if conditions["id"] is not None and not found:
         click.get_current_context().exit(1)
 
@@ -132,7 +132,7 @@ def find(settings: Settings, topic: str, payload: bool, output: str, **condition
         raise click.UsageError("give --id, --key or --property")
     if conditions["id"] is not None and others:
         raise click.UsageError("--id names one message: give neither --key nor --property")
-    if not _list(settings, topic, 0, payload, output, conditions):
+    if not _list(settings, topic, 0, payload, output, **conditions):
         click.get_current_context().exit(1)
 
 
@@ -156,12 +156,7 @@ def _query(
 
 
 def _list(
-    settings: Settings,
-    topic: str,
-    limit: int,
-    payload: bool,
-    output: str,
-    conditions: dict[str, Any],
+    settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
 ) -> bool:
     """Print pending messages. Return True if there are any."""
     with _query(settings, topic, **conditions) as (look, selection, shown):
