@@ -95,7 +95,7 @@ class TimeBucketTracker:
             due = deliver_at_ms & self._mask
             if due <= self._clock():
                 return False
-            if ledger_id < 0 or entry_id < 0 or due >= _LIMIT or entry_id >= _LIMIT:
+            if not (0 <= ledger_id < _LIMIT and 0 <= entry_id < _LIMIT and due < _LIMIT):
                 raise ValueError
             self._pack(self._stage, self._staged, due, ledger_id, entry_id)
         except (TypeError, ValueError, struct.error):

@@ -202,7 +202,8 @@ def test_precision_must_be_a_power_of_two(precision: int) -> None:
 
 def test_invalid_input_is_refused_and_changes_nothing() -> None:
     tracker = tracker_at([T0])
-    for row in [(-1, 0, T0 + 9), (0, -1, T0 + 9), (0, 1 << 62, T0 + 9), (0, 0, 1 << 62)]:
+    due = T0 + 9
+    for row in [(-1, 0, due), (0, -1, due), (1 << 62, 0, due), (0, 1 << 62, due), (0, 0, 1 << 62)]:
         with pytest.raises(InvalidInputError, match="2\\*\\*62"):
             tracker.add_message(*row)
         with pytest.raises(InvalidInputError, match=r"must be in \["):
