@@ -68,7 +68,7 @@ def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
     return out
 
 
-def order_of(first: Int64s, second: Int64s, third: Int64s) -> Int64s | None:
+def argsort_columns(first: Int64s, second: Int64s, third: Int64s) -> Int64s | None:
     """Return the indices that sort three columns lexicographically, None if they are sorted.
 
     Sorts by one packed 64-bit key with the index in its low bits if all of it fits into 64 bits.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,15 +13,17 @@ from delaylevel.structures.rows import (
     Int64s,
     Key,
     Rows,
+    argsort_columns,
     empty_rows,
     find_key,
-    order_of,
     sort_rows,
 )
 
 from .file import Columns, Floats, Run, SegmentFile
 
-#: Memory of a cursor in addition to its rows.
+#: Memory of a row in addition to its payload: columns, list slot, header of the bytes object.
+ROW_BYTES = 96
+#: Memory of a cursor of a file in addition to its rows.
 _CURSOR_BYTES = 1024
 #: Minimum number of rows that a cursor loads at once.
 _MIN_LOADED = 64
@@ -30,29 +32,38 @@ _MIN_LOADED = 64
 class PayloadRows:
     """Rows of (exact due, ledger, entry), shape (3, n), with attributes, shape (n,), and payloads.
 
-    Truncated due times are due times & ``mask``; a mask of -1 keeps them exact.
+    Truncated due times are due times & ``mask``; a mask of -1 keeps them exact. Rows that are
+    sorted by (truncated due, ledger, entry) are a cursor.
     """
 
-    __slots__ = ("attribute", "payload_bytes", "payloads", "rows")
+    __slots__ = ("attribute", "mask", "payload_bytes", "payloads", "rows")
 
     def __init__(
-        self, rows: Rows, attribute: Floats, payloads: list[bytes], payload_bytes: int = -1
+        self,
+        rows: Rows,
+        attribute: Floats,
+        payloads: list[bytes],
+        mask: int,
+        payload_bytes: int = -1,
     ) -> None:
         self.rows = rows
         self.attribute = attribute
         self.payloads = payloads
+        self.mask = mask
         self.payload_bytes = sum(map(len, payloads)) if payload_bytes < 0 else payload_bytes
 
     @classmethod
-    def empty(cls) -> PayloadRows:
+    def empty(cls, mask: int) -> PayloadRows:
         """Return an instance without rows."""
-        return cls(empty_rows(), np.empty(0), [], 0)
+        return cls(empty_rows(), np.empty(0), [], mask, 0)
 
     @classmethod
-    def concatenate(cls, parts: list[PayloadRows]) -> PayloadRows:
+    def concatenate(cls, parts: list[PayloadRows], mask: int) -> PayloadRows:
         """Return the rows of all parts, in the given order."""
         if not parts:
-            return cls.empty()
+            return cls.empty(mask)
+        if len(parts) == 1:
+            return parts[0]
         payloads: list[bytes] = []
         for part in parts:
             payloads += part.payloads
@@ -60,173 +71,96 @@ class PayloadRows:
             np.concatenate([part.rows for part in parts], axis=1),
             np.concatenate([part.attribute for part in parts]),
             payloads,
+            mask,
             sum(part.payload_bytes for part in parts),
         )
+
+    @classmethod
+    def join(cls, parts: list[PayloadRows], mask: int) -> PayloadRows:
+        """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
+        whole = cls.concatenate(parts, mask)
+        order = argsort_columns(whole.truncated_due(), whole.rows[LEDGER], whole.rows[ENTRY])
+        return whole if order is None else whole.select(order)
 
     @property
     def count(self) -> int:
         """Number of rows."""
         return len(self.payloads)
 
-    def size_bytes(self, row_bytes: int) -> int:
-        """Return the size of the payloads plus ``row_bytes`` per row."""
-        return self.payload_bytes + row_bytes * len(self.payloads)
-
-    def truncated_due(self, mask: int) -> Int64s:
-        """Return the truncated due times, shape (n,)."""
-        due: Int64s = self.rows[DUE]
-        return due if mask == -1 else due & mask
-
-    def find(self, key: Key, mask: int) -> int:
-        """Return the index of the first row that is not below ``key``; the rows must be sorted."""
-        if not self.payloads:
-            return 0
-        return find_key((self.truncated_due(mask), self.rows[LEDGER], self.rows[ENTRY]), key)
-
-    def take(self, index: Int64s) -> PayloadRows:
-        """Return the rows at ``index``, in that order."""
-        picked = list(map(self.payloads.__getitem__, index.tolist()))
-        return PayloadRows(np.take(self.rows, index, axis=1), self.attribute[index], picked)
-
-    def between(self, start: int, stop: int) -> PayloadRows:
-        """Return a copy of the rows from ``start`` up to ``stop``."""
-        rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
-        return PayloadRows(rows, attribute, self.payloads[start:stop])
-
-    def pop_front(self, count: int) -> PayloadRows:
-        """Remove and return the first rows, without copying the columns."""
-        head = self.payloads[:count]
-        del self.payloads[:count]
-        size = sum(map(len, head))
-        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, size)
-        self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
-        self.payload_bytes -= size
-        return front
-
-    def split_below(self, end: Key, mask: int) -> tuple[PayloadRows, PayloadRows]:
-        """Return the rows below ``end`` and the others; both keep their order."""
-        due, ledger, entry = self.truncated_due(mask), self.rows[LEDGER], self.rows[ENTRY]
-        below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
-        below |= due < end[0]
-        if not below.any():
-            return PayloadRows.empty(), self
-        if below.all():
-            return self, PayloadRows.empty()
-        return self.take(np.flatnonzero(below)), self.take(np.flatnonzero(~below))
-
-
-def truncated(rows: Rows, mask: int) -> Rows:
-    """Return a copy of rows with truncated due times."""
-    keys: Rows = rows.copy()
-    keys[DUE] &= mask
-    return keys
-
-
-def join(parts: list[PayloadRows], mask: int) -> PayloadRows:
-    """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
-    whole = parts[0] if len(parts) == 1 else PayloadRows.concatenate(parts)
-    if whole.count < 2:
-        return whole
-    order = order_of(whole.truncated_due(mask), whole.rows[LEDGER], whole.rows[ENTRY])
-    return whole if order is None else whole.take(order)
-
-
-class Cursor(Protocol):
-    """Sorted rows that are taken from the front."""
-
-    @property
-    def remaining(self) -> int:
-        """Number of remaining rows."""
-
     @property
     def first_due(self) -> int:
-        """Truncated due time of the first remaining row, ms."""
+        """Truncated due time of the first row, ms."""
+        return self.rows.item(DUE, 0) & self.mask
 
     @property
     def memory_bytes(self) -> int:
         """Memory in use, in bytes."""
+        return self.payload_bytes + ROW_BYTES * len(self.payloads)
 
-    @property
-    def payload_bytes(self) -> int:
-        """Approximate size of the remaining payloads, in bytes."""
+    def truncated_due(self) -> Int64s:
+        """Return the truncated due times, shape (n,)."""
+        due: Int64s = self.rows[DUE]
+        return due if self.mask == -1 else due & self.mask
 
-    def columns(self) -> Columns:
-        """Return the remaining rows, without payloads."""
+    def select(self, index: Int64s) -> PayloadRows:
+        """Return the rows at ``index``, in that order."""
+        picked = list(map(self.payloads.__getitem__, index.tolist()))
+        rows = np.take(self.rows, index, axis=1)
+        return PayloadRows(rows, self.attribute[index], picked, self.mask)
 
-    def load(self, count: int) -> Key | None:
-        """Load the keys of at least ``count`` rows.
+    def between(self, start: int, stop: int) -> PayloadRows:
+        """Return a copy of the rows from ``start`` up to ``stop``."""
+        rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
+        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask)
 
-        Returns:
-            The key of the last loaded row; None if all remaining rows are loaded.
-        """
+    def split_below(self, end: Key) -> tuple[PayloadRows, PayloadRows]:
+        """Return the rows below ``end`` and the others; both keep their order."""
+        due, ledger, entry = self.truncated_due(), self.rows[LEDGER], self.rows[ENTRY]
+        below = (due == end[0]) & ((ledger < end[1]) | ((ledger == end[1]) & (entry < end[2])))
+        below |= due < end[0]
+        if not below.any():
+            return PayloadRows.empty(self.mask), self
+        if below.all():
+            return self, PayloadRows.empty(self.mask)
+        return self.select(np.flatnonzero(below)), self.select(np.flatnonzero(~below))
 
-    def find(self, key: Key) -> int:
-        """Return the number of loaded rows below a key."""
-
-    def sample_keys(self, stride: int) -> Rows:
-        """Return the key of every ``stride``-th loaded row."""
-
-    def take(self, count: int) -> PayloadRows:
-        """Remove and return the first ``count`` rows, which must be loaded."""
-
-    def close(self) -> None:
-        """Release the file."""
-
-
-class MemoryCursor:
-    """Cursor over sorted rows in memory, where all rows are always loaded."""
-
-    def __init__(self, part: PayloadRows, mask: int, row_bytes: int) -> None:
-        self._part = part
-        self._mask = mask
-        self._row_bytes = row_bytes
-
-    @property
-    def remaining(self) -> int:
-        """Number of remaining rows."""
-        return len(self._part.payloads)
-
-    @property
-    def first_due(self) -> int:
-        """Truncated due time of the first remaining row, ms."""
-        return self._part.rows.item(DUE, 0) & self._mask
-
-    @property
-    def memory_bytes(self) -> int:
-        """Size of payloads and columns."""
-        return self._part.size_bytes(self._row_bytes)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Size of the remaining payloads, in bytes."""
-        return self._part.payload_bytes
+    # -- as a cursor
 
     def columns(self) -> Columns:
-        """Return the remaining rows, without payloads."""
-        return Columns(self._part.rows, self._part.attribute)
+        """Return the rows without their payloads."""
+        return Columns(self.rows, self.attribute)
 
     def load(self, count: int) -> Key | None:
-        """Do nothing: all rows are loaded."""
+        """Return None: all rows are always loaded."""
         return None
 
     def find(self, key: Key) -> int:
-        """Return the number of remaining rows below a key."""
-        return self._part.find(key, self._mask)
+        """Return the number of rows below a key."""
+        if not self.payloads:
+            return 0
+        return find_key((self.truncated_due(), self.rows[LEDGER], self.rows[ENTRY]), key)
 
     def sample_keys(self, stride: int) -> Rows:
-        """Return the key of every ``stride``-th remaining row."""
-        return truncated(self._part.rows[:, stride - 1 :: stride], self._mask)
+        """Return the key of every ``stride``-th row."""
+        return _truncated(self.rows[:, stride - 1 :: stride], self.mask)
 
     def take(self, count: int) -> PayloadRows:
-        """Remove and return the first ``count`` rows."""
-        return self._part.pop_front(count)
+        """Remove and return the first ``count`` rows, without copying the columns."""
+        head = self.payloads[:count]
+        del self.payloads[:count]
+        front = PayloadRows(self.rows[:, :count], self.attribute[:count], head, self.mask)
+        self.rows, self.attribute = self.rows[:, count:], self.attribute[count:]
+        self.payload_bytes -= front.payload_bytes
+        return front
 
-    def rest(self) -> PayloadRows:
-        """Return the remaining rows, without a copy."""
-        return self._part
 
-    def close(self) -> None:
-        """Do nothing: there is no file."""
+def _truncated(rows: Rows, mask: int) -> Rows:
+    """Return rows with truncated due times; the given rows do not change."""
+    if mask == -1:
+        return rows
+    keys: Rows = rows.copy()
+    keys[DUE] &= mask
+    return keys
 
 
 class FileCursor:
@@ -243,7 +177,7 @@ class FileCursor:
         self._keys = self._columns.rows
 
     @property
-    def remaining(self) -> int:
+    def count(self) -> int:
         """Number of remaining rows."""
         return self._run.rows - self._taken
 
@@ -264,7 +198,7 @@ class FileCursor:
     @property
     def payload_bytes(self) -> int:
         """Approximate size of the remaining payloads, in bytes."""
-        return self._run.payload_size * self.remaining // self._run.rows
+        return self._run.payload_size * self.count // self._run.rows
 
     def columns(self) -> Columns:
         """Read the remaining rows, without payloads, from the file."""
@@ -277,14 +211,13 @@ class FileCursor:
             The key of the last loaded row; None if all remaining rows are loaded.
         """
         loaded = self._keys.shape[1] - self._head
-        if loaded < min(count, self.remaining):
+        if loaded < min(count, self.count):
             stop = min(self._taken + 2 * count, self._run.rows)
             self._columns = self._file.read_slice(self._run, self._taken, stop)
-            rows = self._columns.rows
-            self._keys = truncated(rows, self._mask) if self._mask != -1 else rows
+            self._keys = _truncated(self._columns.rows, self._mask)
             self._head = 0
             loaded = stop - self._taken
-        if loaded == self.remaining:
+        if loaded == self.count:
             return None
         due, ledger, entry = self._keys[:, -1].tolist()
         return due, ledger, entry
@@ -292,7 +225,7 @@ class FileCursor:
     def find(self, key: Key) -> int:
         """Return the number of loaded rows below a key."""
         if key[0] > self._run.max_due:
-            return self.remaining  # the usual case: the key is the start of the next file
+            return self.count  # the usual case: the key is the start of the next file
         return find_key(self._keys, key, self._head) - self._head
 
     def sample_keys(self, stride: int) -> Rows:
@@ -304,7 +237,7 @@ class FileCursor:
         start, stop = self._head, self._head + count
         payloads = self._file.read_payloads(self._run, self._taken, self._taken + count)
         rows, attribute = self._columns
-        part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads)
+        part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads, self._mask)
         self._head = stop
         self._taken += count
         return part
@@ -312,6 +245,10 @@ class FileCursor:
     def close(self) -> None:
         """Release the file."""
         self._file.release()
+
+
+#: Sorted rows that are taken from the front.
+Cursor: TypeAlias = PayloadRows | FileCursor
 
 
 def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, list[PayloadRows]]:
@@ -334,7 +271,7 @@ def take_lowest(cursors: list[Cursor], want: int, end_due: int) -> tuple[Key, li
         last = cursor.load(count)
         if last is not None:
             edge = min(edge, (last[0], last[1], last[2] + 1))
-    if sum(cursor.remaining for cursor in cursors) > want + want // 2:
+    if sum(cursor.count for cursor in cursors) > want + want // 2:
         # The sample misses up to a stride of rows at the end of each cursor.
         stride = max(1, want // (2 * len(cursors)))
         keys = [cursor.sample_keys(stride) for cursor in cursors]

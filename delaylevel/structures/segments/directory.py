@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from delaylevel.structures.rows import DUE, Int64s
+from delaylevel.structures.rows import DUE, LEDGER, Int64s
 
-from .cursors import Cursor, FileCursor, PayloadRows
+from .cursors import FileCursor, PayloadRows
 from .file import Columns, Run, SegmentFile
 from .queries import ColumnBuffer, Range
 
@@ -72,7 +72,7 @@ class SpillDirectory:
             The index of the first row that was not written, and the error that prevented it. The
             rows from this index on are unchanged.
         """
-        bucket = (memory.rows[DUE] & self._mask) // self._bucket_ms * self._bucket_ms
+        bucket = memory.truncated_due() // self._bucket_ms * self._bucket_ms
         while start < memory.count:
             low = int(bucket[start])
             count = int(bucket[start : start + _RUN_ROWS].searchsorted(low, side="right"))
@@ -95,8 +95,7 @@ class SpillDirectory:
             self._serial += 1
             name = f"due-{low}-{self._serial}{_SUFFIX}"
             file = SegmentFile(self._path / name, self._opener)
-        due, ledger, entry = part.rows[:, 0].tolist()
-        first_key = (due & self._mask, ledger, entry)
+        first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
         file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
         self._files[low] = file
 
@@ -104,10 +103,10 @@ class SpillDirectory:
         """Return the start times of the buckets that begin by ``horizon``, ascending, ms."""
         return sorted(low for low in self._files if low <= horizon)
 
-    def open(self, low: int, horizon: int) -> list[Cursor]:
+    def open(self, low: int, horizon: int) -> list[FileCursor]:
         """Return cursors for the runs of one file that begin by ``horizon``; forget these runs."""
         file = self._files[low]
-        cursors: list[Cursor] = [
+        cursors = [
             FileCursor(file, run, self._mask) for run in file.runs if run.first_key[0] <= horizon
         ]
         file.runs = [run for run in file.runs if run.first_key[0] > horizon]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.rows import ENTRY, LEDGER, Int64s, Key, Rows
 
-from .cursors import Cursor, PayloadRows, join, take_lowest
+from .cursors import ROW_BYTES, Cursor, FileCursor, PayloadRows, take_lowest
 from .directory import SpillDirectory
 from .file import Columns, DamagedSegmentError, Floats
 from .memory import MemoryRuns
@@ -22,8 +22,6 @@ from .queries import ATTRIBUTE, Discarded, Range, average_of, rows_of
 
 __all__ = ["DamagedSegmentError", "DueRows", "IntakeStoppedError", "PendingSegments"]
 
-#: Memory of a row in addition to its payload: columns, list slot, header of the bytes object.
-_ROW_BYTES = 96
 _SLICE_ROWS = 16_384
 _LOOKAHEAD_MS = 1_000
 #: Pause between attempts to write to a full disk.
@@ -108,10 +106,10 @@ class PendingSegments:
         self._mask = -precision_ms
         self._clock = clock
         self._spilled = SpillDirectory(self.directory, bucket_ms, self._mask, opener, budget_bytes)
-        self._memory = MemoryRuns(self._mask, _ROW_BYTES)
-        self._cursors: list[Cursor] = []
+        self._memory = MemoryRuns(self._mask)
+        self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.
-        self._slice = PayloadRows.empty()
+        self._slice = PayloadRows.empty(self._mask)
         self._edge: Key = (-_LIMIT, 0, 0)
         self._ahead_bytes = 0  # memory of the open cursors
         self._discarded = Discarded()
@@ -132,7 +130,7 @@ class PendingSegments:
     def memory_bytes(self) -> int:
         """Memory in use, as counted by this class."""
         read_ahead = sum(cursor.memory_bytes for cursor in self._cursors)
-        held = self._memory.size_bytes + self._slice.size_bytes(_ROW_BYTES)
+        held = self._memory.memory_bytes + self._slice.memory_bytes
         return held + read_ahead + self._spilled.memory_bytes
 
     @property
@@ -178,13 +176,12 @@ class PendingSegments:
             raise InvalidInputError("due times and positions must be below 2**62")
         if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
             raise InvalidInputError("a payload must be smaller than 2 GiB")
-        fresh = PayloadRows(rows, values, list(payloads), int(sizes.sum()))
-        cost = fresh.size_bytes(_ROW_BYTES)
-        reading = self._ahead_bytes + self._slice.size_bytes(_ROW_BYTES)
-        reading += self._spilled.memory_bytes
+        fresh = PayloadRows(rows, values, list(payloads), self._mask, int(sizes.sum()))
+        cost = fresh.memory_bytes
+        reading = self._ahead_bytes + self._slice.memory_bytes + self._spilled.memory_bytes
         # Half of what is left, because a spill needs memory to sort and write the rows.
         limit = max((self.budget_bytes - reading) // 2, self.budget_bytes // 8)
-        if self._memory.size_bytes + cost > limit:
+        if self._memory.memory_bytes + cost > limit:
             self._spill()
         if self._full and self.memory_bytes + cost > self.budget_bytes:
             raise IntakeStoppedError(
@@ -194,10 +191,10 @@ class PendingSegments:
                 reason=self._full,
             )
         self._rows += sizes.size
-        near, far = fresh.split_below(self._edge, self._mask)
-        if near.rows.shape[1]:
-            self._slice = join([self._slice, near], self._mask)
-        if far.rows.shape[1]:
+        near, far = fresh.split_below(self._edge)
+        if near.count:
+            self._slice = PayloadRows.join([self._slice, near], self._mask)
+        if far.count:
             self._memory.add(far)
 
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
@@ -216,7 +213,7 @@ class PendingSegments:
         while max_rows > 0:
             if not self._slice.payloads and not self._next_slice(now):
                 break
-            part = self._slice.pop_front(min(self._slice.find(end, self._mask), max_rows))
+            part = self._slice.take(min(self._slice.find(end), max_rows))
             if not part.payloads:
                 break
             self._rows -= len(part.payloads)
@@ -224,7 +221,7 @@ class PendingSegments:
                 part = self._without_discarded(part)
             max_rows -= len(part.payloads)
             parts.append(part)
-        found = parts[0] if len(parts) == 1 else PayloadRows.concatenate(parts)
+        found = PayloadRows.concatenate(parts, self._mask)
         due, ledgers, entries = found.rows
         return DueRows(due, ledgers, entries, found.attribute, found.payloads)
 
@@ -278,13 +275,16 @@ class PendingSegments:
         self._ahead_bytes = 0
         self._spilled.delete()
         self._memory.clear()
-        self._slice = PayloadRows.empty()
+        self._slice = PayloadRows.empty(self._mask)
         self._rows = 0
+
+    def _sources(self) -> list[Cursor]:
+        """Return the open runs in files and the runs in memory."""
+        return [*self._cursors, *self._memory.runs]
 
     def _columns(self, wanted: Range, first: int = 0) -> Columns:
         """Return the rows due in the range, unordered, without the first ``first`` columns."""
-        held = [cursor.columns() for cursor in (*self._cursors, *self._memory.runs)]
-        held.append(Columns(self._slice.rows, self._slice.attribute))
+        held = [cursor.columns() for cursor in (*self._sources(), self._slice)]
         # Spilled rows arrived before those in memory: ties are then mostly in order already.
         return self._spilled.columns(wanted, held, first)
 
@@ -293,40 +293,39 @@ class PendingSegments:
         if not dead.size:
             return part
         self._discarded.forget(part.rows[1:, dead])
-        return part.take(np.delete(np.arange(part.count), dead))
+        return part.select(np.delete(np.arange(part.count), dead))
 
     def _next_slice(self, now: int) -> bool:
         """Fill the empty slice with the lowest rows; return False if nothing is due."""
         horizon = now + _LOOKAHEAD_MS
         lows = self._spilled.lows(horizon)
-        dues = [cursor.first_due for cursor in (*self._cursors, *self._memory.runs)]
+        dues = [cursor.first_due for cursor in self._sources()]
         if not lows and min(dues, default=_LIMIT) > horizon:
             return False
         end_due = horizon + 1
         for low in lows:
             start: Key = (low, -1, -1)
-            below = sum(cursor.find(start) for cursor in (*self._cursors, *self._memory.runs))
+            below = sum(cursor.find(start) for cursor in self._sources())
             if below >= _SLICE_ROWS:
                 end_due = low  # enough rows are due before this file, which stays closed
                 break
             self._cursors += self._spilled.open(low, horizon)
         rows = min(_SLICE_ROWS, max(16, self.budget_bytes // 8 // self._mean_bytes()))
-        cursors = [*self._cursors, *self._memory.runs]
-        self._edge, parts = take_lowest(cursors, rows, end_due)
+        self._edge, parts = take_lowest(self._sources(), rows, end_due)
         self._memory.drop_empty()
         for cursor in self._cursors:
-            if not cursor.remaining:
+            if not cursor.count:
                 cursor.close()
-        self._cursors = [cursor for cursor in self._cursors if cursor.remaining]
+        self._cursors = [cursor for cursor in self._cursors if cursor.count]
         self._ahead_bytes = sum(cursor.memory_bytes for cursor in self._cursors)
-        self._slice = join(parts, self._mask)
+        self._slice = PayloadRows.join(parts, self._mask)
         return bool(parts)
 
     def _mean_bytes(self) -> int:
         """Return the average memory of a row, in bytes."""
-        cursors = [*self._cursors, *self._memory.runs]
-        rows = sum(cursor.remaining for cursor in cursors)
-        return _ROW_BYTES + sum(cursor.payload_bytes for cursor in cursors) // max(rows, 1)
+        sources = self._sources()
+        rows = sum(source.count for source in sources)
+        return ROW_BYTES + sum(source.payload_bytes for source in sources) // max(rows, 1)
 
     def _spill(self) -> None:
         """Write the rows in memory to files; keep the first to be due, an eighth of the budget."""
@@ -335,7 +334,7 @@ class PendingSegments:
             return
         self._full = ""
         memory = self._memory.take_all()
-        mean = max(1, memory.size_bytes(_ROW_BYTES) // max(1, memory.count))
+        mean = max(1, memory.memory_bytes // max(1, memory.count))
         keep = min(self.budget_bytes // 8 // mean, memory.count)
         done = keep
         try:

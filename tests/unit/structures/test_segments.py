@@ -436,7 +436,7 @@ def test_rows_that_are_read_ahead_leave_less_room_for_new_rows(tmp_path: Path) -
         rows = index[:500] + 100_000 + start
         store.append(T0 + 900_000 + rows, rows * 0, rows, [bytes(1024)] * 500)
         most = max(most, store.memory_bytes)
-    reading = store._slice.size_bytes(96) + store._ahead_bytes
+    reading = store._slice.memory_bytes + store._ahead_bytes
     assert reading > 1 << 20
     assert most <= (store.budget_bytes + reading) // 2
 
