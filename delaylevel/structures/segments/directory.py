@@ -156,7 +156,7 @@ class SpillDirectory:
             try:
                 for run in runs:
                     if wanted.covers(run):
-                        file.read_columns_into(run, buffer.reserve(run.rows)[first:])
+                        file.read_slice_into(run, 0, buffer.reserve(run.rows)[first:])
                     elif self._mask == -1:
                         due = file.read_due(run)
                         start, stop = wanted.bounds(due, -1)
@@ -164,7 +164,8 @@ class SpillDirectory:
                         target[DUE] = due[start:stop]
                         file.read_slice_into(run, start, target[max(first, DUE + 1) :])
                     else:
-                        buffer.add(wanted.cut(file.read_columns(run), self._mask))
+                        part = file.read_slice(run, 0, run.rows)
+                        buffer.add(wanted.cut(part, self._mask))
             finally:
                 file.release()
         for part in held:

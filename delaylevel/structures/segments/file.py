@@ -179,23 +179,9 @@ class SegmentFile:
         if not self._users:
             os.close(self._handle)
 
-    def read_columns(self, run: Run) -> Columns:
-        """Read a run without its payloads; the file must be open."""
-        data = self._read(_KEY_COLUMNS * run.stride, run.columns_at)
-        columns = np.frombuffer(data, dtype=np.int64).reshape(_KEY_COLUMNS, -1)[:, : run.rows]
-        return Columns(columns[:3], columns[3].view(np.float64))
-
     def read_due(self, run: Run) -> Int64s:
         """Read the due times of a run, shape (n,); the file must be open."""
         return np.frombuffer(self._read(8 * run.rows, run.columns_at), dtype=np.int64)
-
-    def read_slice_into(self, run: Run, start: int, target: Rows) -> None:
-        """Read the last columns of rows from ``start`` on, as ``read_columns_into`` does."""
-        at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
-        for row in target:
-            if os.preadv(self._handle, [row.data], at) < row.nbytes:
-                row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
-            at += run.stride
 
     def read_slice(self, run: Run, start: int, stop: int) -> Columns:
         """Read rows ``start`` up to ``stop`` without their payloads; the file must be open."""
@@ -203,24 +189,20 @@ class SegmentFile:
         self.read_slice_into(run, start, target)
         return Columns(target[:-1], target[-1].view(np.float64))
 
-    def read_columns_into(self, run: Run, target: Rows) -> None:
-        """Read the last k columns before the payloads in one call; the file must be open.
+    def read_slice_into(self, run: Run, start: int, target: Rows) -> None:
+        """Read the last columns before the payloads; the file must be open.
 
         Args:
-            run: the run, n rows.
-            target: array to fill, shape (k, n).
+            run: the run.
+            start: index of the first row.
+            target: array to fill with k columns of n rows, shape (k, n).
         """
-        first = _KEY_COLUMNS - len(target)
-        parts: list[Any] = []
-        gap = bytearray(run.stride - 8 * run.rows)
+        at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
         for row in target:
-            parts += (row, gap)
-        parts.pop()
-        size = (len(target) - 1) * run.stride + 8 * run.rows
-        if os.preadv(self._handle, parts, run.columns_at + first * run.stride) < size:
-            # A short read: read again, or raise an error that names the cause.
-            rows, attribute = self.read_columns(run)
-            target[:-1], target[-1] = rows[first:], attribute.view(np.int64)
+            if os.preadv(self._handle, [row.data], at) < row.nbytes:
+                # A short read: read again, or raise an error that names the cause.
+                row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
+            at += run.stride
 
     def read_payloads(self, run: Run, start: int, stop: int) -> list[bytes]:
         """Read the payloads of rows ``start`` up to ``stop``; the file must be open."""
