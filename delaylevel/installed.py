@@ -55,28 +55,41 @@ def _normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def own_files(parts: Iterable[str]) -> Iterator[tuple[str, Path]]:
+def project_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """Yield the files of this project, which may be an editable install.
 
     Args:
-        parts: package names, such as ``delaylevel.functions``.
+        packages: package names, such as ``delaylevel.functions``.
 
     Yields:
         The path relative to an entry of ``sys.path``, and the file.
     """
-    for part in parts:
+    for package in packages:
         # Import paths, not metadata: an editable install records no files.
-        spec = importlib.util.find_spec(part)
+        spec = importlib.util.find_spec(package)
         for location in (spec.submodule_search_locations if spec is not None else None) or ():
             root = Path(location)
             for path in root.rglob("*"):
-                inside = PurePosixPath(part.replace(".", "/"), path.relative_to(root).as_posix())
-                if path.is_file() and is_wanted(inside):
-                    yield str(inside), path
+                inside = Path(package.replace(".", "/"), path.relative_to(root)).as_posix()
+                if path.is_file() and _is_needed_for_import(inside):
+                    yield inside, path
 
 
-def is_wanted(inside: PurePosixPath) -> bool:
-    """Return whether a file is needed to import its distribution."""
+def distribution_files(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of an installed distribution, as ``project_files`` does."""
+    for file in importlib.metadata.files(name) or ():
+        path = Path(str(file.locate()))
+        if _is_needed_for_import(file.as_posix()) and path.is_file():
+            yield file.as_posix(), path
+
+
+def _is_needed_for_import(name: str) -> bool:
+    """Return whether a file is needed to import its distribution.
+
+    Args:
+        name: path relative to an entry of ``sys.path``.
+    """
+    inside = PurePosixPath(name)
     return not (
         inside.is_absolute()
         or _EXCLUDED_FOLDERS & set(inside.parts[:-1])

@@ -18,12 +18,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from delaylevel.errors import ConfigError
-from delaylevel.installed import distributions, is_wanted, own_files
+from delaylevel.installed import distribution_files, distributions, project_files
 
 NAME = "delaylevel-function"
 FILE_NAME = f"{NAME}.zip"
@@ -66,7 +65,7 @@ def build(worker: WorkerPython | None = None) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for inside, path in sorted(own_files(PARTS)):
+        for inside, path in sorted(project_files(PARTS)):
             if not inside.startswith(_NOT_SHIPPED):
                 _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
         if worker is not None:
@@ -97,7 +96,9 @@ def repack(name: str) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
         info = ""
-        for inside, path in sorted(_files(found)):
+        for inside, path in sorted(distribution_files(name)):
+            if path.name in _NOT_IN_WHEELS:
+                continue
             content = path.read_bytes()
             _put(wheel, inside, content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
@@ -132,14 +133,6 @@ def _download(worker: WorkerPython) -> list[tuple[str, bytes]]:
                 f"{answer.stderr.strip()[-400:]}"
             )
         return [(path.name, path.read_bytes()) for path in Path(folder).glob("*.whl")]
-
-
-def _files(found: importlib.metadata.Distribution) -> Iterator[tuple[str, Path]]:
-    for file in found.files or ():
-        path = Path(str(file.locate()))
-        inside = PurePosixPath(file.as_posix())
-        if is_wanted(inside) and inside.name not in _NOT_IN_WHEELS and path.is_file():
-            yield str(inside), path
 
 
 def _tag(found: importlib.metadata.Distribution) -> str:

@@ -7,14 +7,13 @@ else: the archive is unpacked by Spark into the executor's folder and put on the
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from delaylevel import __version__
 from delaylevel import installed as _installed
@@ -43,7 +42,7 @@ def pack(folder: Path, extra: Iterable[str] = ()) -> Path:
     files = dict(_own_files())
     names = distributions((*ROOTS, *extra))
     for name in names:
-        files.update(_distribution_files(name))
+        files.update(_installed.distribution_files(name))
     digest = hashlib.sha256()
     digest.update(f"{sys.version_info[:2]} {platform.machine()} {sys.platform}".encode())
     for inside in sorted(files):
@@ -69,15 +68,8 @@ def distributions(roots: Iterable[str]) -> tuple[str, ...]:
     return _installed.distributions(roots, without=_SPARKS_OWN)
 
 
-def _distribution_files(name: str) -> Iterator[tuple[str, Path]]:
-    for file in importlib.metadata.files(name) or ():
-        path = Path(str(file.locate()))
-        if _installed.is_wanted(PurePosixPath(file.as_posix())) and path.is_file():
-            yield file.as_posix(), path
-
-
 def _own_files() -> Iterator[tuple[str, Path]]:
-    return _installed.own_files(_OWN_PARTS)
+    return _installed.project_files(_OWN_PARTS)
 
 
 def _write(archive: Path, files: dict[str, Path]) -> None:
