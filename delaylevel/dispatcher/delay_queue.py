@@ -107,7 +107,7 @@ class DelayQueue:
         Raises:
             InvalidInputError: columns that differ in length, a position that cannot be packed, a
                 record that cannot be stored.
-            IntakeStoppedError: the disk is full. In either case nothing was taken.
+            SpillFullError: the disk is full. In either case nothing was taken.
         """
         try:
             rows: Rows = np.array(

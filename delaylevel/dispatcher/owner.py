@@ -28,7 +28,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
+from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 
 from .delay_queue import Arrivals, DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
@@ -291,7 +291,7 @@ class PartitionOwner(threading.Thread):
             else:
                 with TURN:
                     offered = self._queue.offer(arrivals)
-        except IntakeStoppedError as error:
+        except SpillFullError as error:
             if self._refused_offer is None:
                 log.error("%s", error)
             self._refused_offer = arrivals

@@ -12,7 +12,7 @@ from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.front import Front
+from delaylevel.structures.timebucket.near_rows import NearRows
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 from .columns import MessageRecord
@@ -48,7 +48,7 @@ class PendingIndex:
             raise InvalidInputError("tracker and segments must be empty")
         self.segments = segments
         self._tracker = tracker
-        self._late = Front()  # what a tracker with a clock of its own has refused
+        self._late = NearRows()  # what a tracker with a clock of its own has refused
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -75,7 +75,7 @@ class PendingIndex:
 
         Raises:
             InvalidInputError: a record cannot be stored.
-            IntakeStoppedError: the disk is full. In either case nothing was taken.
+            SpillFullError: the disk is full. In either case nothing was taken.
         """
         try:
             payloads = [marshal.dumps(record, _MARSHAL) for record in records]

@@ -20,7 +20,7 @@ from .file import Columns, DamagedSegmentError, Floats
 from .memory import MemoryRuns
 from .queries import ATTRIBUTE, Discarded, Range, average_of, rows_of
 
-__all__ = ["DamagedSegmentError", "DueRows", "IntakeStoppedError", "PendingSegments"]
+__all__ = ["DamagedSegmentError", "DueRows", "PendingSegments", "SpillFullError"]
 
 _SLICE_ROWS = 16_384
 _LOOKAHEAD_MS = 1_000
@@ -30,7 +30,7 @@ _LIMIT = 1 << 62
 _MAX_PAYLOAD_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
 
 
-class IntakeStoppedError(DelayLevelError):
+class SpillFullError(DelayLevelError):
     """A full disk and an exhausted budget: the call added nothing, and earlier rows are kept.
 
     Attributes:
@@ -156,7 +156,7 @@ class PendingSegments:
 
         Raises:
             InvalidInputError: the lengths differ, or a payload has 2 GiB or more.
-            IntakeStoppedError: the disk is full, and the budget is used up.
+            SpillFullError: the disk is full, and the budget is used up.
         """
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         try:
@@ -184,7 +184,7 @@ class PendingSegments:
         if self._memory.memory_bytes + cost > limit:
             self._spill()
         if self._full and self.memory_bytes + cost > self.budget_bytes:
-            raise IntakeStoppedError(
+            raise SpillFullError(
                 f"the spill directory {self.directory} cannot be written ({self._full}) and the "
                 f"memory budget of {self.budget_bytes} bytes is used up: free some space, or wait "
                 "until messages are released; this call added nothing",

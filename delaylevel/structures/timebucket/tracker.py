@@ -13,7 +13,7 @@ import numpy.typing as npt
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
 
-from .front import Front
+from .near_rows import NearRows
 from .store import SPLIT_ROWS, BucketStore, first_position
 
 #: Rows that single adds collect before they are sorted into their buckets.
@@ -69,13 +69,13 @@ class TimeBucketTracker:
     def clear(self) -> None:
         """Remove all rows."""
         self._store = BucketStore(self._shift)
-        self._front = Front()
+        self._near = NearRows()
         self._staged = 0
         self._stage_due = _LIMIT
 
     def __len__(self) -> int:
         """Return the number of tracked rows."""
-        return self._staged // _ROW.size + self._front.rows + self._store.rows
+        return self._staged // _ROW.size + self._near.rows + self._store.rows
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at_ms: int) -> bool:
         """Track one message; amortised O(log rows).
@@ -176,13 +176,13 @@ class TimeBucketTracker:
         while need:
             end = (now + 1, -1, -1)
             bound = self._store.bound()
-            rows = self._front.take(need, end if bound is None else min(bound, end))
+            rows = self._near.take(need, end if bound is None else min(bound, end))
             if rows.shape[1]:
                 parts.append(rows)
                 need -= rows.shape[1]
             if not need or bound is None or bound[0] > now:
                 break
-            self._front.add(self._store.load(_LOAD_ROWS, now))
+            self._near.add(self._store.load(_LOAD_ROWS, now))
         self.prepare(now, max(_LOAD_ROWS, 2 * (max_messages - need)))
         if not parts:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -203,14 +203,14 @@ class TimeBucketTracker:
         """
         horizon = (self._clock() if now_ms is None else now_ms) + _LOOKAHEAD_MS
         loaded = 0
-        while self._front.rows < SPLIT_ROWS:
+        while self._near.rows < SPLIT_ROWS:
             bound = self._store.bound()
             if bound is None or bound[0] > horizon:
                 return False
             if loaded >= max_rows:
                 return True
             rows = self._store.load(_LOAD_ROWS, horizon)
-            self._front.add(rows)
+            self._near.add(rows)
             loaded += rows.shape[1]
         return False
 
@@ -227,12 +227,12 @@ class TimeBucketTracker:
         key = (deliver_at_ms & self._mask, ledger_id, entry_id)
         if max(key) >= _LIMIT or min(key) < -_LIMIT:
             return False
-        return self._front.remove(key) or self._store.remove(key)
+        return self._near.remove(key) or self._store.remove(key)
 
     def next_deliver_at_ms(self) -> int | None:
         """Return the earliest time, ms, at which a get returns a message; None without rows."""
         bound = self._store.bound()
-        dues = [self._front.min_due(), None if bound is None else bound[0]]
+        dues = [self._near.min_due(), None if bound is None else bound[0]]
         dues.append(self._stage_due if self._staged else None)
         return min((due for due in dues if due is not None), default=None)
 
@@ -244,7 +244,7 @@ class TimeBucketTracker:
     def first_pending(self) -> tuple[int, int] | None:
         """Return the lowest tracked (ledger, entry), or None; O(chunks)."""
         self._flush()
-        lows = [self._store.first_position(), *map(first_position, self._front.parts())]
+        lows = [self._store.first_position(), *map(first_position, self._near.parts())]
         return min((low for low in lows if low is not None), default=None)
 
     def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
@@ -265,7 +265,7 @@ class TimeBucketTracker:
             raise InvalidInputError("edges_ms must be at least two ascending times in ms")
         self._flush()
         counts = np.zeros(edges.size + 1, dtype=np.int64)
-        for rows in self._front.parts():
+        for rows in self._near.parts():
             index = edges.searchsorted(rows[DUE], side="right")
             counts += np.bincount(index, minlength=counts.size)
         self._store.count_into(edges, counts)
@@ -284,16 +284,16 @@ class TimeBucketTracker:
     def _insert(self, rows: Rows, now: int) -> None:
         near = rows[DUE] <= now + _LOOKAHEAD_MS
         if near.any():
-            self._front.add(sort_rows(rows[:, near]))
+            self._near.add(sort_rows(rows[:, near]))
             rows = rows[:, ~near]
         if rows.shape[1]:
             self._store.add(rows)
 
     def _check(self) -> None:
         """Assert every invariant of the structure; O(rows), for tests."""
-        self._front.check()
+        self._near.check()
         self._store.check()
-        for rows in self._front.parts():
+        for rows in self._near.parts():
             assert not (rows[DUE] & ~self._mask).any()
         assert 0 <= self._staged < _STAGE_ROWS * _ROW.size
 

@@ -12,7 +12,7 @@ import pytest
 from delaylevel.dispatcher.delay_queue import Arrivals, Batch, DelayQueue, Offered
 from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, Resolved, encode, pack
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.structures.segments.pending import IntakeStoppedError, PendingSegments
+from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 from delaylevel.testing import ManualClock
 from fakes import SmallDisk
@@ -484,7 +484,7 @@ def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: P
         fix.window.offer(calls[taken])
         taken += 1
     before = len(fix.window), fix.window.mark(), fix.window.next_due_ms()
-    with pytest.raises(IntakeStoppedError):
+    with pytest.raises(SpillFullError):
         fix.window.offer(calls[taken])
     assert (len(fix.window), fix.window.mark(), fix.window.next_due_ms()) == before
     assert before[0] == 100 * taken > 0

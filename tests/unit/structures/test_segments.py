@@ -19,8 +19,8 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.structures.segments import cursors, directory, pending, queries
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
-    IntakeStoppedError,
     PendingSegments,
+    SpillFullError,
 )
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 from fakes import SmallDisk
@@ -108,7 +108,7 @@ def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
     while store.state == "open":
         rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
         start += 500
-    with pytest.raises(IntakeStoppedError, match="No space left") as caught:  # noqa: PT012
+    with pytest.raises(SpillFullError, match="No space left") as caught:  # noqa: PT012
         while True:
             rows += add(store, T0 + rng.integers(10_000, 600_000, 500), start)
             start += 500
@@ -119,7 +119,7 @@ def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with pa.OSFile(str(path)) as file:
             pa.ipc.open_stream(file).read_all()  # fails if the last batch is incomplete
-    with pytest.raises(IntakeStoppedError):
+    with pytest.raises(SpillFullError):
         add(store, np.full(500, T0 + 9000), 40_000)
     disk.free = 10 << 20
     now[0] += 2000

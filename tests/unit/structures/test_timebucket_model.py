@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delaylevel.structures.timebucket import front, store
+from delaylevel.structures.timebucket import near_rows, store
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
@@ -27,9 +27,9 @@ class TrackerMachine(RuleBasedStateMachine):
             patch.object(store, "SPLIT_ROWS", 96),
             patch.object(store, "CHUNK_ROWS", 16),
             patch.object(store, "_LOOSE_ROWS", 40),
-            patch.object(front, "_SLICE_ROWS", 8),
-            patch.object(front, "_STRIDE", 2),
-            patch.object(front, "_MAX_RUNS", 6),
+            patch.object(near_rows, "_SLICE_ROWS", 8),
+            patch.object(near_rows, "_STRIDE", 2),
+            patch.object(near_rows, "_MAX_RUNS", 6),
         ]
         for each in self.patches:
             each.start()

@@ -24,14 +24,14 @@ _MAX_RUNS = 128
 _LOWEST: Key = (-(1 << 63), -1, -1)
 
 
-class Front:
+class NearRows:
     """Decoded rows: a sorted slice to return next, and sorted runs of later rows.
 
     Every row below ``_edge`` is in the slice, every other row in a run.
     """
 
     def __init__(self) -> None:
-        """Create an empty front."""
+        """Create an instance without rows."""
         self._runs: list[Rows] = []
         self._slice = empty_rows()
         self._edge: Key = _LOWEST
