@@ -36,8 +36,25 @@ def _in_order(a: Int64s, b: Int64s, c: Int64s) -> bool:
     return not bool(((c[1:] < c[:-1]) & tie).any())
 
 
+def _pack(columns: Sequence[Int64s], spare: int) -> tuple[Int64s, list[int], list[int]] | None:
+    """Return a 64-bit key for each row, in the same order, and each column's minimum and width.
+
+    Return None if a key and ``spare`` further bits do not fit into 64 bits.
+    """
+    low = [int(column.min()) for column in columns]
+    bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
+    if sum(bits) + spare > 63:
+        return None
+    key = columns[0] - low[0]
+    for column, least, width in zip(columns[1:], low[1:], bits[1:], strict=True):
+        if width:
+            key <<= width
+            key |= column - least
+    return key, low, bits
+
+
 def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
-    """Sort rows lexicographically, by one packed 64-bit key if the three columns fit into it.
+    """Sort rows lexicographically.
 
     Args:
         rows: shape (3, n), any order.
@@ -47,45 +64,33 @@ def sort_rows(rows: Rows, order: tuple[int, int, int] = BY_DUE) -> Rows:
         The sorted rows; the same array if it was sorted already.
     """
     first, second, third = order
-    if rows.shape[1] < 2 or _in_order(rows[first], rows[second], rows[third]):
+    columns = rows[first], rows[second], rows[third]
+    if rows.shape[1] < 2 or _in_order(*columns):
         return rows
-    low = [int(x) for x in rows.min(axis=1)]
-    bits = [(int(x) - y).bit_length() for x, y in zip(rows.max(axis=1), low, strict=True)]
-    if sum(bits) > 63:
-        return np.take(rows, np.lexsort((rows[third], rows[second], rows[first])), axis=1)
-    key = rows[first] - low[first]
-    for column in (second, third):
-        if bits[column]:
-            key <<= bits[column]
-            key |= rows[column] - low[column]
+    packed = _pack(columns, 0)
+    if packed is None:
+        return np.take(rows, np.lexsort(columns[::-1]), axis=1)
+    key, low, bits = packed
     key.sort()
     out = np.empty_like(rows)
-    for column in (third, second):
-        np.bitwise_and(key, (1 << bits[column]) - 1, out=out[column])
-        out[column] += low[column]
-        key >>= bits[column]
-    np.add(key, low[first], out=out[first])
+    for index in (2, 1):
+        column = out[order[index]]
+        np.bitwise_and(key, (1 << bits[index]) - 1, out=column)
+        column += low[index]
+        key >>= bits[index]
+    np.add(key, low[0], out=out[first])
     return out
 
 
 def argsort_columns(first: Int64s, second: Int64s, third: Int64s) -> Int64s | None:
-    """Return the indices that sort three columns lexicographically, None if they are sorted.
-
-    Sorts by one packed 64-bit key with the index in its low bits if all of it fits into 64 bits.
-    """
+    """Return the indices that sort three columns lexicographically, None if they are sorted."""
     if _in_order(first, second, third):
         return None
-    columns = (first, second, third)
-    low = [int(column.min()) for column in columns]
-    bits = [(int(x.max()) - y).bit_length() for x, y in zip(columns, low, strict=True)]
     index_bits = int(first.size - 1).bit_length()
-    if sum(bits) + index_bits > 63:
+    packed = _pack((first, second, third), index_bits)
+    if packed is None:
         return np.lexsort((third, second, first))
-    key = first - low[0]
-    for column, least, width in zip(columns[1:], low[1:], bits[1:], strict=True):
-        if width:
-            key <<= width
-            key |= column - least
+    key = packed[0]
     key <<= index_bits
     key |= np.arange(first.size)
     key.sort()
@@ -111,3 +116,11 @@ def find_key(rows: Rows | Sequence[Int64s], key: Key, start: int = 0) -> int:
         if start == stop:
             break
     return start
+
+
+def without_row(rows: Rows, key: Key) -> Rows | None:
+    """Return sorted rows without one that has this key; None if there is none."""
+    index = find_key(rows, key)
+    if index == rows.shape[1] or tuple(rows[:, index].tolist()) != key:
+        return None
+    return np.delete(rows, index, axis=1)

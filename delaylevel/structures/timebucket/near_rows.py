@@ -13,6 +13,7 @@ from delaylevel.structures.rows import (
     empty_rows,
     find_key,
     sort_rows,
+    without_row,
 )
 
 #: Approximate number of rows that are merged at once; a get seldom waits for more.
@@ -75,17 +76,13 @@ class NearRows:
 
     def remove(self, key: Key) -> bool:
         """Remove one row; return False if there is none with this key."""
-        found = _delete(self._slice, key)
-        if found is not None:
-            self._slice = found
-            self.rows -= 1
-            return True
-        for index, run in enumerate(self._runs):
-            found = _delete(run, key)
-            if found is not None:
-                self._runs[index] = found
-                if not found.shape[1]:
-                    del self._runs[index]
+        parts = [self._slice, *self._runs]
+        for index, part in enumerate(parts):
+            rest = without_row(part, key)
+            if rest is not None:
+                parts[index] = rest
+                self._slice, *runs = parts
+                self._runs = [run for run in runs if run.shape[1]]
                 self.rows -= 1
                 return True
         return False
@@ -153,10 +150,3 @@ class NearRows:
         for run in self._runs:
             assert run.shape[1]
             assert find_key(run, self._edge) == 0
-
-
-def _delete(rows: Rows, key: Key) -> Rows | None:
-    index = find_key(rows, key)
-    if index == rows.shape[1] or tuple(int(x) for x in rows[:, index]) != key:
-        return None
-    return np.delete(rows, index, axis=1)

@@ -21,8 +21,8 @@ from delaylevel.structures.rows import (
     Key,
     Rows,
     empty_rows,
-    find_key,
     sort_rows,
+    without_row,
 )
 
 from .bucket import TimeBucket
@@ -137,17 +137,16 @@ class BucketStore:
                 continue
             if not info[5:7] <= (ledger, entry) <= info[7:9]:
                 continue
-            rows = sort_rows(self._codec.decode(chunk))
-            found = find_key(rows, key)
-            if found == rows.shape[1] or tuple(int(x) for x in rows[:, found]) != key:
+            rest = without_row(sort_rows(self._codec.decode(chunk)), key)
+            if rest is None:
                 continue
             del bucket.chunks[index]
             if bucket.keys is not None:
                 del bucket.keys[index]
-            bucket.packed -= rows.shape[1]
+            bucket.packed -= info.rows
             self.rows -= 1
-            if rows.shape[1] > 1:
-                bucket.push(self._codec.encode(np.delete(rows, found, axis=1)))
+            if rest.shape[1]:
+                bucket.push(self._codec.encode(rest))
             return True
         return False
 
@@ -223,7 +222,7 @@ class BucketStore:
         self._lows = np.array([bucket.low for bucket in self._buckets], dtype=np.int64)
         self._highs = np.append(self._lows[1:], _HIGHEST_DUE)
         self._table_low = self._buckets[1].low if len(self._buckets) > 1 else 0
-        span = max(self._buckets[-1].low - self._table_low, 0) if len(self._buckets) > 1 else 0
+        span = max(self._buckets[-1].low - self._table_low, 0)
         self._table_shift = max(0, span.bit_length() - _SLOT_BITS)
         starts = self._table_low + (np.arange(_SLOTS) << self._table_shift)
         self._table = self._lows.searchsorted(starts, side="right") - 1
@@ -246,7 +245,9 @@ class BucketStore:
             while part.shape[1]:
                 used = bucket.tail_rows % _BLOCK_ROWS
                 if not used:
-                    bucket.blocks.append(self._spare.pop() if self._spare else _block())
+                    bucket.blocks.append(
+                        self._spare.pop() if self._spare else np.empty((3, _BLOCK_ROWS), np.int64)
+                    )
                 some = part[:, : _BLOCK_ROWS - used]
                 bucket.blocks[-1][:, used : used + some.shape[1]] = some
                 bucket.tail_rows += some.shape[1]
@@ -271,16 +272,12 @@ class BucketStore:
         self._append(bucket, rows)
 
     def _limit_loose(self) -> None:
+        """Pack the largest tails, half of the loose rows at a time, if there are too many."""
         while self._loose > max(_LOOSE_ROWS, self.rows // _LOOSE_SHARE):
-            self._seal_largest()
-
-    def _seal_largest(self) -> None:
-        """Seal the largest tails until half of the loose rows are packed."""
-        target = self._loose // 2
-        for bucket in sorted(self._buckets, key=lambda b: b.tail_rows, reverse=True):
-            if self._loose <= target:
-                break
-            if bucket.tail_rows:
+            target = self._loose // 2
+            for bucket in sorted(self._buckets, key=lambda b: b.tail_rows, reverse=True):
+                if self._loose <= target:
+                    break
                 self._seal(bucket)
 
     def _split(self, bucket: TimeBucket) -> None:
@@ -351,10 +348,6 @@ class BucketStore:
             assert not tail.size or high is None or tail.max() < high
         assert self._loose == sum(b.tail_rows for b in self._buckets)
         assert self.rows == self._loose + sum(b.packed for b in self._buckets)
-
-
-def _block() -> Rows:
-    return np.empty((3, _BLOCK_ROWS), dtype=np.int64)
 
 
 def _overlap(info: Int64s) -> int:
