@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pulsar
 
@@ -32,6 +32,10 @@ class Link(Protocol):
 
     def reconnect(self) -> None:
         """Connect again after the partition was deleted."""
+        ...
+
+    def disconnect(self) -> None:
+        """Disconnect from the partition."""
         ...
 
 
@@ -224,12 +228,13 @@ class Broker:
 
     # -- schemas
 
-    def register_schema(self, name: TopicName, schema_type: str, definition: str) -> int | None:
-        """Return the version of a producer's schema; register the schema if it is new.
+    def register_schema(self, name: TopicName, schema: Any) -> int | None:
+        """Return the version of a ``pulsar.schema.Schema``; register it if it is new.
 
         Raises:
             pulsar.IncompatibleSchema: the schema is not compatible with that of the topic.
         """
+        schema_type, definition = rules.type_and_definition(schema)
         if schema_type in rules.UNTYPED:
             return None
         known = self.schemas.setdefault(name.without_partition, [])
@@ -241,21 +246,20 @@ class Broker:
             known.append(SchemaVersion(schema_type, definition, version))
         return version
 
-    def check_consumer_schema(
-        self, partition: Partition, schema_type: str, definition: str
-    ) -> None:
+    def check_consumer_schema(self, partition: Partition, schema: Any) -> None:
         """Check the schema of a consumer; register it if the topic is unused and has no schema.
 
         Raises:
             pulsar.IncompatibleSchema: the topic has an incompatible schema, or data without one.
         """
+        schema_type, definition = rules.type_and_definition(schema)
         if schema_type in rules.UNTYPED:
             return
         known = self.schemas.get(partition.name.without_partition, [])
         if not known:
             if partition.producers or partition.consumers or len(partition.log):
                 raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
-            self.register_schema(partition.name, schema_type, definition)
+            self.register_schema(partition.name, schema)
         elif not rules.is_compatible(known, schema_type, definition):
             raise pulsar.IncompatibleSchema("Pulsar error: IncompatibleSchema")
 

@@ -15,6 +15,7 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
+from .core import Core, connect_all
 from .log import NO_POSITION, message_id
 from .message import NOTHING_TO_RECEIVE, Received
 
@@ -40,13 +41,21 @@ class ConsumerLink:
         # Unacknowledged indices of each partly acknowledged batch, by entry number.
         self._partial_batches: dict[int, set[int]] = {}
         self._skip_through: Position | None = None
-        self._connect()
+        self.reconnect()
 
     def reconnect(self) -> None:
-        """Connect again; this recreates the partition or subscription."""
+        """Connect, again if the partition or subscription was deleted; this recreates it."""
         self.drop_queue()
         self._partial_batches.clear()
-        self._connect()
+        options = self._options
+        partition = self._broker.partition(self.topic)
+        self._broker.check_consumer_schema(partition, options["schema"])
+        earliest = options["initial_position"] == pulsar.InitialPosition.Earliest
+        subscription = partition.subscribe(options["subscription_name"], earliest=earliest)
+        subscription.connect(self, options["consumer_type"])
+        if self not in partition.consumers:
+            partition.consumers.append(self)
+        self._partition, self.subscription = partition, subscription
 
     def disconnect(self) -> None:
         """Disconnect from the partition."""
@@ -129,53 +138,21 @@ class ConsumerLink:
             raise pulsar.ConsumerBusy("Pulsar error: ConsumerBusy")
         del self._partition.subscriptions[self._options["subscription_name"]]
 
-    def _connect(self) -> None:
-        options = self._options
-        partition = self._broker.partition(self.topic)
-        schema = options["schema"].schema_info()
-        kind = str(schema.schema_type()).rpartition(".")[2]
-        self._broker.check_consumer_schema(partition, kind, schema.schema())
-        earliest = options["initial_position"] == pulsar.InitialPosition.Earliest
-        subscription = partition.subscribe(options["subscription_name"], earliest=earliest)
-        subscription.connect(self, options["consumer_type"])
-        if self not in partition.consumers:
-            partition.consumers.append(self)
-        self._partition, self.subscription = partition, subscription
 
-
-class ConsumerCore:
-    """Replacement of the C++ consumer below ``pulsar.Consumer``, for one or more topics.
-
-    Args:
-        broker: the broker.
-        topics: names of the topics, as given by the application.
-        options: all arguments of ``subscribe``, by name.
-    """
+class ConsumerCore(Core):
+    """Core of a consumer of one or more topics."""
 
     def __init__(self, broker: Broker, topics: list[str], options: dict[str, Any]) -> None:
-        names = [name for topic in topics for name in broker.partition_names(topic)]
-        self._broker = broker
-        self._options = options
+        super().__init__(broker, topics, options)
         self._name: str = options["consumer_name"] or broker.new_name("consumer")
-        self._topic = TopicName.parse(topics[0]).full if len(topics) == 1 else ""
-        self._closed = False
         self._paused = False
         self._turn = 0
-        self._links: list[ConsumerLink] = []
         self.deliver: Callable[[Received], None] | None = None  # calls the listener
-        try:
-            for name in names:
-                self._links.append(ConsumerLink(broker, name, options, self._name))
-        except pulsar.PulsarException:
-            for link in self._links:
-                link.disconnect()
-            raise
+        self._links = connect_all(
+            ConsumerLink(broker, name, options, self._name) for name in self._partitions
+        )
         if options["message_listener"]:
             broker.timed_tasks.append(self)
-
-    def topic(self) -> str:
-        """Return the full name of the topic; empty for several topics."""
-        return self._topic
 
     def subscription_name(self) -> str:
         """Return the name of the subscription."""
@@ -184,10 +161,6 @@ class ConsumerCore:
     def consumer_name(self) -> str:
         """Return the name of the consumer."""
         return self._name
-
-    def is_connected(self) -> bool:
-        """Return whether the consumer is open."""
-        return not self._closed
 
     def receive(self, timeout_millis: int | None = None) -> Received:
         """Return the next message.
@@ -270,22 +243,16 @@ class ConsumerCore:
                 link.unsubscribe()
         self.shutdown()
 
-    def close(self) -> None:
-        """Disconnect; unacknowledged messages will be redelivered."""
-        self._check_open()
-        self.shutdown()
-
     def shutdown(self) -> None:
-        """Disconnect if still connected."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._broker.lock:
-            for link in self._links:
-                link.disconnect()
-            if self in self._broker.timed_tasks:
-                self._broker.timed_tasks.remove(self)
+        """Disconnect if still connected; other consumers receive the unacknowledged messages."""
+        super().shutdown()
         self._broker.run_due_tasks()
+
+    def disconnect(self) -> None:
+        for link in self._links:
+            link.disconnect()
+        if self in self._broker.timed_tasks:
+            self._broker.timed_tasks.remove(self)
 
     # -- listener
 
@@ -318,10 +285,6 @@ class ConsumerCore:
             if found is not None:
                 return found
         return None
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
 
     def _apply(self, message: Any, action: Callable[[ConsumerLink, int, int, int], None]) -> None:
         """Apply an action to the entry of a message or message ID.

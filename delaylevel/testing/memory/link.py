@@ -71,11 +71,19 @@ class ProducerLink:
         self.last_sequence_id: int = options["initial_sequence_id"] or -1
         self._next_sequence = self.last_sequence_id + 1
         self.fenced = False
-        self._connect()
+        self.reconnect()
 
     def reconnect(self) -> None:
-        """Connect again; this recreates the partition."""
-        self._connect()
+        """Connect, again if the partition was deleted; this recreates it."""
+        partition = self._broker.partition(self._topic)
+        if partition.terminated:
+            raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
+        self._enter(partition)
+        try:
+            self.schema_version = self._broker.register_schema(self._topic, self._options["schema"])
+        except pulsar.IncompatibleSchema:
+            self.disconnect()
+            raise
 
     def disconnect(self) -> None:
         """Disconnect from the partition; an open batch fails, as in Pulsar's client."""
@@ -180,19 +188,6 @@ class ProducerLink:
         for number, (_, _, done) in enumerate(items):
             position = entry.message_position(number)
             done(pulsar.Result.Ok, message_id(position, entry.batch_size, self._index))
-
-    def _connect(self) -> None:
-        partition = self._broker.partition(self._topic)
-        if partition.terminated:
-            raise pulsar.TopicTerminated("Pulsar error: TopicTerminated")
-        schema = self._options["schema"].schema_info()
-        kind = str(schema.schema_type()).rpartition(".")[2]
-        self._enter(partition)
-        try:
-            self.schema_version = self._broker.register_schema(self._topic, kind, schema.schema())
-        except pulsar.IncompatibleSchema:
-            self.disconnect()
-            raise
 
     def _enter(self, partition: Partition) -> None:
         modes = pulsar.ProducerAccessMode

@@ -10,9 +10,9 @@ import _pulsar
 import pulsar
 
 from delaylevel.model.clock import Clock, duration_ms
-from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
+from .core import Core, connect_all
 from .link import Callback, OutgoingMessage, ProducerLink
 from .log import NO_POSITION, StoredMessage, message_id
 
@@ -55,40 +55,18 @@ class MemoryProducer(pulsar.Producer):
         return OutgoingMessage(built, sequence_id or None, deliver_at or None)
 
 
-class ProducerCore:
-    """Replacement of the C++ producer below ``pulsar.Producer``.
-
-    Args:
-        broker: the broker.
-        topic: name of the topic, as given by the application.
-        options: all arguments of ``create_producer``, by name.
-        clock: clock of the client's machine.
-    """
+class ProducerCore(Core):
+    """Core of a producer; ``clock`` is the clock of the client's machine."""
 
     def __init__(self, broker: Broker, topic: str, options: dict[str, Any], clock: Clock) -> None:
-        self._broker = broker
-        names = broker.partition_names(topic)
-        self._topic = TopicName.parse(topic).full
+        super().__init__(broker, [topic], options)
         self._name: str = options["producer_name"] or broker.new_name("memory")
-        self._router = options["message_router"]
-        self._mode = options["message_routing_mode"]
         self._current = -1  # index of the link in round-robin routing
-        self._closed = False
-        single = len(names) == 1 and names[0].full == self._topic
-        self._links: list[ProducerLink] = []
-        try:
-            for index, name in enumerate(names):
-                number = -1 if single else index
-                link = ProducerLink(broker, name, number, options, self._name, clock)
-                self._links.append(link)
-        except pulsar.PulsarException:
-            for link in self._links:
-                link.disconnect()
-            raise
-
-    def topic(self) -> str:
-        """Return the full name of the topic."""
-        return self._topic
+        single = [name.full for name in self._partitions] == [self._topic]
+        self._links = connect_all(
+            ProducerLink(broker, name, -1 if single else index, options, self._name, clock)
+            for index, name in enumerate(self._partitions)
+        )
 
     def producer_name(self) -> str:
         """Return the name of the producer."""
@@ -129,23 +107,9 @@ class ProducerCore:
                 link.flush()
         self._broker.run_due_tasks()
 
-    def close(self) -> None:
-        """Disconnect without sending open batches: call ``flush`` first."""
-        self._check_open()
-        self.shutdown()
-
-    def shutdown(self) -> None:
-        """Disconnect if still connected."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._broker.lock:
-            for link in self._links:
-                link.disconnect()
-
-    def _check_open(self) -> None:
-        if self._closed or not self.is_connected():
-            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
+    def disconnect(self) -> None:
+        for link in self._links:
+            link.disconnect()
 
     def _publish(self, outgoing: OutgoingMessage, callback: Callback) -> ProducerLink | None:
         if self._closed:
@@ -169,12 +133,13 @@ class ProducerCore:
         count = len(self._links)
         if count == 1:
             return 0
-        if self._router is not None:
-            return int(self._router(pulsar.Message._wrap(outgoing.built), count))
+        router = self._options["message_router"]
+        if router is not None:
+            return int(router(pulsar.Message._wrap(outgoing.built), count))
         key = outgoing.built.partition_key()
         if key:
             return zlib.crc32(key.encode()) % count
-        if self._mode == pulsar.PartitionsRoutingMode.UseSinglePartition:
+        if self._options["message_routing_mode"] == pulsar.PartitionsRoutingMode.UseSinglePartition:
             return zlib.crc32(self._name.encode()) % count
         filling = self._current >= 0 and self._links[self._current].next_event_ms() is not None
         if not filling:  # as in Pulsar, fill a batch before moving on to the next partition

@@ -10,43 +10,24 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .broker import Broker
+from .core import Core
 from .log import NO_POSITION, Entry
 from .message import NOTHING_TO_RECEIVE, Received
 
 
-class ReaderCore:
-    """Replacement of the C++ reader below ``pulsar.Reader``.
-
-    Args:
-        broker: the broker.
-        topic: name of the topic, as given by the application.
-        start: message ID to start at.
-        options: all arguments of ``create_reader``, by name.
-    """
+class ReaderCore(Core):
+    """Core of a reader that starts at the message ID ``start``."""
 
     def __init__(self, broker: Broker, topic: str, start: Any, options: dict[str, Any]) -> None:
-        self._broker = broker
-        self._partitions = broker.partition_names(topic)
-        self._topic = TopicName.parse(topic).full
+        super().__init__(broker, [topic], options)
         self._inclusive = bool(options["start_message_id_inclusive"])
         self.name: str = options["reader_name"] or broker.new_name("reader")
-        self._closed = False
-        schema = options["schema"].schema_info()
-        kind = str(schema.schema_type()).rpartition(".")[2]
         for name in self._partitions:
             partition = broker.partition(name)
-            broker.check_consumer_schema(partition, kind, schema.schema())
+            broker.check_consumer_schema(partition, options["schema"])
             partition.consumers.append(self)
         self._next: dict[TopicName, Position] = {}
         self._start_at(start)
-
-    def topic(self) -> str:
-        """Return the full name of the topic."""
-        return self._topic
-
-    def is_connected(self) -> bool:
-        """Return whether the reader is open."""
-        return not self._closed
 
     def reconnect(self) -> None:
         """Connect again; this recreates deleted partitions."""
@@ -82,23 +63,11 @@ class ReaderCore:
         self._check_open()
         self._start_at(target)
 
-    def close(self) -> None:
-        """Disconnect."""
-        self._check_open()
-        self.shutdown()
-
-    def shutdown(self) -> None:
-        """Disconnect if still connected."""
-        self._closed = True
-        with self._broker.lock:
-            for name in self._partitions:
-                partition = self._broker.partitions.get(name)
-                if partition is not None and self in partition.consumers:
-                    partition.consumers.remove(self)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise pulsar.AlreadyClosed("Pulsar error: AlreadyClosed")
+    def disconnect(self) -> None:
+        for name in self._partitions:
+            partition = self._broker.partitions.get(name)
+            if partition is not None and self in partition.consumers:
+                partition.consumers.remove(self)
 
     def _start_at(self, start: Any) -> None:
         for name in self._partitions:

@@ -12,6 +12,12 @@ RECORD_TYPES = ("AVRO", "JSON")
 UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
 
+def type_and_definition(schema: Any) -> tuple[str, str]:
+    """Return the type and the definition of a ``pulsar.schema.Schema``."""
+    info = schema.schema_info()
+    return str(info.schema_type()).rpartition(".")[2], info.schema()
+
+
 def version_of(known: list[SchemaVersion], schema_type: str, definition: str) -> int | None:
     """Return the version of a registered schema; None if the schema is new."""
     for stored in known:
