@@ -17,26 +17,9 @@ from delaylevel.testing.clock import ManualClock
 
 from . import schemas as rules
 from .log import Entry, Log, StoredMessage
-from .subscription import Subscription
+from .subscription import Link, Subscription
 
 MAX_MESSAGE_BYTES = 5 * 1024 * 1024  # the default of a real broker
-
-
-class Link(Protocol):
-    """Connection of a producer, consumer or reader to one partition."""
-
-    @property
-    def name(self) -> str:
-        """Name of the producer, consumer or reader."""
-        ...
-
-    def reconnect(self) -> None:
-        """Connect again after the partition was deleted."""
-        ...
-
-    def disconnect(self) -> None:
-        """Disconnect from the partition."""
-        ...
 
 
 class TimedTask(Protocol):
@@ -76,7 +59,6 @@ class Broker:
     """State of a cluster, guarded by one lock.
 
     Args:
-        clock: the clock.
         entries_per_ledger: maximum number of entries of a ledger.
     """
 

@@ -21,14 +21,7 @@ from .message import NOTHING_TO_RECEIVE, Received
 
 
 class ConsumerLink:
-    """Connection of a consumer to one partition.
-
-    Args:
-        broker: the broker.
-        topic: name of the partition.
-        options: all arguments of ``subscribe``, by name.
-        consumer_name: name of the consumer.
-    """
+    """Connection of a consumer to one partition; ``options`` are the arguments of ``subscribe``."""
 
     def __init__(
         self, broker: Broker, topic: TopicName, options: dict[str, Any], consumer_name: str
@@ -155,11 +148,9 @@ class ConsumerCore(Core):
             broker.timed_tasks.append(self)
 
     def subscription_name(self) -> str:
-        """Return the name of the subscription."""
         return str(self._options["subscription_name"])
 
     def consumer_name(self) -> str:
-        """Return the name of the consumer."""
         return self._name
 
     def receive(self, timeout_millis: int | None = None) -> Received:
@@ -227,11 +218,9 @@ class ConsumerCore(Core):
         return self._links[0].last_message_id()
 
     def pause_message_listener(self) -> None:
-        """Stop calling the listener."""
         self._paused = True
 
     def resume_message_listener(self) -> None:
-        """Resume calling the listener."""
         self._paused = False
         self._broker.run_due_tasks()
 

@@ -9,7 +9,8 @@ import pulsar
 
 from delaylevel.model.topic_name import TopicName
 
-from .broker import Broker, Link
+from .broker import Broker
+from .subscription import Link
 
 LinkT = TypeVar("LinkT", bound=Link)
 
@@ -18,7 +19,6 @@ class Core:
     """Replacement of a C++ object below the Python code of ``pulsar``, with the same methods.
 
     Args:
-        broker: the broker.
         topics: names of one or more topics, as given by the application.
         options: all arguments of the call that created the object, by name.
     """

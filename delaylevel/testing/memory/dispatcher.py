@@ -54,7 +54,6 @@ class MemoryDispatcher:
         client: an in-memory client, which stays open.
         admin: admin interface of the same Pulsar.
         description: description of a level topic with a tracker.
-        clock: the clock.
         released: messages released so far, by this and earlier dispatchers.
 
     Raises:

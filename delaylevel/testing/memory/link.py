@@ -44,11 +44,8 @@ class ProducerLink:
     """Connection of a producer to one partition.
 
     Args:
-        broker: the broker.
-        name: name of the partition.
         index: number of the partition; -1 if the producer has only this topic.
         options: all arguments of ``create_producer``, by name.
-        producer_name: name of the producer.
         clock: clock of the client's machine.
     """
 

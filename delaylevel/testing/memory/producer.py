@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from datetime import timedelta
 from typing import Any
 
 import _pulsar
@@ -16,6 +16,8 @@ from .core import Core, connect_all
 from .link import Callback, OutgoingMessage, ProducerLink
 from .log import NO_POSITION, StoredMessage, message_id
 
+_MESSAGE_ARGUMENTS = inspect.signature(pulsar.Producer._build_msg)
+
 
 class MemoryProducer(pulsar.Producer):
     """A ``pulsar.Producer`` that keeps messages in memory.
@@ -25,34 +27,13 @@ class MemoryProducer(pulsar.Producer):
 
     _clock: Clock
 
-    def _build_msg(
-        self,
-        content: Any,
-        properties: Any,
-        partition_key: Any,
-        ordering_key: Any,
-        sequence_id: Any,
-        replication_clusters: Any,
-        disable_replication: Any,
-        event_timestamp: Any,
-        deliver_at: int | None,
-        deliver_after: timedelta | None,
-    ) -> OutgoingMessage:
-        built = super()._build_msg(
-            content,
-            properties,
-            partition_key,
-            ordering_key,
-            sequence_id,
-            replication_clusters,
-            disable_replication,
-            event_timestamp,
-            deliver_at,
-            deliver_after,
-        )
-        if deliver_after:
-            deliver_at = self._clock.now_ms() + duration_ms(deliver_after)
-        return OutgoingMessage(built, sequence_id or None, deliver_at or None)
+    def _build_msg(self, *args: Any, **kwargs: Any) -> OutgoingMessage:
+        built = super()._build_msg(*args, **kwargs)
+        given = _MESSAGE_ARGUMENTS.bind(self, *args, **kwargs).arguments
+        deliver_at = given["deliver_at"]
+        if given["deliver_after"]:
+            deliver_at = self._clock.now_ms() + duration_ms(given["deliver_after"])
+        return OutgoingMessage(built, given["sequence_id"] or None, deliver_at or None)
 
 
 class ProducerCore(Core):
@@ -69,7 +50,6 @@ class ProducerCore(Core):
         )
 
     def producer_name(self) -> str:
-        """Return the name of the producer."""
         return self._name
 
     def last_sequence_id(self) -> int:
@@ -96,7 +76,7 @@ class ProducerCore(Core):
     def send_async(self, outgoing: OutgoingMessage, callback: Callback | None) -> None:
         """Store a message or add it to the batch; call the callback once it is stored."""
         with self._broker.lock:
-            self._publish(outgoing, callback or _ignore)
+            self._publish(outgoing, callback or (lambda result, stored: None))
         self._broker.run_due_tasks()
 
     def flush(self) -> None:
@@ -147,12 +127,7 @@ class ProducerCore(Core):
         return self._current
 
 
-def _ignore(result: Any, stored: Any) -> None:
-    """Do nothing: the callback if the application gave none."""
-
-
 def _error(result: Any) -> Exception:
     name = str(result).rpartition(".")[2]
-    kind = getattr(pulsar, name, pulsar.PulsarException)
-    error: Exception = kind(f"Pulsar error: {name}")
+    error: Exception = getattr(pulsar, name, pulsar.PulsarException)(f"Pulsar error: {name}")
     return error

@@ -17,20 +17,28 @@ from .log import Log
 _DELAYING_TYPES = (ConsumerType.Shared, ConsumerType.KeyShared)
 
 
-class Subscriber(Protocol):
-    """Interface of a connected consumer for its subscription."""
+class Link(Protocol):
+    """Connection of a producer, consumer or reader to one partition."""
 
     @property
     def name(self) -> str:
-        """Name of the consumer."""
-        ...
-
-    def drop_queue(self) -> None:
-        """Drop the messages that the application has not received yet."""
+        """Name of the producer, consumer or reader."""
         ...
 
     def reconnect(self) -> None:
-        """Connect again after the subscription was deleted."""
+        """Connect again after the partition or subscription was deleted."""
+        ...
+
+    def disconnect(self) -> None:
+        """Disconnect from the partition."""
+        ...
+
+
+class Subscriber(Link, Protocol):
+    """Connection of a consumer."""
+
+    def drop_queue(self) -> None:
+        """Drop the messages that the application has not received yet."""
         ...
 
 
