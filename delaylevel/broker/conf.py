@@ -59,8 +59,7 @@ def write_conf(
     Args:
         home: the directory of the server.
         folder: the ``conf`` folder of the instance, which is replaced.
-        service_port: the port for clients.
-        web_port: the port for the admin REST interface.
+        service_port, web_port: the ports for clients and for the admin REST interface.
         overrides: settings by name.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -103,23 +102,16 @@ def write_conf(
 
 
 def _names(conf: Path) -> set[str]:
-    names: set[str] = set()
-    for file in ("standalone.conf", "broker.conf", "bookkeeper.conf"):
-        text = (conf / file).read_text(encoding="utf-8")
-        names.update(re.findall(r"(?m)^\s*#?\s*([A-Za-z_][\w.]*)=", text))
-    return names
+    files = ("standalone.conf", "broker.conf", "bookkeeper.conf")
+    text = "\n".join((conf / file).read_text(encoding="utf-8") for file in files)
+    return set(re.findall(r"(?m)^\s*#?\s*([A-Za-z_][\w.]*)=", text))
 
 
 def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: int) -> list[str]:
     """Return the command that starts the instance, without stream storage (``-nss``).
 
     ``bin/pulsar`` replaces itself by the JVM, so the process ID of the command is that of the JVM.
-
-    Args:
-        home: the directory of the server.
-        directory: the directory of the instance.
-        functions: True to run the functions worker.
-        bookie_port: the port of the storage node.
+    ``home`` is the directory of the server, ``directory`` that of the instance.
     """
     return [
         str(home / "bin" / "pulsar"),
@@ -142,14 +134,7 @@ def start_command(home: Path, directory: Path, *, functions: bool, bookie_port: 
 
 
 def environment(directory: Path, *, java: str, functions: bool, heap_mb: int) -> dict[str, str]:
-    """Return the environment of the instance: a small heap, and no settings of another Pulsar.
-
-    Args:
-        directory: the directory of the instance.
-        java: the path of the ``java`` program.
-        functions: True if the functions worker runs.
-        heap_mb: the maximum Java heap, MB.
-    """
+    """Return the environment of the instance: a small heap, and no settings of another Pulsar."""
     environ = {
         name: value
         for name, value in os.environ.items()

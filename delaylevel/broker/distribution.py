@@ -105,11 +105,8 @@ def java() -> str:
 
 def java_version(text: str) -> int | None:
     """Return the major version in the output of ``java -version``; 8 for ``1.8.0``."""
-    match = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if match is None:
-        return None
-    major = int(match[1])
-    return int(match[2] or 0) if major == 1 else major
+    match = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(match[1]) if match else None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -32,37 +32,16 @@ from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputErro
 
 from . import process
 from .conf import ConfValue, conf_text, environment, start_command, write_conf
-from .distribution import (
-    PULSAR_VERSION,
-    Report,
-    distribution_directory,
-    fetch,
-    is_fetched,
-    java,
-    locked,
-)
+from .distribution import Report, fetch, java, locked
 from .ready import NotReadyError, RegistrationLoopError, wait_ready
 
-__all__ = [
-    "PULSAR_VERSION",
-    "BrokerStatus",
-    "EmbeddedBroker",
-    "distribution_directory",
-    "fetch",
-    "instances",
-    "is_fetched",
-    "running_instance",
-]
+__all__ = ["BrokerStatus", "EmbeddedBroker", "fetch", "instances", "running_instance"]
 
 log = logging.getLogger(__name__)
 
 DEFAULT_HEAP_MB = 400
 _START_ATTEMPTS = 5
 _PORT_WAIT_SECONDS = 5
-
-
-class _RetryStartError(BrokerError):
-    """A failed start that is worth another attempt."""
 
 
 class EmbeddedBroker:
@@ -165,27 +144,7 @@ class EmbeddedBroker:
                     f"{status.service_url}, {status.admin_url}): use it, or stop it first."
                 )
             self._end_watcher()
-            saved = self._settings()
-            for attempt in range(1, _START_ATTEMPTS + 1):
-                saved = self._launch(home, saved)
-                try:
-                    self._wait_ready(saved, timeout_seconds)
-                except _RetryStartError as error:
-                    self._end(saved.pid, timeout_seconds=10)
-                    if attempt == _START_ATTEMPTS:
-                        raise BrokerError(str(error)) from None
-                    log.info("starting the broker again: %s", error)
-                except BrokerError as error:
-                    self._end(saved.pid, timeout_seconds=5)
-                    if "BindException" not in self.logs(500) or attempt == _START_ATTEMPTS:
-                        raise
-                    log.info("another process took a port; trying other ports: %s", error)
-                    saved = replace(saved, service_port=0, web_port=0)
-                except BaseException:
-                    self._end(saved.pid, timeout_seconds=5)
-                    raise
-                else:
-                    break
+            self._start(home, timeout_seconds)
         return self.status()
 
     def status(self) -> BrokerStatus:
@@ -242,32 +201,64 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def _start(self, home: Path, timeout_seconds: float) -> None:
+        """Launch the process until it is ready; repeat a start that failed by chance."""
+        saved = self._settings()
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            saved = self._launch(home, saved)
+            try:
+                self._wait_ready(saved, timeout_seconds)
+                return
+            except RegistrationLoopError as error:
+                self._end(saved.pid, timeout_seconds=10)
+                if attempt == _START_ATTEMPTS:
+                    raise BrokerError(f"The embedded broker {self.name!r} {error}.") from None
+                log.info("starting the broker %r again: it %s", self.name, error)
+            except NotReadyError as error:
+                ending = self.logs(15)
+                self._end(saved.pid, timeout_seconds=5)
+                if "BindException" not in self.logs(500) or attempt == _START_ATTEMPTS:
+                    raise BrokerError(
+                        f"The embedded broker {self.name!r} {error}. "
+                        f"Its log, {self.log_file}, ends:\n{ending}"
+                    ) from None
+                log.info("another process took a port; trying other ports: the broker %s", error)
+                saved = replace(saved, service_port=0, web_port=0)
+            except BaseException:
+                self._end(saved.pid, timeout_seconds=5)
+                raise
+
+    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> None:
+        child = self._child
+        wait_ready(
+            saved.admin_url,
+            functions=saved.functions,
+            token=self._token,
+            exit_code=child.poll if child is not None else lambda: None,
+            log_file=self.log_file,
+            timeout_seconds=timeout_seconds,
+        )
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
-        last = load(self.directory)
-        conf, functions, heap_mb = self._conf, self._functions, self._heap_mb
-        if last is not None:
-            conf = last.conf if conf is None else conf
-            functions = last.functions if functions is None else functions
-            heap_mb = last.heap_mb if heap_mb is None else heap_mb
-        return SavedInstance(
+        last = load(self.directory) or SavedInstance(
             pid=0,
-            service_port=last.service_port if last else 0,
-            web_port=last.web_port if last else 0,
-            functions=bool(functions),
-            conf=conf or {},
-            heap_mb=heap_mb or DEFAULT_HEAP_MB,
+            service_port=0,
+            web_port=0,
+            functions=False,
+            conf={},
+            heap_mb=DEFAULT_HEAP_MB,
             started_ms=0,
-            bookie_port=last.bookie_port if last else 0,
         )
+        given: dict[str, Any] = {
+            "functions": self._functions,
+            "conf": self._conf,
+            "heap_mb": self._heap_mb,
+        }
+        return replace(last, **{name: value for name, value in given.items() if value is not None})
 
     def _launch(self, home: Path, settings: SavedInstance) -> SavedInstance:
         """Choose ports, write the configuration and start the process; return what was saved."""
@@ -323,25 +314,6 @@ class EmbeddedBroker:
         if self._follow_parent:
             self._watcher = process.follow_parent(launched.pid)
         return launched
-
-    def _wait_ready(self, saved: SavedInstance, timeout_seconds: float) -> None:
-        child = self._child
-        try:
-            wait_ready(
-                saved.admin_url,
-                functions=saved.functions,
-                token=self._token,
-                exit_code=child.poll if child is not None else lambda: None,
-                log_file=self.log_file,
-                timeout_seconds=timeout_seconds,
-            )
-        except RegistrationLoopError as error:
-            raise _RetryStartError(f"The embedded broker {self.name!r} {error}.") from None
-        except NotReadyError as error:
-            raise BrokerError(
-                f"The embedded broker {self.name!r} {error}. "
-                f"Its log, {self.log_file}, ends:\n{self.logs(15)}"
-            ) from None
 
     def _end(self, pid: int, *, timeout_seconds: float) -> bool:
         self._end_watcher()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from delaylevel.cluster.local_brokers import is_ours, process_state
@@ -16,7 +17,7 @@ from delaylevel.cluster.local_brokers import is_ours, process_state
 # Below the range for outgoing connections, so that a restarted broker finds its ports free.
 _PORTS = range(20_000, 31_000)
 _POLL_SECONDS = 0.05
-_EXEC_POLL_SECONDS = 0.002
+_STOP_POLL_SECONDS = 0.002
 _STOP_SECONDS = 1.0
 _STOPPED = {b"T", b"t", b"Z", b"X"}
 
@@ -62,12 +63,7 @@ def _signal(pid: int, marker: str, number: signal.Signals) -> bool:
 
 
 def _wait_ended(pid: int, marker: str, timeout_seconds: float) -> bool:
-    limit = time.monotonic() + timeout_seconds
-    while is_ours(pid, marker) or _is_ending(pid):
-        if time.monotonic() > limit:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
+    return _wait_until(lambda: not (is_ours(pid, marker) or _is_ending(pid)), timeout_seconds)
 
 
 def _wait_stopped(pid: int) -> None:
@@ -75,9 +71,7 @@ def _wait_stopped(pid: int) -> None:
     if not Path("/proc/self/stat").exists():
         time.sleep(_POLL_SECONDS)
         return
-    limit = time.monotonic() + _STOP_SECONDS
-    while not _STOPPED.issuperset(_states(pid)) and time.monotonic() < limit:
-        time.sleep(_EXEC_POLL_SECONDS)
+    _wait_until(lambda: _STOPPED.issuperset(_states(pid)), _STOP_SECONDS, _STOP_POLL_SECONDS)
 
 
 def _states(pid: int) -> set[bytes]:
@@ -116,20 +110,19 @@ def port_is_free(port: int) -> bool:
 
 
 def wait_until_free(ports: list[int], *, timeout_seconds: float) -> bool:
-    """Wait until all ports are free, as a killed process may keep them for a moment.
+    """Wait until all ports are free; a killed process may keep its own for a moment."""
+    return _wait_until(lambda: all(map(port_is_free, ports)), timeout_seconds)
 
-    Args:
-        ports: loopback ports.
-        timeout_seconds: maximum wait, seconds.
 
-    Returns:
-        False after the timeout.
-    """
+def _wait_until(
+    condition: Callable[[], bool], timeout_seconds: float, poll_seconds: float = _POLL_SECONDS
+) -> bool:
+    """Wait until a condition holds; return False after the timeout."""
     limit = time.monotonic() + timeout_seconds
-    while not all(port_is_free(port) for port in ports):
+    while not condition():
         if time.monotonic() > limit:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(poll_seconds)
     return True
 
 
