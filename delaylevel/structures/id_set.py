@@ -142,7 +142,6 @@ class IdSet:
     """A set of IDs; an ID that is added must not be in the set."""
 
     def __init__(self) -> None:
-        """Create an empty set."""
         self._plain = BitMap64()
         self._short = BitMap64()
         self._sparse = _SortedIds()

@@ -36,7 +36,6 @@ class SpillDirectory:
         """Create the directory, or delete the spill files in it.
 
         Args:
-            path: directory that nothing else uses.
             bucket_ms: range of truncated due times of one file, ms.
             mask: bit mask that truncates due times.
             opener: function that opens a file for unbuffered binary appending.

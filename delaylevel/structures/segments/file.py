@@ -98,15 +98,12 @@ def _range_of(attribute: Floats) -> tuple[float, float]:
 
 
 class SegmentFile:
-    """Append-only file of runs; a failed write leaves earlier runs intact."""
+    """Append-only file of runs; a failed write leaves earlier runs intact.
+
+    The first write creates the file. ``opener`` opens a path for unbuffered binary appending.
+    """
 
     def __init__(self, path: Path, opener: Callable[[Path], Any]) -> None:
-        """Prepare a file; the first write creates it.
-
-        Args:
-            path: the path of the file.
-            opener: function that opens a path for unbuffered binary appending.
-        """
         self.path = path
         self.runs: list[Run] = []
         self.size = 0

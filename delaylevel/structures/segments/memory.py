@@ -18,12 +18,7 @@ class MemoryRuns:
     """
 
     def __init__(self, mask: int) -> None:
-        """Create an empty list of runs.
-
-        Args:
-            mask: bit mask that truncates due times.
-        """
-        self._mask = mask
+        self._mask = mask  # truncates due times
         self.runs: list[PayloadRows] = []
         self.memory_bytes = 0
 

@@ -92,14 +92,9 @@ class Range(NamedTuple):
 
 
 class ColumnBuffer:
-    """Rows without payloads, appended in one array."""
+    """Rows without payloads, appended in one array, which has four words per row."""
 
     def __init__(self, memory: Int64s) -> None:
-        """Create an empty buffer.
-
-        Args:
-            memory: array of four words per row of capacity.
-        """
         self._matrix: npt.NDArray[np.int64] = memory.reshape(ATTRIBUTE + 1, -1)
         self._rows = 0
 
@@ -127,7 +122,6 @@ class Discarded:
     """
 
     def __init__(self) -> None:
-        """Create an empty set."""
         self._positions: set[tuple[int, int]] = set()
         self._table = np.zeros(_TABLE, dtype=np.bool_)  # index: low bits of the entry ID
         self._hashes: Int64s | None = None  # sorted; None if out of date
@@ -143,11 +137,7 @@ class Discarded:
         self._hashes = None
 
     def forget(self, positions: Rows) -> None:
-        """Remove positions.
-
-        Args:
-            positions: ledgers and entries, shape (2, n).
-        """
+        """Remove positions: ledgers and entries, shape (2, n)."""
         self._positions.difference_update(zip(*positions.tolist(), strict=True))
         self._hashes = None
         if not self._positions:

@@ -12,28 +12,19 @@ from .chunks import chunk_info, chunk_key
 
 
 class TimeBucket:
-    """Chunks, and a tail of rows that do not fill a chunk yet.
-
-    The tail is a list of blocks of one size, of which only the last may be partly filled.
-    """
+    """Chunks, and a tail of rows that do not fill a chunk yet."""
 
     __slots__ = ("blocks", "check_at", "chunks", "keys", "low", "packed", "tail_due", "tail_rows")
 
     def __init__(self, low: int, check_at: int) -> None:
-        """Create an empty bucket.
-
-        Args:
-            low: lowest due time of its range, ms.
-            check_at: number of packed rows at which a split is tried.
-        """
-        self.low = low
+        self.low = low  # lowest due time of the range, ms
         self.chunks: list[bytes] = []
         self.keys: list[Key] | None = None  # keys of the chunks; None while these are unsorted
         self.packed = 0  # rows in chunks
-        self.blocks: list[Rows] = []  # the tail; every block but the last is full
+        self.blocks: list[Rows] = []  # the tail, of equal size; every block but the last is full
         self.tail_rows = 0
         self.tail_due = 0  # the earliest due time in the tail
-        self.check_at = check_at
+        self.check_at = check_at  # number of packed rows at which a split is tried
 
     def push(self, chunk: bytes) -> None:
         """Add a chunk."""

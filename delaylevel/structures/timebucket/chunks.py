@@ -59,14 +59,12 @@ def chunk_key(chunk: bytes) -> Key:
 
 
 class ChunkCodec:
-    """Encoder and decoder of chunks, with a few tens of kilobytes of working memory."""
+    """Encoder and decoder of chunks, with a few tens of kilobytes of working memory.
+
+    The lowest ``shift`` bits of every due time are zero.
+    """
 
     def __init__(self, shift: int) -> None:
-        """Create a codec.
-
-        Args:
-            shift: number of low bits that are zero in every due time.
-        """
         self._shift = shift
         params = zstandard.ZstdCompressionParameters.from_level(
             1,
@@ -158,11 +156,7 @@ class ChunkCodec:
                 parts.append(plane.tobytes())
 
     def decode(self, chunk: bytes) -> Rows:
-        """Decode a chunk.
-
-        Returns:
-            Rows in the order of their positions, shape (3, n).
-        """
+        """Return the rows of a chunk in the order of their positions, shape (3, n)."""
         info = chunk_info(chunk)
         rows = np.empty((3, info.rows), dtype=np.int64)
         rows[DUE], at = self._decode_due(chunk, info)
@@ -185,7 +179,7 @@ class ChunkCodec:
         return rows
 
     def decode_due(self, chunk: bytes) -> Int64s:
-        """Decode only the due times, in the order of the positions."""
+        """Return only the due times, in the order of the positions, shape (n,)."""
         return self._decode_due(chunk, chunk_info(chunk))[0]
 
     def _decode_column(self, chunk: bytes, at: int, n: int) -> tuple[Int64s, int]:

@@ -32,7 +32,6 @@ class NearRows:
     """
 
     def __init__(self) -> None:
-        """Create an instance without rows."""
         self._runs: list[Rows] = []
         self._slice = empty_rows()
         self._edge: Key = _LOWEST
@@ -142,7 +141,7 @@ class NearRows:
         self._runs.append(sort_rows(np.concatenate(small, axis=1)))
 
     def check(self) -> None:
-        """Assert the invariants of the class."""
+        """Check the invariants of the class."""
         assert self.rows == sum(part.shape[1] for part in self.parts())
         for part in self.parts():
             assert sort_rows(part) is part

@@ -50,14 +50,12 @@ _HIGHEST_DUE = (1 << 63) - 1
 
 
 class BucketStore:
-    """Packed rows by due time; loading rows removes them."""
+    """Packed rows by due time; loading rows removes them.
+
+    The lowest ``shift`` bits of every due time are zero.
+    """
 
     def __init__(self, shift: int) -> None:
-        """Create an empty store.
-
-        Args:
-            shift: number of low bits that are zero in every due time.
-        """
         self._codec = ChunkCodec(shift)
         self._step = 1 << shift
         self._buckets = [TimeBucket(_LOWEST_DUE, SPLIT_ROWS)]
@@ -320,7 +318,7 @@ class BucketStore:
         self._index_buckets()
 
     def check(self) -> None:
-        """Assert the invariants of the class."""
+        """Check the invariants of the class."""
         lows = [b.low for b in self._buckets]
         assert lows == sorted(set(lows)) == self._lows.tolist()
         assert lows[0] == _LOWEST_DUE

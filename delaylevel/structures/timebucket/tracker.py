@@ -290,7 +290,7 @@ class TimeBucketTracker:
             self._store.add(rows)
 
     def _check(self) -> None:
-        """Assert every invariant of the structure; O(rows), for tests."""
+        """Check every invariant of the structure; O(rows), for tests."""
         self._near.check()
         self._store.check()
         for rows in self._near.parts():

@@ -30,7 +30,7 @@ class TimedTask(Protocol):
         ...
 
     def run_due(self) -> bool:
-        """Do the work that is due now; return whether there was any."""
+        """Run the work that is due now; return whether there was any."""
         ...
 
 

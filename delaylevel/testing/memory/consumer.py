@@ -103,7 +103,7 @@ class ConsumerLink:
         return self._partition.log.find(position)
 
     def seek(self, target: Any) -> None:
-        """Continue at a message ID or a publish time."""
+        """Move to a message ID or a publish time, ms since the epoch."""
         log = self._partition.log
         self._partial_batches.clear()
         self._skip_through = None
@@ -195,7 +195,7 @@ class ConsumerCore(Core):
         self._apply(message, lambda link, number, *_: link.subscription.redeliver(number, at_ms))
 
     def redeliver_unacknowledged_messages(self) -> None:
-        """Redeliver all unacknowledged messages."""
+        """Deliver all unacknowledged messages again."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:
@@ -203,7 +203,7 @@ class ConsumerCore(Core):
         self._broker.run_due_tasks()
 
     def seek(self, target: Any) -> None:
-        """Continue at a message ID or a publish time."""
+        """Move to a message ID or a publish time, ms since the epoch."""
         self._check_open()
         with self._broker.lock:
             for link in self._links:

@@ -73,14 +73,12 @@ class MemoryDispatcher:
         self._description = description
         self._clock = clock
         self._released = released
-        finest = len(description.levels) - 1
+        window, finest = description.window_topic, len(description.levels) - 1
         sources = [
             SourcePartition(
-                description.topic, member.topic.partition(index).full, member.role, finest, index, 0
+                description.topic, window.partition(index).full, Role.WINDOW, finest, index, 0
             )
-            for member in description.members()
-            if member.role is Role.WINDOW
-            for index in range(member.partitions)
+            for index in range(description.window_partitions)
         ]
         self._lock = PartitionLock(client, admin, sources, "dispatch")
         starts = self._lock.start_positions(sources)

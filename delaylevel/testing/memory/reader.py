@@ -59,7 +59,7 @@ class ReaderCore(Core):
             return any(self._find(name) is not None for name in self._partitions)
 
     def seek(self, target: Any) -> None:
-        """Continue at a message ID or a publish time."""
+        """Move to a message ID or a publish time, ms since the epoch."""
         self._check_open()
         self._start_at(target)
 

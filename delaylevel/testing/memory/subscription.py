@@ -115,7 +115,7 @@ class Subscription:
         return found, self._redeliveries[found]
 
     def redeliver(self, number: int, at_ms: int) -> None:
-        """Redeliver an entry at a time, ms; for types that keep the order, all entries."""
+        """Deliver an entry again at a time, ms; for types that keep the order, all entries."""
         if self.kind not in _DELAYING_TYPES:
             self._rewind_at_ms = min(at_ms, self._rewind_at_ms or at_ms)
             return
@@ -124,7 +124,7 @@ class Subscription:
             heapq.heappush(self._ready, (at_ms, number))
 
     def redeliver_all(self, consumer: Subscriber | None = None) -> None:
-        """Redeliver the unacknowledged entries of one consumer, or of all, at once."""
+        """Deliver the unacknowledged entries of one consumer, or of all, again at once."""
         self._rewind_at_ms = None
         numbers = [
             number
