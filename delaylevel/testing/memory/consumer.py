@@ -196,19 +196,11 @@ class ConsumerCore(Core):
 
     def redeliver_unacknowledged_messages(self) -> None:
         """Deliver all unacknowledged messages again."""
-        self._check_open()
-        with self._broker.lock:
-            for link in self._links:
-                link.subscription.redeliver_all(link)
-        self._broker.run_due_tasks()
+        self._apply_to_links(lambda link: link.subscription.redeliver_all(link))
 
     def seek(self, target: Any) -> None:
         """Move to a message ID or a publish time, ms since the epoch."""
-        self._check_open()
-        with self._broker.lock:
-            for link in self._links:
-                link.seek(target)
-        self._broker.run_due_tasks()
+        self._apply_to_links(lambda link: link.seek(target))
 
     def get_last_message_id(self) -> _pulsar.MessageId:
         """Return the ID of the last stored message."""
@@ -282,12 +274,19 @@ class ConsumerCore(Core):
             message: a message or message ID.
             action: function of the link, the entry's number, the batch index and the batch size.
         """
-        self._check_open()
         stored = message.message_id() if isinstance(message, Received) else message
         position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
+
+        def apply(link: ConsumerLink) -> None:
+            number = link.find(position)
+            if number is not None:
+                action(link, number, position.batch, batch_size(stored))
+
+        self._apply_to_links(apply)
+
+    def _apply_to_links(self, action: Callable[[ConsumerLink], None]) -> None:
+        self._check_open()
         with self._broker.lock:
             for link in self._links:
-                number = link.find(position)
-                if number is not None:
-                    action(link, number, position.batch, batch_size(stored))
+                action(link)
         self._broker.run_due_tasks()

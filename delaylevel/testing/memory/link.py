@@ -15,6 +15,7 @@ from .broker import MAX_MESSAGE_BYTES, Broker, Partition
 from .log import NO_POSITION, Entry, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
+BatchItem = tuple[StoredMessage, int, Callback]
 
 
 class OutgoingMessage(NamedTuple):
@@ -37,7 +38,7 @@ class _OpenBatch:
 
     since_ms: int = 0
     bytes: int = 0
-    items: list[tuple[StoredMessage, int, Callback]] = field(default_factory=list)
+    items: list[BatchItem] = field(default_factory=list)
 
 
 class ProducerLink:
@@ -117,7 +118,7 @@ class ProducerLink:
     def flush(self) -> None:
         """Store the open batch."""
         waiting = self._take_batch()
-        groups: dict[str, list[tuple[StoredMessage, int, Callback]]] = {}
+        groups: dict[str, list[BatchItem]] = {}
         keyed = self._options["batching_type"] == pulsar.BatchingType.KeyBased
         for item in waiting.items:
             key = (item[0].ordering_key or item[0].key) if keyed else ""
@@ -161,7 +162,7 @@ class ProducerLink:
 
     def _store(
         self,
-        items: list[tuple[StoredMessage, int, Callback]],
+        items: list[BatchItem],
         publish_ms: int,
         deliver_at_ms: int | None,
         batched: bool = False,
