@@ -22,10 +22,10 @@ from delaylevel.cluster.local_brokers import (
     SavedInstance,
     instances,
     instances_directory,
-    load,
+    load_instance,
     marker,
     running_instance,
-    save,
+    save_instance,
     status_of,
 )
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
@@ -244,7 +244,7 @@ class EmbeddedBroker:
 
     def _settings(self) -> SavedInstance:
         """Return the settings of the next start: those given, then those of the last start."""
-        last = load(self.directory) or SavedInstance(
+        last = load_instance(self.directory) or SavedInstance(
             pid=0,
             service_port=0,
             web_port=0,
@@ -310,7 +310,7 @@ class EmbeddedBroker:
             started_ms=time.time_ns() // 1_000_000,
             bookie_port=bookie_port,
         )
-        save(self.directory, launched)
+        save_instance(self.directory, launched)
         if self._follow_parent:
             self._watcher = process.follow_parent(launched.pid)
         return launched

@@ -80,7 +80,7 @@ class SavedInstance:
         return f"http://127.0.0.1:{self.web_port}"
 
 
-def load(directory: Path) -> SavedInstance | None:
+def load_instance(directory: Path) -> SavedInstance | None:
     """Return the saved state; None if there is none or it is invalid."""
     try:
         return SavedInstance(**json.loads((directory / _FILE).read_text("utf-8")))
@@ -91,7 +91,7 @@ def load(directory: Path) -> SavedInstance | None:
         return None
 
 
-def save(directory: Path, saved: SavedInstance) -> None:
+def save_instance(directory: Path, saved: SavedInstance) -> None:
     """Replace the saved state atomically, readable only by this user: it may contain secrets."""
     scratch = directory / f"{_FILE}.new"
     scratch.touch(mode=0o600)
@@ -101,7 +101,7 @@ def save(directory: Path, saved: SavedInstance) -> None:
 
 def status_of(name: str, directory: Path) -> BrokerStatus:
     """Return the status of an instance; check the process, as a state file may be out of date."""
-    saved = load(directory)
+    saved = load_instance(directory)
     running = saved is not None and is_ours(saved.pid, marker(directory))
     return BrokerStatus(
         name=name,

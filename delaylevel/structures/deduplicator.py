@@ -105,7 +105,7 @@ class Deduplicator:
     def save(self, id: int, key: str) -> None:  # noqa: A002
         """Remember an ID; arguments and errors as for ``is_duplicate``."""
         _checked_id(id)
-        found = self._of(key)
+        found = self._generations(key)
         if id in found.current:
             return
         if found.current.size == self._half:
@@ -138,7 +138,7 @@ class Deduplicator:
 
     def save_all(self, ids: npt.ArrayLike, key: str) -> None:
         """Remember many IDs, as ``save`` does for each in turn."""
-        found = self._of(key)
+        found = self._generations(key)
         values = _checked_ids(ids)
         for start in range(0, values.size, _BATCH_SIZE):
             batch = values[start : start + _BATCH_SIZE]
@@ -160,7 +160,7 @@ class Deduplicator:
         Raises:
             InvalidInputError: too many IDs, an ID out of range, or an empty key.
         """
-        found = self._of(key)
+        found = self._generations(key)
         values = _checked_ids(ids)
         self._check_amount(values.size)
         parts: list[Ids] = []
@@ -221,7 +221,7 @@ class Deduplicator:
         found.previous = IdSet.load(parts[3:])
         self._keys[key] = found
 
-    def _of(self, key: str) -> _Generations:
+    def _generations(self, key: str) -> _Generations:
         found = self._keys.get(key)
         if found is None:
             found = self._keys[_checked_key(key)] = _Generations()

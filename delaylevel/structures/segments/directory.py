@@ -98,7 +98,7 @@ class SpillDirectory:
         file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
         self._files[low] = file
 
-    def lows(self, horizon: int) -> list[int]:
+    def bucket_starts(self, horizon: int) -> list[int]:
         """Return the start times of the buckets that begin by ``horizon``, ascending, ms."""
         return sorted(low for low in self._files if low <= horizon)
 
@@ -127,12 +127,12 @@ class SpillDirectory:
             rows += sum(run.rows for run in self._files[low].runs if wanted.touches(run))
         return [*pieces, wanted._replace(start=start)]
 
-    def columns(self, wanted: Range, held: list[Columns], first: int = 0) -> Columns:
+    def columns(self, wanted: Range, in_memory: list[Columns], first: int = 0) -> Columns:
         """Collect the rows due in a range in one array: first from files, then from memory.
 
         Args:
             wanted: the range. Its attribute bounds only skip runs.
-            held: sorted rows in memory.
+            in_memory: rows in memory, each part sorted.
             first: number of leading columns (due time, ledger, entry) that need not be read.
 
         Returns:
@@ -140,8 +140,8 @@ class SpillDirectory:
             overwrites the array.
         """
         chosen: list[tuple[SegmentFile, list[Run]]] = []
-        held = [wanted.cut(part, self._mask) for part in held]
-        count = sum(part.attribute.size for part in held)
+        in_memory = [wanted.cut(part, self._mask) for part in in_memory]
+        count = sum(part.attribute.size for part in in_memory)
         for low, file in self._files.items():
             if low < wanted.stop and low + self._bucket_ms - self._mask > wanted.start:
                 runs = [run for run in file.runs if wanted.touches(run)]
@@ -167,7 +167,7 @@ class SpillDirectory:
                         buffer.add(wanted.cut(part, self._mask))
             finally:
                 file.release()
-        for part in held:
+        for part in in_memory:
             buffer.add(part)
         return buffer.columns()
 

@@ -81,7 +81,7 @@ class Run(NamedTuple):
     max_attribute: float
 
 
-def arrow_of(values: Int64s | Floats) -> pa.Array:
+def to_arrow(values: Int64s | Floats) -> pa.Array:
     """Return a column as an Arrow array; copy it only if it is not contiguous.
 
     ``pa.array`` does the same, but imports pandas if it is installed: 26 MB, and a pause.
@@ -91,7 +91,7 @@ def arrow_of(values: Int64s | Floats) -> pa.Array:
     return pa.Array.from_buffers(kind, values.size, [None, data])
 
 
-def _range_of(attribute: Floats) -> tuple[float, float]:
+def _value_range(attribute: Floats) -> tuple[float, float]:
     """Return the minimum and maximum; an infinite range if any value is NaN."""
     low, high = float(attribute.min()), float(attribute.max())
     return (-np.inf, np.inf) if np.isnan(low) else (low, high)
@@ -123,8 +123,8 @@ class SegmentFile:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
         batch = pa.record_batch(
             [
-                *map(arrow_of, rows),
-                arrow_of(attribute),
+                *map(to_arrow, rows),
+                to_arrow(attribute),
                 pa.Array.from_buffers(pa.binary(), attribute.size, buffers),
             ],
             schema=SCHEMA,
@@ -156,7 +156,7 @@ class SegmentFile:
             first_key,
             int(rows[DUE].min()),
             int(rows[DUE].max()),
-            *_range_of(attribute),
+            *_value_range(attribute),
         )
         self.runs.append(run)
         return run

@@ -18,7 +18,7 @@ from .cursors import ROW_BYTES, Cursor, FileCursor, PayloadRows, take_lowest
 from .directory import SpillDirectory
 from .file import Columns, DamagedSegmentError, Floats
 from .memory import MemoryRuns
-from .queries import ATTRIBUTE, Discarded, Range, average_of, rows_of
+from .queries import ATTRIBUTE, Discarded, Range, mean_attribute, sorted_table
 
 __all__ = ["DamagedSegmentError", "DueRows", "PendingSegments", "SpillFullError"]
 
@@ -250,7 +250,7 @@ class PendingSegments:
         # nothing: the time goes into many short calls.
         return pa.concat_tables(
             [
-                rows_of(self._columns(piece), piece, self._discarded)
+                sorted_table(self._columns(piece), piece, self._discarded)
                 for piece in self._spilled.pieces(wanted)
             ]
         )
@@ -265,7 +265,7 @@ class PendingSegments:
         """Return the average attribute of the rows of ``rows_between``; None without rows."""
         wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
         needed = LEDGER if self._discarded else ATTRIBUTE
-        return average_of(self._columns(wanted, needed), wanted, self._discarded)
+        return mean_attribute(self._columns(wanted, needed), wanted, self._discarded)
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""
@@ -298,12 +298,12 @@ class PendingSegments:
     def _next_slice(self, now: int) -> bool:
         """Fill the empty slice with the lowest rows; return False if nothing is due."""
         horizon = now + _LOOKAHEAD_MS
-        lows = self._spilled.lows(horizon)
+        starts = self._spilled.bucket_starts(horizon)
         dues = [cursor.first_due for cursor in self._sources()]
-        if not lows and min(dues, default=_LIMIT) > horizon:
+        if not starts and min(dues, default=_LIMIT) > horizon:
             return False
         end_due = horizon + 1
-        for low in lows:
+        for low in starts:
             start: Key = (low, -1, -1)
             below = sum(cursor.find(start) for cursor in self._sources())
             if below >= _SLICE_ROWS:

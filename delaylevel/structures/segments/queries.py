@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 
-from .file import SCHEMA, Columns, Floats, Run, arrow_of
+from .file import SCHEMA, Columns, Floats, Run, to_arrow
 
 ATTRIBUTE = 3
 #: Size of the lookup table of discarded positions, a power of two.
@@ -177,7 +177,7 @@ def _hash(ledger: Int64s, entry: Int64s) -> Int64s:
     return ledger * 0x9E3779B97F4A7C1 ^ entry  # Fibonacci hashing; the product overflows
 
 
-def _order(due: Int64s) -> Int64s:
+def _argsort_due(due: Int64s) -> Int64s:
     """Return the indices that sort due times, as a stable sort.
 
     A radix sort by 16-bit digits, because numpy's stable sort is a radix sort for 8 and 16 bits:
@@ -206,7 +206,7 @@ def _sort_ties(rows: Rows, attribute: Floats) -> None:
     rows[:, both], attribute[both] = rows[:, order], attribute[order]
 
 
-def rows_of(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
+def sorted_table(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
     """Return the selected rows as a table in due order, equal due times by position.
 
     Args:
@@ -218,9 +218,9 @@ def rows_of(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
     if not (found.attribute.size if index is None else index.size):
         return pa.Table.from_batches([], schema=pa.schema(list(SCHEMA)[:4]))
     if index is None:
-        order = _order(found.rows[DUE])
+        order = _argsort_due(found.rows[DUE])
     else:
-        order = index.take(_order(found.rows[DUE].take(index)))
+        order = index.take(_argsort_due(found.rows[DUE].take(index)))
     # Arrow's allocator reuses its pages for a while; new pages cost more time than the copying.
     buffer = pa.allocate_buffer(8 * (ATTRIBUTE + 1) * order.size)
     matrix = np.frombuffer(buffer, dtype=np.int64).reshape(ATTRIBUTE + 1, -1)
@@ -228,11 +228,11 @@ def rows_of(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
         source.take(order, out=row, mode="clip")  # other modes copy through a buffer
     rows, attribute = matrix[:ATTRIBUTE], matrix[ATTRIBUTE].view(np.float64)
     _sort_ties(rows, attribute)
-    return pa.table([*map(arrow_of, rows), arrow_of(attribute)], names=SCHEMA.names[:4])
+    return pa.table([*map(to_arrow, rows), to_arrow(attribute)], names=SCHEMA.names[:4])
 
 
-def average_of(found: Columns, wanted: Range, discarded: Discarded) -> float | None:
-    """Return the mean attribute of the selected rows, None without rows; as ``rows_of``."""
+def mean_attribute(found: Columns, wanted: Range, discarded: Discarded) -> float | None:
+    """Return the mean attribute of the selected rows, None without rows; as ``sorted_table``."""
     index = wanted.select(found, discarded)
     attribute = found.attribute if index is None else found.attribute.take(index)
     return float(attribute.mean()) if attribute.size else None

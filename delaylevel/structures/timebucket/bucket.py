@@ -44,7 +44,7 @@ class TimeBucket:
             self.keys = [chunk_key(chunk) for chunk in self.chunks]
         return self.keys
 
-    def loose(self) -> Rows:
+    def tail(self) -> Rows:
         """Return the rows of the tail."""
         if not self.tail_rows:
             return empty_rows()

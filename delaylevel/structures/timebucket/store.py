@@ -102,7 +102,7 @@ class BucketStore:
         parts: list[Rows] = []
         loaded = 0
         if bucket.tail_rows and bucket.tail_due <= until_due:
-            tail = bucket.loose()
+            tail = bucket.tail()
             near = tail[DUE] <= until_due
             parts.append(tail[:, near])
             loaded = parts[0].shape[1]
@@ -123,7 +123,7 @@ class BucketStore:
         """Remove one row; return False if there is none. Decode only chunks that may contain it."""
         due, ledger, entry = key
         bucket = self._buckets[int(self._lows.searchsorted(due, side="right")) - 1]
-        tail = bucket.loose()
+        tail = bucket.tail()
         hit = (tail[DUE] == due) & (tail[LEDGER] == ledger) & (tail[ENTRY] == entry)
         if hit.any():
             self._replace_tail(bucket, np.delete(tail, int(hit.argmax()), axis=1))
@@ -155,7 +155,7 @@ class BucketStore:
             default=None,
         )
         for bucket in self._buckets:
-            tail = first_position(bucket.loose())
+            tail = first_position(bucket.tail())
             if tail is not None and (low is None or tail < low):
                 low = tail
         return low
@@ -168,7 +168,7 @@ class BucketStore:
             counts: counts to update, shape (k + 1,); the first and the last interval are open.
         """
         for bucket in self._buckets:
-            tail = edges.searchsorted(bucket.loose()[DUE], side="right")
+            tail = edges.searchsorted(bucket.tail()[DUE], side="right")
             counts += np.bincount(tail, minlength=counts.size)
             for chunk in bucket.chunks:
                 info = chunk_info(chunk)
@@ -183,7 +183,7 @@ class BucketStore:
         if len(self._buckets) == 1:
             self._append(self._buckets[0], rows)
             return
-        index = self._bucket_of(rows[DUE])
+        index = self._bucket_indices(rows[DUE])
         if bool((index[1:] < index[:-1]).any()):
             if len(self._buckets) <= 1 << 16:
                 order = index.astype(np.uint16).argsort(kind="stable")
@@ -196,7 +196,7 @@ class BucketStore:
             if start < stop:
                 self._append(self._buckets[int(index[start])], rows[:, start:stop])
 
-    def _bucket_of(self, due: Int64s) -> Int64s:
+    def _bucket_indices(self, due: Int64s) -> Int64s:
         """Return the index of the bucket of each due time, shape (n,).
 
         Look up the first bucket of the due time's slot in a table of equal slots, then step over
@@ -216,7 +216,7 @@ class BucketStore:
         return self._lows.searchsorted(due, side="right") - 1
 
     def _index_buckets(self) -> None:
-        """Rebuild the arrays for ``_bucket_of`` after buckets have changed."""
+        """Rebuild the arrays for ``_bucket_indices`` after buckets have changed."""
         self._lows = np.array([bucket.low for bucket in self._buckets], dtype=np.int64)
         self._highs = np.append(self._lows[1:], _HIGHEST_DUE)
         self._table_low = self._buckets[1].low if len(self._buckets) > 1 else 0
@@ -255,7 +255,7 @@ class BucketStore:
 
     def _seal(self, bucket: TimeBucket) -> None:
         """Pack the tail of a bucket into a chunk."""
-        tail = bucket.loose()
+        tail = bucket.tail()
         self._clear_tail(bucket)
         bucket.push(self._codec.encode(tail))
 
@@ -297,7 +297,7 @@ class BucketStore:
             return
         # Chunks within one part move as they are; only the others are decoded.
         at = self._buckets.index(bucket)
-        tail = bucket.loose()
+        tail = bucket.tail()
         fresh = [TimeBucket(low, SPLIT_ROWS) for low in (bucket.low, *cuts)]
         self._buckets[at : at + 1] = fresh
         self._index_buckets()
@@ -340,7 +340,7 @@ class BucketStore:
             assert total == bucket.packed
             assert bucket.keys is None or bucket.keys == [chunk_key(c) for c in bucket.chunks]
             assert bucket.keys is None or bucket.keys == sorted(bucket.keys)
-            tail = bucket.loose()[DUE]
+            tail = bucket.tail()[DUE]
             assert tail.size == bucket.tail_rows < CHUNK_ROWS
             assert not tail.size or bucket.tail_due == tail.min() >= bucket.low
             assert not tail.size or high is None or tail.max() < high
