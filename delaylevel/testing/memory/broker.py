@@ -122,6 +122,12 @@ class Broker:
             raise not_found(f"topic {name}")
         return found
 
+    def existing_partitions(self, topic: TopicName) -> Iterator[Partition]:
+        """Yield the existing partitions of a topic."""
+        metadata = self.partitioned.get(topic)
+        names = [topic] if metadata is None else self.partition_names(topic.full)
+        yield from (self.partitions[name] for name in names if name in self.partitions)
+
     def create_partitioned(
         self, name: TopicName, partitions: int, properties: Mapping[str, str]
     ) -> None:
@@ -292,12 +298,6 @@ class Broker:
         """Return the time of the next timed task, ms since the epoch; None for never."""
         times = [item.next_event_ms() for item in tuple(self.timed_tasks)]
         return min((time for time in times if time is not None), default=None)
-
-    def existing_partitions(self, topic: TopicName) -> Iterator[Partition]:
-        """Yield the existing partitions of a topic."""
-        metadata = self.partitioned.get(topic)
-        names = [topic] if metadata is None else self.partition_names(topic.full)
-        yield from (self.partitions[name] for name in names if name in self.partitions)
 
 
 def not_found(what: str) -> NotFoundError:
