@@ -1,6 +1,7 @@
-"""The final window's service: reads the window topic, waits for due times, publishes.
+"""The final window: read the window topic, wait for due times, and publish.
 
-`Dispatcher` shares out window partitions among those that run; a `PartitionOwner` owns one of them.
+Several `Dispatcher` processes share the window partitions. A `PartitionOwner` serves one partition,
+and the `journal` records its progress.
 """
 
 from .service import Dispatcher, DispatchSettings

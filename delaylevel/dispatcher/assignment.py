@@ -1,8 +1,9 @@
-"""How the dispatchers that run share out the window partitions of one level topic.
+"""Assignment of the window partitions of a level topic to the running dispatchers.
 
-Each keeps up a reader on the first log partition, under a subscription that bears its name: the
-broker's statistics are the list of members. A member takes what is free while it has less than its
-share and gives back what is more. The broker's exclusive subscription decides who owns a partition.
+Each dispatcher keeps a reader open on the first journal partition, under a subscription that
+carries its name: the broker's statistics are the list of members. A member acquires free partitions
+while it has less than its share, and revokes those beyond it. The broker's exclusive subscription
+decides who owns a partition.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _PREFIX = "delaylevel-dispatcher~"
 
 @dataclass(frozen=True)
 class GroupState:
-    """What the broker says of a window topic.
+    """The members of a group of dispatchers, and the partitions that they own.
 
     Attributes:
-        members: the names of the dispatchers that run, sorted.
-        owners: who consumes each window partition, by index; those that nobody does are missing.
+        members: names of the running dispatchers, sorted.
+        owners: name of each window partition's consumer, by index; those without are missing.
     """
 
     members: tuple[str, ...]
@@ -39,53 +40,54 @@ class GroupState:
 
 @dataclass(frozen=True)
 class Reassignment:
-    """What a dispatcher is to do now.
+    """The changes that a dispatcher makes to its partitions.
 
     Attributes:
-        give: partitions to give back.
-        take: free partitions to take.
-        knock: partitions of others; the broker looks whether their owner is alive when somebody
-            asks for one.
+        revoke: partitions to give up.
+        acquire: free partitions to acquire.
+        probe: partitions of other members. If a dispatcher tries to acquire one, the broker checks
+            whether the owner is alive.
     """
 
-    give: tuple[int, ...] = ()
-    take: tuple[int, ...] = ()
-    knock: tuple[int, ...] = ()
+    revoke: tuple[int, ...] = ()
+    acquire: tuple[int, ...] = ()
+    probe: tuple[int, ...] = ()
 
 
-def assign(standing: GroupState, me: str, mine: Collection[int], partitions: int) -> Reassignment:
-    """Return what makes the shares equal, with as few moves as can be.
+def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -> Reassignment:
+    """Return the changes that give every member an equal share, with the fewest moves.
 
     Args:
-        standing: what the broker says.
-        me: my own name.
-        mine: the partitions that I own.
-        partitions: how many there are.
+        group: state of the group.
+        me: name of this dispatcher.
+        mine: partitions that this dispatcher owns.
+        partitions: number of window partitions.
     """
-    members = sorted({*standing.members, me})
+    members = sorted({*group.members, me})
     rank = members.index(me)
-    quota = partitions // len(members) + (rank < partitions % len(members))
+    share = partitions // len(members) + (rank < partitions % len(members))
     owned = sorted(mine)
-    if len(owned) > quota:
-        return Reassignment(give=tuple(owned[quota:]))
-    free = [index for index in range(partitions) if index not in standing.owners]
-    free = [index for index in free if index not in mine]
-    take = tuple(free[: quota - len(owned)])
-    others = [index for index in range(partitions) if index not in mine and index not in free]
-    return Reassignment(take=take, knock=tuple(others))
+    if len(owned) > share:
+        return Reassignment(revoke=tuple(owned[share:]))
+    others = [index for index in range(partitions) if index not in mine]
+    free = [index for index in others if index not in group.owners]
+    return Reassignment(
+        acquire=tuple(free[: share - len(owned)]),
+        probe=tuple(index for index in others if index in group.owners),
+    )
 
 
 class Membership:
-    """This process among the dispatchers of one level topic.
+    """The membership of this process in the dispatchers of one level topic.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
+        client: a ``pulsar.Client``, not closed here.
         admin: the admin interface.
-        description: the level topic.
-        name: of this dispatcher; made from host and process where None.
+        description: description of the level topic.
+        name: name of this dispatcher; derived from host and process if None.
 
     Raises:
-        BrokerError: the log topic cannot be read.
+        BrokerError: the journal topic cannot be read.
     """
 
     def __init__(
@@ -104,18 +106,18 @@ class Membership:
         except ClientError as error:
             raise BrokerError(f"cannot read {self._first} ({error.name})") from error
 
-    def standing(self) -> GroupState:
-        """Ask the broker who is there, and who owns what."""
+    def read_group(self) -> GroupState:
+        """Read the members and the owners from the broker's statistics."""
         members = members_of(self._admin.partition_stats(self._first).subscriptions)
         return GroupState(members, window_stats(self._admin, self._description).owners)
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         close_quietly(self._reader, "reader")
 
 
 def members_of(subscriptions: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the dispatchers among the subscriptions of the first log partition, sorted."""
+    """Return the dispatchers among the subscriptions of the first journal partition, sorted."""
     return tuple(
         sorted(
             name.removeprefix(_PREFIX).rpartition("~")[0]

@@ -1,210 +1,182 @@
-"""The dispatcher's state machine: what is offered comes out once, when it is due."""
+"""The dispatcher's state machine: each message comes out once, when it is due."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.journal.state import (
+from delaylevel.dispatcher.journal.records import (
     Commit,
     Intent,
-    JournalState,
     LowWatermark,
     Resolved,
     pack,
     unpack,
 )
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
-from .columns import Arrivals, Batch, MessageRecord, Offered, id_columns
-from .ids import contained, save_ids, to_array, unseen_ids
+from .batches import DueBatch, FetchedBatch, MessageRecord, OfferResult
+from .ids import contained, id_columns, save_ids, to_array, unseen_ids
 from .pending import PendingIndex
-
-__all__ = ["Arrivals", "Batch", "DelayQueue", "MessageRecord", "Offered"]
 
 
 class DelayQueue:
-    """What one window partition holds: offered in any order, released when due, each once.
+    """The messages of one window partition: offered in any order, released once, when due.
 
-    Methods that return a record have applied it to the state; the caller appends the records to
-    the release log in the order in which they were made. Of the order in time it has to keep:
+    A method that returns a journal record has already applied it to the state. The caller appends
+    the records to the journal in the order in which the methods returned them, and keeps the order
+    in time that `delaylevel.dispatcher.journal` describes.
 
-    - An intent is confirmed in the log before the first of its messages is sent.
-    - Within an outlet, a message is sent once what lies before it is stored or, where it is held,
-      stored in the held topic: the last sequence id then says how far an intent got.
-    - The source is acknowledged up to a mark once that is confirmed in the log.
-    - After a takeover an outlet's intents are settled before it publishes anything.
+    Not thread-safe.
 
-    Not safe for use by several threads.
+    Attributes:
+        state: the state of the journal.
+        pending: the pending messages; ``pending.segments`` answers queries about them.
     """
 
-    def __init__(
-        self,
-        state: JournalState,
-        segments: PendingSegments,
-        *,
-        tracker: TimeBucketTracker | None = None,
-        clock: Clock,
-        memory_capacity: int | None = None,
-    ) -> None:
-        """Begin, with nothing pending, where a log ends.
+    def __init__(self, state: JournalState, segments: PendingSegments, *, clock: Clock) -> None:
+        """Create a queue without pending messages.
 
         Args:
-            state: of the log; the window's from now on. Its unfinished intents are to be settled.
-            segments: empty, with precision_ms=1; the window's from now on.
-            tracker: empty, with precision_ms=1; a new one where None.
-            clock: the present time.
-            memory_capacity: the most ids for each key that are remembered of what is pending or
-                was released since the start; the state's capacity where None.
+            state: state at the end of the journal, owned by the queue from now on. The open
+                intents in it have to be resolved.
+            segments: empty segments with precision_ms=1, owned by the queue from now on.
+            clock: source of the current time.
 
         Raises:
-            InvalidInputError: tracker or segments are not exact, or not empty.
+            InvalidInputError: the segments have another precision, or are not empty.
         """
         self.state = state
-        self._waiting = PendingIndex(segments, tracker, clock)
-        self._met = Deduplicator(memory_capacity or state.memory.capacity)
-        self._open = BitMap64()  # pending or in flight
-        self._floor = state.mark
-        self._offered = state.mark - 1
-        self._returned: list[tuple[int, int, MessageRecord]] = []
-        self._batches: dict[int, Batch] = {}
+        self.pending = PendingIndex(segments, clock)
+        # IDs of all messages that were offered. The state remembers those released earlier.
+        self._offered_ids = Deduplicator(state.memory.capacity)
+        self._open = BitMap64()  # positions that are pending or in flight
+        self._low_watermark = state.low_watermark
+        self._last_offered = state.low_watermark - 1
+        self._in_flight: dict[int, DueBatch] = {}
         self._next_number = state.next_number
-        self._unsettled = dict(state.unfinished)
-        self._parked: dict[int, tuple[int, MessageRecord]] = {}
-        self._pinned = self._pinned_positions()
+        self._unresolved = dict(state.open_intents)
+        # Positions in unresolved intents, and those of them that were offered again meanwhile.
+        self._withheld = self._unresolved_positions()
+        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
 
     def __len__(self) -> int:
-        """Return how many messages are pending: offered, and not in flight."""
-        return len(self._waiting) + len(self._returned)
+        """Return the number of pending messages, without those in flight."""
+        return len(self.pending)
 
     @property
     def in_flight(self) -> int:
-        """How many are in batches, or in intents that are to be settled and were offered again."""
-        return sum(map(len, self._batches.values())) + len(self._parked)
+        """Number of messages in batches, or offered again while their intent is unresolved."""
+        return sum(map(len, self._in_flight.values())) + len(self._offered_again)
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held in memory; what is in flight is left out."""
-        ids = len(self._met) + len(self.state.memory)
-        return self._waiting.memory_bytes + 8 * ids
+        """Approximate memory in use, without messages in flight."""
+        ids = len(self._offered_ids) + len(self.state.memory)
+        return self.pending.memory_bytes + 8 * ids
 
-    def offer(self, arrivals: Arrivals) -> Offered:
-        """Take in messages that were read from the window topic.
+    def offer(self, fetched: FetchedBatch) -> OfferResult:
+        """Add messages from the window topic: all of them, or none.
 
         Args:
-            arrivals: in any order within themselves; calls follow the order of the topic.
+            fetched: messages in any order. Successive calls follow the order of the topic.
 
         Raises:
-            InvalidInputError: columns that differ in length, a position that cannot be packed, a
-                record that cannot be stored.
-            SpillFullError: the disk is full. In either case nothing was taken.
+            InvalidInputError: columns differ in length, a position cannot be packed, or a record
+                cannot be stored.
+            SpillFullError: the disk is full.
         """
         try:
             rows: Rows = np.array(
-                [arrivals.due_ms, arrivals.ledger_ids, arrivals.entry_ids], dtype=np.int64
+                [fetched.due_ms, fetched.ledger_ids, fetched.entry_ids], dtype=np.int64
             )
         except (TypeError, ValueError, OverflowError):
             rows = np.empty((3, 0), dtype=np.int64)
-        size = len(arrivals)
+        size = len(fetched)
         if rows.shape != (3, size):
             raise InvalidInputError(
-                "ledger_ids, entry_ids, due_ms and records of arrivals must have one length, "
-                "and all but records hold integers"
+                "ledger_ids, entry_ids, due_ms and records must have the same length, and all but "
+                "records must hold integers"
             )
         if not size:
-            return Offered(0, 0, 0)
+            return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
-        released = self.state.is_released(positions) | (positions < self._floor)
-        fresh = self._without_known(positions, ~released)
-        keys, key_index, ids = id_columns(arrivals.records, fresh)
-        unseen = unseen_ids((self.state.memory, self._met), keys, key_index, ids)
-        taken = fresh[unseen]
-        self._take(arrivals, rows, positions, taken)
-        if taken.size:
-            save_ids(self._met, keys, key_index[unseen], ids[unseen])
-            self._open.update(to_array(positions[taken]))
-        self._offered = max(self._offered, int(positions.max()))
-        return Offered(taken.size, fresh.size - taken.size, int(released.sum()))
+        released = self.state.is_released(positions) | (positions < self._low_watermark)
+        unknown = self._unknown(positions, ~released)
+        keys, key_index, ids = id_columns(fetched.records, unknown)
+        unseen = unseen_ids((self.state.memory, self._offered_ids), keys, key_index, ids)
+        tracked = unknown[unseen]
+        self._add(fetched, rows, positions, tracked)
+        if tracked.size:
+            save_ids(self._offered_ids, keys, key_index[unseen], ids[unseen])
+            self._open.update(to_array(positions[tracked]))
+        self._last_offered = max(self._last_offered, int(positions.max()))
+        return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
-    def advance(self, now_ms: int, max_messages: int = 1000) -> Batch | None:
-        """Return what is due, and hold it as in flight; None where nothing is.
+    def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
+        """Return messages that are due, and put them in flight; None if there are none.
 
         Args:
-            now_ms: nothing that is due later comes out.
-            max_messages: at most so many, from 1. What was given back comes before all else.
+            now_ms: latest due time to return, ms since the epoch.
+            max_messages: maximum number of messages.
 
         Raises:
-            DamagedSegmentError: a spill file is gone: start again from the log.
+            DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
-        due = self.next_due_ms()
-        if due is None or due > now_ms or max_messages < 1:
+        due_ms = self.next_due_ms()
+        if due_ms is None or due_ms > now_ms or max_messages < 1:
             return None
-        back: list[tuple[int, int, MessageRecord]] = []
-        while self._returned and self._returned[0][0] <= now_ms and len(back) < max_messages:
-            back.append(heapq.heappop(self._returned))
-        dues, positions, records = self._waiting.take(now_ms, max_messages - len(back))
-        if back:
-            dues = np.concatenate([np.array([row[0] for row in back], dtype=np.int64), dues])
-            positions = np.concatenate(
-                [np.array([row[1] for row in back], dtype=np.int64), positions]
-            )
-            records = [row[2] for row in back] + records
-            order = np.lexsort((positions, dues))
-            dues, positions = dues[order], positions[order]
-            records = [records[index] for index in order.tolist()]
+        dues, positions, records = self.pending.take(now_ms, max_messages)
         if not records:
             return None
         ledgers, entries = unpack(positions)
-        batch = Batch(self._next_number, dues, ledgers, entries, positions, records)
+        batch = DueBatch(self._next_number, dues, ledgers, entries, positions, records)
         self._next_number += 1
-        self._batches[batch.number] = batch
+        self._in_flight[batch.number] = batch
         return batch
 
     def intent(
         self,
-        batch: Batch,
-        outlets: Sequence[tuple[str, int]] = (),
-        outlet_index: npt.ArrayLike = (),
+        batch: DueBatch,
+        targets: Sequence[tuple[str, int]] = (),
+        target_index: npt.ArrayLike = (),
     ) -> Intent:
-        """Return what is to be logged before a batch is published.
+        """Return the intent of a batch, to be confirmed before the batch is published.
 
         Args:
-            batch: from ``advance``.
-            outlets: (name, first sequence id) of the producers, where the broker removes copies;
-                a first id is at least ``state.sequences`` (1 for a new outlet).
-            outlet_index: for each message the index of its outlet, or ``len(outlets)`` where it
+            batch: batch from ``advance``.
+            targets: name and first sequence ID of each target, if the broker deduplicates. The
+                first ID is at least that in ``state.sequences``, or 1 for a new target.
+            target_index: index of each message's target, or ``len(targets)`` for a message that
                 will be set aside, shape (n,).
 
         Raises:
-            InvalidInputError: it has an intent already, an outlet's ids were used before, or the
-                outlet has an intent that is to be settled first.
+            InvalidInputError: the batch already has an intent, a sequence ID was used before, or a
+                target has an unresolved intent.
         """
         self._batch(batch.number)
-        if batch.number in self.state.unfinished:
-            raise InvalidInputError(f"batch {batch.number} has an intent already")
-        if len({name for name, _ in outlets}) < len(outlets):
-            raise InvalidInputError("an outlet is given twice")
-        for name, first in outlets:
+        if batch.number in self.state.open_intents:
+            raise InvalidInputError(f"batch {batch.number} already has an intent")
+        if len({name for name, _ in targets}) < len(targets):
+            raise InvalidInputError("a target is given twice")
+        unresolved = {name for intent in self._unresolved.values() for name, _ in intent.targets}
+        for name, first in targets:
             least = self.state.sequences.get(name, 1)
             if first < least:
                 raise InvalidInputError(
-                    f"sequence id {first} of outlet {name} was used before; begin at {least}"
+                    f"sequence ID {first} of target {name} was used before; begin at {least}"
                 )
-            if any(
-                name == each for intent in self._unsettled.values() for each, _ in intent.outlets
-            ):
+            if name in unresolved:
                 raise InvalidInputError(
-                    f"outlet {name} has an intent from before the takeover; settle it first"
+                    f"target {name} has an intent from before the takeover; resolve it first"
                 )
         keys, key_index, ids = id_columns(batch.records, None)
         intent = Intent(
@@ -213,195 +185,148 @@ class DelayQueue:
             tuple(keys),
             key_index.astype(np.uint16 if len(keys) < 1 << 16 else np.uint32),
             ids,
-            tuple(outlets),
-            np.asarray(outlet_index, dtype=np.uint16),
+            tuple(targets),
+            np.asarray(target_index, dtype=np.uint16),
         )
         self.state.apply(intent)
         return intent
 
-    def confirm(self, number: int, held: npt.ArrayLike = ()) -> Commit:
-        """Return what is to be logged once all of an intent is confirmed, in any order of numbers.
+    def commit(self, number: int, held: npt.ArrayLike = ()) -> Commit:
+        """Return the commit of a batch whose messages are all confirmed, and release them.
+
+        Batches may be committed in any order.
 
         Args:
-            number: the batch's.
-            held: packed positions of what was set aside in the held topic instead.
+            number: number of the batch.
+            held: packed positions of the messages that were set aside and may come back.
 
         Raises:
-            InvalidInputError: no such batch, it has no intent, or ``held`` are not of it.
+            InvalidInputError: the batch or its intent is missing, or ``held`` is not part of it.
         """
         batch = self._batch(number)
-        if number not in self.state.unfinished:
-            raise InvalidInputError(f"batch {number} has no intent; log one before publishing")
-        aside = np.asarray(held, dtype=np.int64)
-        if aside.size and not np.isin(aside, batch.positions).all():
+        if number not in self.state.open_intents:
+            raise InvalidInputError(f"batch {number} has no intent; write one before publishing")
+        held_positions = np.asarray(held, dtype=np.int64)
+        if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
-        done = Commit(number, aside)
-        self.state.apply(done)
-        del self._batches[number]
-        self._close(batch.positions)
-        return done
+        commit = Commit(number, held_positions)
+        self.state.apply(commit)
+        del self._in_flight[number]
+        self._release(batch.positions)
+        return commit
 
-    def give_back(self, number: int) -> Resolved | None:
-        """Make a batch pending again of which nothing was sent.
-
-        Returns:
-            None where the batch has no intent. Otherwise what is to be logged, and confirmed
-            before anything more is published through the intent's outlets: a takeover that finds
-            the intent, and a later sequence id at the broker, takes all of it for stored.
-
-        Raises:
-            InvalidInputError: no such batch.
-        """
-        batch = self._batch(number)
-        del self._batches[number]
-        columns = zip(batch.due_ms.tolist(), batch.positions.tolist(), batch.records, strict=True)
-        for row in columns:
-            heapq.heappush(self._returned, row)
-        if number not in self.state.unfinished:
-            return None
-        settled = Resolved(number, np.empty(0, dtype=np.int64))
-        self.state.apply(settled)
-        return settled
-
-    def settle(self, number: int, released_mask: npt.ArrayLike) -> Resolved:
-        """Close an intent of the log that has no done; what was not stored is pending again.
+    def resolve(self, number: int, stored: npt.ArrayLike) -> Resolved:
+        """Close an intent from before the takeover. The messages not stored are pending again.
 
         Args:
-            number: one of ``state.unfinished`` at the start.
-            released_mask: which of its messages are stored, shape (n,).
+            number: number of an intent that was open at the start.
+            stored: which of its messages the broker has stored, shape (n,).
 
         Raises:
-            InvalidInputError: no such intent, or another shape.
+            InvalidInputError: there is no such intent, or the shape differs.
+            SpillFullError: the disk is full. Start again from the journal.
         """
-        intent = self._unsettled.get(number)
+        intent = self._unresolved.get(number)
         if intent is None:
-            raise InvalidInputError(f"there is no intent {number} to settle")
-        mask = np.asarray(released_mask, dtype=np.bool_)
+            raise InvalidInputError(f"there is no intent {number} to resolve")
+        mask = np.asarray(stored, dtype=np.bool_)
         if mask.shape != intent.positions.shape:
             raise InvalidInputError(
                 f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
             )
-        settled = Resolved(number, intent.positions[mask])
-        self.state.apply(settled)
-        del self._unsettled[number]
-        self._pinned = self._pinned_positions()
-        self._close(settled.released)
-        for position in settled.released.tolist():
-            self._parked.pop(position, None)
-        for position in intent.positions.tolist():
-            if position in self._parked and position not in self._pinned:
-                due, record = self._parked.pop(position)
-                heapq.heappush(self._returned, (due, position, record))
-        return settled
+        resolved = Resolved(number, intent.positions[mask])
+        self.state.apply(resolved)
+        del self._unresolved[number]
+        self._withheld = self._unresolved_positions()
+        self._release(resolved.released)
+        for position in resolved.released.tolist():
+            self._offered_again.pop(position, None)
+        pending = [
+            position
+            for position in intent.positions.tolist()
+            if position in self._offered_again and position not in self._withheld
+        ]
+        if pending:
+            again = [self._offered_again.pop(position) for position in pending]
+            ledgers, entries = unpack(np.array(pending, dtype=np.int64))
+            rows: Rows = np.array([[due for due, _ in again], ledgers, entries], dtype=np.int64)
+            self.pending.put(rows, [record for _, record in again], None)
+        return resolved
 
-    def mark(self) -> int:
-        """Return the packed position below which everything is released; it never goes back."""
-        mark = self._offered + 1
+    def low_watermark(self) -> int:
+        """Return the packed position below which everything is released; it never decreases."""
+        position = self._last_offered + 1
         if self._open:
-            mark = min(mark, self._open.min())
-        if self._pinned:
-            mark = min(mark, self._pinned.min())
-        self._floor = max(self._floor, mark)
-        return self._floor
+            position = min(position, self._open.min())
+        if self._withheld:
+            position = min(position, self._withheld.min())
+        self._low_watermark = max(self._low_watermark, position)
+        return self._low_watermark
 
     def checkpoint(self) -> LowWatermark | None:
-        """Return the mark to be logged, None where it has not moved."""
-        position = self.mark()
-        if position <= self.state.mark:
+        """Return the low watermark as a record, None if it has not moved."""
+        position = self.low_watermark()
+        if position <= self.state.low_watermark:
             return None
-        mark = LowWatermark(position)
-        self.state.apply(mark)
-        return mark
+        record = LowWatermark(position)
+        self.state.apply(record)
+        return record
 
     def next_due_ms(self) -> int | None:
-        """Return the due time of what comes out next, None where nothing is pending."""
-        due = self._waiting.next_due_ms()
-        if not self._returned:
-            return due
-        returned = self._returned[0][0]
-        return returned if due is None else min(due, returned)
-
-    def counts(self, edges_ms: npt.ArrayLike) -> Int64s:
-        """Count what is pending between given times.
-
-        Args:
-            edges_ms: ascending times, ms, shape (k + 1,), k from 1.
-
-        Returns:
-            Shape (k,): how many are due in [edges_ms[i], edges_ms[i + 1]).
-        """
-        returned = np.array([row[0] for row in self._returned], dtype=np.int64)
-        return self._waiting.counts(edges_ms, returned)
-
-    def rows_between(
-        self,
-        due_from_ms: int,
-        due_to_ms: int,
-        attribute_min: float = -np.inf,
-        attribute_max: float = np.inf,
-    ) -> pa.Table:
-        """Return what is pending in a range, as ``PendingSegments.rows_between``."""
-        segments = self._waiting.segments
-        return segments.rows_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
-
-    def average_between(
-        self,
-        due_from_ms: int,
-        due_to_ms: int,
-        attribute_min: float = -np.inf,
-        attribute_max: float = np.inf,
-    ) -> float | None:
-        """Return the average attribute of a range, as ``PendingSegments.average_between``."""
-        segments = self._waiting.segments
-        return segments.average_between(due_from_ms, due_to_ms, attribute_min, attribute_max)
+        """Return the earliest due time of the pending messages, ms since the epoch, or None."""
+        return self.pending.tracker.next_deliver_at_ms()
 
     def close(self) -> None:
-        """Delete the spill files; what is pending is read again from the topic."""
-        self._waiting.segments.close()
+        """Delete the spill files. The topic still has the pending messages."""
+        self.pending.segments.close()
 
-    def _without_known(self, positions: Int64s, candidates: npt.NDArray[np.bool_]) -> Int64s:
-        """Return the indices of candidates that are not pending yet, each position once."""
+    def _unknown(self, positions: Int64s, candidates: npt.NDArray[np.bool_]) -> Int64s:
+        """Return the indices of the candidates that are not pending yet, each position once."""
         index = np.flatnonzero(candidates)
         some = positions[index]
         if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
             some, first = np.unique(some, return_index=True)
             index = index[first]
-        if some.size and int(some[0]) <= self._offered:
+        if some.size and int(some[0]) <= self._last_offered:
             index = index[~contained(self._open, some)]
         return np.sort(index)
 
-    def _take(self, arrivals: Arrivals, rows: Rows, positions: Int64s, taken: Int64s) -> None:
-        """Put rows where they wait; raises before anything is changed."""
-        records = arrivals.records
-        if self._pinned:
-            parked = np.array([x in self._pinned for x in positions[taken].tolist()], np.bool_)
-        else:
-            parked = np.zeros(taken.size, dtype=np.bool_)
-        stored = taken[~parked]
-        if stored.size:
-            some = rows[:, stored] if stored.size < rows.shape[1] else rows
-            values: npt.NDArray[np.float64] | None = None
-            if arrivals.attribute is not None:
-                values = np.asarray(arrivals.attribute, dtype=np.float64)[stored]
-            self._waiting.put(some, [tuple(records[index]) for index in stored.tolist()], values)
-        for index in taken[parked].tolist():
-            self._parked[int(positions[index])] = int(rows[DUE, index]), tuple(records[index])
+    def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
+        """Add the tracked rows to the pending ones, without those in unresolved intents.
 
-    def _batch(self, number: int) -> Batch:
-        batch = self._batches.get(number)
+        It changes nothing if it raises an error.
+        """
+        records = fetched.records
+        withheld = np.zeros(tracked.size, dtype=np.bool_)
+        if self._withheld:
+            withheld[:] = [item in self._withheld for item in positions[tracked].tolist()]
+        index = tracked[~withheld]
+        if index.size:
+            some = rows[:, index] if index.size < rows.shape[1] else rows
+            values: npt.NDArray[np.float64] | None = None
+            if fetched.attribute is not None:
+                values = np.asarray(fetched.attribute, dtype=np.float64)[index]
+            self.pending.put(some, [tuple(records[each]) for each in index.tolist()], values)
+        for each in tracked[withheld].tolist():
+            again = int(rows[DUE, each]), tuple(records[each])
+            self._offered_again[int(positions[each])] = again
+
+    def _batch(self, number: int) -> DueBatch:
+        batch = self._in_flight.get(number)
         if batch is None:
             raise InvalidInputError(f"there is no batch {number} in flight")
         return batch
 
-    def _close(self, positions: Int64s) -> None:
+    def _release(self, positions: Int64s) -> None:
         discard = self._open.discard
         for position in positions.tolist():
             discard(position)
 
-    def _pinned_positions(self) -> BitMap64:
-        pinned = BitMap64()
-        for intent in self._unsettled.values():
-            pinned.update(to_array(intent.positions))
-        pinned -= self.state.released
-        pinned.remove_range(0, self.state.mark)
-        return pinned
+    def _unresolved_positions(self) -> BitMap64:
+        """Return the positions in unresolved intents that are not released."""
+        positions = BitMap64()
+        for intent in self._unresolved.values():
+            positions.update(to_array(intent.positions))
+        positions -= self.state.released
+        positions.remove_range(0, self.state.low_watermark)
+        return positions

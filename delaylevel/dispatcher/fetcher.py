@@ -1,4 +1,4 @@
-"""Reading one window partition from a position on, in a thread of its own."""
+"""A thread that reads one window partition, from a position on."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from delaylevel.cluster.reader import PartitionReader
 from delaylevel.model.message import ParkedMessage, batch_size
 from delaylevel.model.position import Position
 
-from .delay_queue import Arrivals
+from .batches import FetchedBatch
 from .record import WindowMessage
 
 BATCH_MESSAGES = 1000
-# So many batches may wait for the window; then reading pauses.
+# Number of fetched batches that may wait for the owner; then reading pauses.
 BATCHES_AHEAD = 4
 _GATHER_S = 0.02
 _IDLE_MS = 200
 
-#: Held by whoever works on a batch of what was stored before its owner came. Every call of the
-#: client gives up the interpreter's lock: threads that work at once hand it over for each message.
+#: Lock that a thread holds while it works on a batch during a takeover. Each call of the client
+#: releases the interpreter's lock, so threads that worked at once would switch for every message.
 TURN = threading.Lock()
 
 
 class CaughtUp:
-    """Said once: all that was stored when the reading began has been read."""
+    """Event: every message that was stored at the takeover has been read. It comes once."""
 
 
 class EntryEnd(NamedTuple):
-    """The last message that was read is the last one of its entry.
+    """Event: the last message that was read is the last one of its entry.
 
     Attributes:
-        ledger_id, entry_id: its position.
+        ledger_id, entry_id: position of the message.
     """
 
     ledger_id: int
@@ -41,16 +41,16 @@ class EntryEnd(NamedTuple):
 
 
 class Fetcher(threading.Thread):
-    """Reads messages, and gives them on as `Arrivals`.
+    """Reader of a window partition, which passes messages on in batches.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        topic: the full name of the window partition.
-        start: the first position to read.
-        end: the last position that was stored when the owner took over; None for nothing.
-        record: makes a window's record of a message.
-        put: takes `Arrivals`, `CaughtUp` once, `EntryEnd` where nothing follows for now, or the
-            error that ended the reading.
+        client: a ``pulsar.Client``, not closed here.
+        topic: full name of the window partition.
+        start: first position to read.
+        end: last position that was stored at the takeover; None for an empty partition.
+        record: function that turns a message into a record.
+        put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
+            when no further message is stored, or with the error that ended the reading.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Fetcher(threading.Thread):
         record: Callable[[ParkedMessage], WindowMessage],
         put: Callable[[Any], None],
     ) -> None:
-        super().__init__(name=f"intake {topic}", daemon=True)
+        super().__init__(name=f"fetcher {topic}", daemon=True)
         self._client = client
         self._topic = topic
         self._start = start
@@ -71,14 +71,14 @@ class Fetcher(threading.Thread):
         self._put = put
         self._stopping = threading.Event()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
-        self._last: Any = None  # the id of the last message, until its entry's end is known
+        self._last: Any = None  # ID of the last message, until the end of its entry is known
 
-    def taken(self) -> None:
-        """Say that the window has taken one batch; another one may be read."""
+    def batch_taken(self) -> None:
+        """Allow one further batch: the owner has taken one."""
         self._ahead.release()
 
     def stop(self) -> None:
-        """End the reading and wait for it."""
+        """Stop reading, and wait for the thread to end."""
         self._stopping.set()
         self._ahead.release()
         self.join()
@@ -100,23 +100,23 @@ class Fetcher(threading.Thread):
             reader.close()
 
     def _gather(self, reader: PartitionReader) -> None:
-        """Read what is there now, up to one batch, and give it on."""
+        """Read the messages that are available, up to one batch, and pass them on."""
         message = reader.receive(_IDLE_MS)
         if message is None:
-            self._say_entry_end()
-            self._look_behind(reader, -1, -1)
+            self._report_entry_end()
+            self._report_caught_up(reader, -1, -1)
             return
         if self._end is None:
-            arrivals = self._fill(reader.burst(message))
+            batch = self._fill(reader.burst(message))
         else:
             with TURN:
-                arrivals = self._fill(reader.burst(message))
+                batch = self._fill(reader.burst(message))
         self._ahead.acquire()
-        self._put(arrivals)
-        self._look_behind(reader, arrivals.ledger_ids[-1], arrivals.entry_ids[-1])
+        self._put(batch)
+        self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
 
-    def _fill(self, messages: Iterable[Any]) -> Arrivals:
-        """Return the first messages, up to one batch; there is at least one."""
+    def _fill(self, messages: Iterable[Any]) -> FetchedBatch:
+        """Return the next messages, up to one batch; there is at least one."""
         record = self._record
         ledgers: list[int] = []
         entries: list[int] = []
@@ -146,10 +146,10 @@ class Fetcher(threading.Thread):
             if len(records) == BATCH_MESSAGES or time.monotonic() > until:
                 break
         self._last = message_id
-        return Arrivals(ledgers, entries, dues, records)
+        return FetchedBatch(ledgers, entries, dues, records)
 
-    def _say_entry_end(self) -> None:
-        """Nothing follows now: an entry that is wholly read can be acknowledged as a whole."""
+    def _report_entry_end(self) -> None:
+        """Report that an entry is completely read, so that it can be acknowledged as a whole."""
         last, self._last = self._last, None
         if last is None:
             return
@@ -157,16 +157,16 @@ class Fetcher(threading.Thread):
         if batch < 0 or batch + 1 >= batch_size(last):
             self._put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
 
-    def _look_behind(self, reader: PartitionReader, ledger: int, entry_id: int) -> None:
+    def _report_caught_up(self, reader: PartitionReader, ledger: int, entry_id: int) -> None:
         if self._end is None:
             return
         end = self._end.ledger, self._end.entry
         entry = entry_id >> 10
         if (ledger, entry) < end:
-            # What is stored may begin behind the end that the broker named, or be gone.
+            # Nothing is left to read: the messages up to the end were deleted.
             if entry_id >= 0 or reader.has_message_available():
                 return
         elif (ledger, entry) == end and reader.has_message_available():
-            return  # the rest of the last batch
+            return  # messages of the same entry follow
         self._end = None
         self._put(CaughtUp())

@@ -1,29 +1,53 @@
-"""Ids by key for whole batches, and membership of many positions in one bitmap."""
+"""IDs by key for whole batches, and lookup of many positions in a bitmap."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from delaylevel.errors import InvalidInputError
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.rows import Int64s
 
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
-#: Up to so many ids of one key are looked up one by one, which is faster than as an array.
+#: Up to this number of IDs per key, a lookup of each is faster than one of an array.
 _FEW = 2
-#: A bitmap's page; a page that is shared by so many positions is worth an intersection.
+#: Size of a bitmap's page, and the positions per page from which an intersection is faster.
 _PAGE_BITS = 16
 _CROWDED = 8
 
 
-def distinct(keys: Sequence[str]) -> tuple[list[str], Int64s]:
-    """Return the distinct keys in the order in which they come, and for each key its index."""
+def id_columns(
+    records: Sequence[tuple[Any, ...]], index: Int64s | None
+) -> tuple[list[str], npt.NDArray[np.integer], Int64s]:
+    """Return the distinct ID keys of records, and each record's key index and ID.
+
+    Args:
+        records: tuples that begin with (id_key, id).
+        index: indices of the wanted records; None for all.
+
+    Raises:
+        InvalidInputError: a record begins with something else.
+    """
+    if index is not None and index.size < len(records):
+        records = [records[each] for each in index.tolist()]
+    try:
+        keys, key_index = _distinct([record[0] for record in records])
+        return keys, key_index, np.array([record[1] for record in records], dtype=np.int64)
+    except (IndexError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"a record must begin with (id_key: str, id: int below 2**63): {error}"
+        ) from None
+
+
+def _distinct(keys: Sequence[str]) -> tuple[list[str], Int64s]:
+    """Return the distinct keys in order of appearance, and the index of each key among them."""
     lookup: dict[str, int] = {}
     if keys and keys.count(keys[0]) == len(keys):
         return [keys[0]], np.zeros(len(keys), dtype=np.int64)
@@ -34,7 +58,7 @@ def distinct(keys: Sequence[str]) -> tuple[list[str], Int64s]:
 def _groups(
     keys: Sequence[str], key_index: npt.NDArray[np.integer]
 ) -> Iterator[tuple[str, Int64s]]:
-    """Yield each key that is not empty and where it is, ascending."""
+    """Yield each non-empty key with the indices of its IDs, ascending."""
     if len(keys) == 1:
         if keys[0]:
             yield keys[0], np.arange(key_index.size)
@@ -52,13 +76,13 @@ def save_ids(
     key_index: npt.NDArray[np.integer],
     ids: Int64s,
 ) -> None:
-    """Remember ids in their order; those of the key ``""`` are left out.
+    """Remember IDs in their order, except those of the key ``""``.
 
     Args:
-        memory: where to.
-        keys: distinct ones.
-        key_index: for each id the index of its key, shape (n,).
-        ids: shape (n,).
+        memory: the deduplicator.
+        keys: distinct keys.
+        key_index: index of each ID's key, shape (n,).
+        ids: IDs, shape (n,).
     """
     for key, where in _groups(keys, key_index):
         if where.size <= _FEW:
@@ -74,24 +98,26 @@ def unseen_ids(
     key_index: npt.NDArray[np.integer],
     ids: Int64s,
 ) -> Mask:
-    """Return which ids no memory knows and no row before has; those of the key ``""`` all are.
+    """Return which IDs are new, to the memories and among the earlier ones here; save nothing.
+
+    IDs of the key ``""`` are always new.
 
     Args:
-        memories: nothing is saved in them.
+        memories: deduplicators.
         keys, key_index, ids: as for ``save_ids``.
 
     Raises:
-        InvalidInputError: an id is negative.
+        InvalidInputError: an ID is negative.
     """
     unseen = np.ones(ids.size, dtype=np.bool_)
     for key, where in _groups(keys, key_index):
         some = ids[where]
         if where.size <= _FEW:
-            met: set[int] = set()
+            earlier: set[int] = set()
             for row, value in zip(where.tolist(), some.tolist(), strict=True):
-                if value in met or any(each.is_duplicate(value, key) for each in memories):
+                if value in earlier or any(each.is_duplicate(value, key) for each in memories):
                     unseen[row] = False
-                met.add(value)
+                earlier.add(value)
             continue
         fresh = np.ones(some.size, dtype=np.bool_)
         if not bool((some[1:] > some[:-1]).all()):
@@ -107,8 +133,8 @@ def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
     """Return which positions are in a bitmap.
 
     Args:
-        bitmap: any.
-        positions: ascending, distinct, shape (n,).
+        bitmap: the bitmap.
+        positions: distinct packed positions, ascending, shape (n,).
     """
     size = positions.size
     if not size or not bitmap:
@@ -116,19 +142,12 @@ def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
     pages = (int(positions[-1]) >> _PAGE_BITS) - (int(positions[0]) >> _PAGE_BITS) + 1
     if pages * _CROWDED > size:
         return np.fromiter(map(bitmap.__contains__, positions.tolist()), np.bool_, size)
-    found = np.frombuffer((to_bitmap(positions) & bitmap).to_array(), dtype=np.uint64)
-    if not found.size:
-        return np.zeros(size, dtype=np.bool_)
+    found = np.frombuffer((BitMap64(to_array(positions)) & bitmap).to_array(), dtype=np.uint64)
     mask = np.zeros(size, dtype=np.bool_)
     mask[positions.searchsorted(found.astype(np.int64))] = True
     return mask
 
 
 def to_array(positions: Int64s) -> array[int]:
-    """Return positions as a bitmap's ``update`` takes them."""
+    """Return positions in the form that ``BitMap64.update`` takes."""
     return array("Q", positions.tobytes())
-
-
-def to_bitmap(positions: Int64s) -> BitMap64:
-    """Return a bitmap of positions."""
-    return BitMap64(to_array(positions))

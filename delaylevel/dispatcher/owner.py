@@ -1,11 +1,12 @@
-"""The owner of one window partition: it reads, waits for due times, publishes, and writes down.
+"""The owner of one window partition: it reads, waits for due times, publishes, and acknowledges.
 
-One thread does all of it, so that what is logged, published and acknowledged has one order. A
-second one reads ahead; the client's own says when something is confirmed.
+One thread does all of this, so that journal, publications and acknowledgements have one order. A
+second thread reads ahead, and the client's own threads report confirmations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -15,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, encode, pack, unpack
-from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
+from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
@@ -30,35 +30,37 @@ from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 
-from .delay_queue import Arrivals, DelayQueue
+from .batches import FetchedBatch
+from .delay_queue import DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
 from .publishing import BatchPublisher
 from .record import recorder
+from .set_aside import SetAside
 from .stats import SharedOwnerStats
-from .targets import OwnTopic, TargetBatch, Targets
+from .targets import TargetBatch, Targets
 
 log = logging.getLogger(__name__)
 
-# What is due is taken at most so often: below, every record would carry a message or two.
+# Minimum time between two batches: below it, every journal record would name a message or two.
 _CYCLE_S = 0.008
 _BATCH = 1000
-# A takeover releases nothing until it has read all that is there, or for so long.
+# A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
-_GOODBYE_S = 15.0
-# A callback that is missing after a flush is a moment away.
+_STOP_S = 15.0
+# A callback that is missing after a flush comes within milliseconds.
 _LOOK_EVERY_S = 0.001
 _SNAPSHOT_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class OwnerSettings:
-    """How a window partition is served.
+    """Settings of the owner of a window partition.
 
     Attributes:
-        delivery: batched, or unbatched through broker deduplication.
-        checkpoint_ms: how often the low-water mark is written down and acknowledged.
-        memory_bytes: the most memory for payloads of one window partition.
-        remember: how many ids of one target and source partition are remembered.
+        delivery: the guarantee: batched, or unbatched with broker deduplication.
+        checkpoint_ms: time between two acknowledgements, in ms.
+        memory_bytes: memory limit for payloads of the window partition.
+        remember: number of IDs to remember for each target and source partition.
     """
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -68,17 +70,22 @@ class OwnerSettings:
 
 
 class PartitionOwner(threading.Thread):
-    """Owns one window partition until it is stopped, or loses it.
+    """The owner of one window partition, until it is stopped or loses the partition.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
+        client: a ``pulsar.Client``, not closed here.
         admin: the admin interface.
-        description: returns the level topic as it is now.
-        partition: the index of the window partition.
-        claim: holds the subscriptions of the window and the log partition; closed at the end.
-        directory: for what does not fit in memory; nothing else may use it.
-        settings: how it is served.
-        clock: says what is due.
+        description: function that returns the current description of the level topic.
+        partition: index of the window partition.
+        lock: lock on the window and the journal partition; closed at the end.
+        directory: directory for spill files, which nothing else may use.
+        settings: the settings.
+        clock: source of the current time.
+
+    Attributes:
+        partition: index of the window partition.
+        stats: statistics of the window partition.
+        failure: the error that ended it; None while it runs and after a stop.
     """
 
     def __init__(
@@ -87,7 +94,7 @@ class PartitionOwner(threading.Thread):
         admin: TopicAdmin,
         description: Callable[[], LevelTopicDescription],
         partition: int,
-        claim: PartitionLock,
+        lock: PartitionLock,
         directory: Path,
         settings: OwnerSettings,
         clock: Clock,
@@ -95,25 +102,23 @@ class PartitionOwner(threading.Thread):
         now = description()
         super().__init__(name=f"window {now.topic} {partition}", daemon=True)
         self.partition = partition
-        self.figures = SharedOwnerStats()
-        #: Why it ended by itself; None while it runs or after it was stopped.
+        self.stats = SharedOwnerStats()
         self.failure: Exception | None = None
         self._client = client
         self._admin = admin
         self._description = description
-        self._claim = claim
+        self._lock = lock
         self._directory = directory
         self._settings = settings
         self._clock = clock
-        self._source, self._log_source = window_sources(now, partition)
+        self._source, self._journal_source = window_sources(now, partition)
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._refused_offer: Arrivals | None = None
+        self._refused_offer: FetchedBatch | None = None
         self._caught_up = False
         self._entry_end = -1
         self._acknowledged = Position(-1, -1)
-
-    # -- the thread
+        self._snapshot_size = 0
 
     def run(self) -> None:
         try:
@@ -122,26 +127,25 @@ class PartitionOwner(threading.Thread):
         except Exception as error:
             self.failure = error
             if isinstance(error, BrokerError):
-                log.warning("window partition %s: %s", self._source.topic, _words(error))
+                log.warning("window partition %s: %s", self._source.topic, _text(error))
             else:
                 log.exception("window partition %s", self._source.topic)
         finally:
-            self.figures.set(state="stopped")
-            self._claim.close()
+            self.stats.set(state="stopped")
+            self._lock.close()
 
     def stop(self) -> None:
-        """Ask it to finish what is under way and to give the partition back; `join` waits."""
+        """Request the end: it finishes the messages in flight and then gives up the partition."""
         self._stopping.set()
         self._events.put(None)
 
     def _own(self) -> None:
         settings, description = self._settings, self._description()
         started = time.monotonic()
-        self._log = Journal(self._client, self._admin, self._log_source, self._claim)
-        self._held = OwnTopic(self._client, description.held_topic.partition(0).full)
-        self._dead = OwnTopic(self._client, description.dead_letter_topic.partition(0).full)
-        state = JournalState.read(self._log.read(), settings.remember)
-        self._lanes = Targets(
+        self._journal = Journal(self._client, self._admin, self._journal_source, self._lock)
+        set_aside = SetAside(self._client, self._description, self._clock, self.stats)
+        state = JournalState.read(self._journal.read(), settings.remember)
+        self._targets = Targets(
             self._client,
             self._admin,
             f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
@@ -156,78 +160,64 @@ class PartitionOwner(threading.Thread):
             precision_ms=1,
             clock=self._clock.now_ms,
         )
-        self._segments = segments
         self._queue = DelayQueue(state, segments, clock=self._clock)
         self._publisher = BatchPublisher(
             self._queue,
-            self._lanes,
-            self._log,
-            self._held,
-            self._dead,
-            description=self._description,
+            self._targets,
+            self._journal,
+            set_aside,
             clock=self._clock,
-            numbered=settings.delivery is Delivery.EFFECTIVELY_ONCE,
-            figures=self.figures,
+            stats=self.stats,
             answered=self._events.put,
         )
-        intake: Fetcher | None = None
+        fetcher: Fetcher | None = None
         try:
             self._recover(state)
-            intake = self._start_intake(state)
-            self._serve(intake, started)
-            self._say_goodbye()
+            fetcher = self._start_fetcher(state)
+            self._serve(fetcher, started)
+            self._finish()
         finally:
-            if intake is not None:
-                intake.stop()
-            self._lanes.close()
-            self._held.close()
-            self._dead.close()
-            self._log.close()
+            if fetcher is not None:
+                fetcher.stop()
+            self._targets.close()
+            set_aside.close()
+            self._journal.close()
             self._queue.close()
 
     def _recover(self, state: JournalState) -> None:
-        """Find out what became of what the last owner was publishing, and write it all down."""
-        numbered = self._settings.delivery is Delivery.EFFECTIVELY_ONCE
-        stored: dict[str, int] = {}
-        for number, intent in list(state.unfinished.items()):
-            released = np.zeros(intent.positions.size, dtype=np.bool_)
-            if numbered and intent.outlets:
-                sequences = np.zeros(intent.positions.size, dtype=np.int64)
-                last = np.zeros(intent.positions.size, dtype=np.int64)
-                for index, (name, first) in enumerate(intent.outlets):
-                    if name not in stored:
-                        stored[name] = self._lanes.stored(name)
-                    chosen = np.flatnonzero(intent.outlet_index == index)
-                    sequences[chosen] = first + np.arange(chosen.size)
-                    last[chosen] = stored[name]
-                released = (sequences > 0) & (sequences <= last)
-            self._log.append_soon(encode(self._queue.settle(number, released)))
-        self._log.snapshot(state.snapshot())
+        """Resolve the intents that the last owner left open, and write a snapshot."""
+        last: dict[str, int] = {}
+        for number, intent in list(state.open_intents.items()):
+            if self._targets.numbered:
+                for name, _ in intent.targets:
+                    if name not in last:
+                        last[name] = self._targets.last_stored(name)
+            self._journal.append_soon(self._queue.resolve(number, intent.stored(last)))
+        self._write_snapshot()
 
-    def _start_intake(self, state: JournalState) -> Fetcher:
-        """Read from the low-water mark on."""
+    def _start_fetcher(self, state: JournalState) -> Fetcher:
+        """Read from the low watermark on."""
         start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
-        if state.mark:
-            ledger, entry_id = (int(part[0]) for part in unpack(np.array([state.mark])))
-            start = max(start, Position(ledger, entry_id >> 10))
+        if state.low_watermark:
+            start = max(start, entry_of(state.low_watermark))
         end = self._admin.last_message_id(self._source.name)
         record = recorder(self._description, self._source.topic)
-        intake = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
-        intake.start()
-        return intake
+        fetcher = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
+        fetcher.start()
+        return fetcher
 
-    def _serve(self, intake: Fetcher, started: float) -> None:
-        """Take what arrives, release what is due, until stopped."""
+    def _serve(self, fetcher: Fetcher, started: float) -> None:
+        """Process events, release due messages and make checkpoints, until stopped."""
         checkpoint_s = self._settings.checkpoint_ms / 1000
         next_cycle = 0.0
         next_checkpoint = started + checkpoint_s
         while not self._stopping.is_set():
             self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
-            self._take_events(intake)
+            self._take_events(fetcher)
             if not self._caught_up and time.monotonic() - started > _CATCH_UP_S:
-                log.warning("%s: releasing before all is read", self._source.topic)
+                log.warning("%s: publishing before everything is read", self._source.topic)
                 self._catch_up(started)
-            elif self._caught_up and self.figures.now().state == "recovering":
+            elif self._caught_up and self.stats.now().state == "recovering":
                 self._catch_up(started)
             now = time.monotonic()
             if self._caught_up and now >= next_cycle:
@@ -236,11 +226,11 @@ class PartitionOwner(threading.Thread):
             now = time.monotonic()
             if now >= next_checkpoint:
                 next_checkpoint = now + checkpoint_s
-                self._check(intake)
+                self._checkpoint(fetcher)
 
     def _catch_up(self, started: float) -> None:
         self._caught_up = True
-        self.figures.set(state="releasing", recovery_s=time.monotonic() - started)
+        self.stats.set(state="releasing", recovery_s=time.monotonic() - started)
 
     def _wait(self, at_s: float, checkpoint_s: float) -> None:
         """Wait for an event, the next due time, or the next checkpoint."""
@@ -256,54 +246,47 @@ class PartitionOwner(threading.Thread):
         if self._publisher.unanswered:
             until = min(until, now + _LOOK_EVERY_S)
         if until > now:
-            try:
-                event = self._events.get(timeout=until - now)
-            except queue.Empty:
-                return
-            self._events.put(event)  # at the end: what is there is taken in one go
+            with contextlib.suppress(queue.Empty):
+                self._events.put(self._events.get(timeout=until - now))
 
-    def _take_events(self, intake: Fetcher) -> None:
-        arrivals = 0
-        self._publisher.look_again()
-        while arrivals < 2:
+    def _take_events(self, fetcher: Fetcher) -> None:
+        fetched = 0
+        self._publisher.finish_unanswered()
+        while fetched < 2:
             try:
                 event = self._events.get_nowait()
             except queue.Empty:
                 return
             if isinstance(event, TargetBatch):
                 self._publisher.finish(event)
-            elif isinstance(event, Arrivals):
-                arrivals += 1
-                self._offer(intake, event)
+            elif isinstance(event, FetchedBatch):
+                fetched += 1
+                self._offer(fetcher, event)
             elif isinstance(event, EntryEnd):
-                self._entry_end = int(pack(event.ledger_id, event.entry_id))
+                self._entry_end = pack(event.ledger_id, event.entry_id)
             elif isinstance(event, CaughtUp):
                 self._caught_up = True
             elif isinstance(event, Exception):
-                raise BrokerError(f"reading {self._source.topic} ended: {_words(event)}") from event
+                raise BrokerError(f"reading {self._source.topic} ended: {_text(event)}") from event
 
-    # -- in
-
-    def _offer(self, intake: Fetcher, arrivals: Arrivals) -> None:
+    def _offer(self, fetcher: Fetcher, batch: FetchedBatch) -> None:
         try:
             if self._caught_up:
-                offered = self._queue.offer(arrivals)
+                result = self._queue.offer(batch)
             else:
                 with TURN:
-                    offered = self._queue.offer(arrivals)
+                    result = self._queue.offer(batch)
         except SpillFullError as error:
             if self._refused_offer is None:
                 log.error("%s", error)
-            self._refused_offer = arrivals
-            self.figures.set(state="disk full")
+            self._refused_offer = batch
+            self.stats.set(state="disk full")
             return
         if self._refused_offer is not None:
             self._refused_offer = None
-            self.figures.set(state="releasing")
-        self.figures.offered(offered.tracked + offered.duplicates, offered.duplicates)
-        intake.taken()
-
-    # -- out
+            self.stats.set(state="releasing")
+        self.stats.offered(result.tracked + result.duplicates, result.duplicates)
+        fetcher.batch_taken()
 
     def _release(self) -> None:
         while self._publisher.ready:
@@ -311,47 +294,43 @@ class PartitionOwner(threading.Thread):
             if batch is None:
                 return
             self._publisher.publish(batch)
-            if len(batch.records) < _BATCH or not self._events.empty():
+            if len(batch) < _BATCH or not self._events.empty():
                 return
 
-    # -- now and then
-
-    def _check(self, intake: Fetcher) -> None:
-        """Write down the low-water mark and acknowledge it; look after what stands still."""
-        if not (self._log.connected and self._claim.connected):
-            # A write fails for good if somebody else has the log; otherwise it waits and passes.
-            self._log.append(encode(LowWatermark(self._queue.state.mark)))
+    def _checkpoint(self, fetcher: Fetcher) -> None:
+        """Acknowledge up to the low watermark, and do all that is due from time to time."""
+        if not (self._journal.connected and self._lock.connected):
+            # This write fails if another dispatcher has opened the journal. Otherwise it waits
+            # for the connection.
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
         self._acknowledge()
-        if self._log.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
+        if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        self._publisher.look_after()
+        self._publisher.check_targets()
         if self._refused_offer is not None:
-            self._offer(intake, self._refused_offer)
-        window = self._queue
-        self.figures.set(
-            pending=len(window),
-            in_flight=window.in_flight,
-            next_due_ms=window.next_due_ms(),
-            memory_bytes=window.memory_bytes,
-            disk_bytes=self._segments.disk_bytes,
+            self._offer(fetcher, self._refused_offer)
+        waiting = self._queue
+        self.stats.set(
+            pending=len(waiting),
+            in_flight=waiting.in_flight,
+            next_due_ms=waiting.next_due_ms(),
+            memory_bytes=waiting.memory_bytes,
+            disk_bytes=waiting.pending.segments.disk_bytes,
         )
-
-    _snapshot_size = 0
 
     def _write_snapshot(self) -> None:
         chunks = self._queue.state.snapshot()
-        self._log.snapshot(chunks)
+        self._journal.snapshot(chunks)
         self._snapshot_size = sum(map(len, chunks))
 
-    def _say_goodbye(self) -> None:
-        """Wait a while for what is under way, and leave as little as can be to the next owner."""
-        deadline = time.monotonic() + _GOODBYE_S
+    def _finish(self) -> None:
+        """Wait a while for the messages in flight, so that the next owner has less to recover."""
+        deadline = time.monotonic() + _STOP_S
         while self._publisher and time.monotonic() < deadline:
-            self._publisher.look_again()
+            self._publisher.finish_unanswered()
+            timeout_s = _LOOK_EVERY_S if self._publisher.unanswered else 0.2
             try:
-                event = self._events.get(
-                    timeout=_LOOK_EVERY_S if self._publisher.unanswered else 0.2
-                )
+                event = self._events.get(timeout=timeout_s)
             except queue.Empty:
                 continue
             if isinstance(event, TargetBatch):
@@ -360,42 +339,38 @@ class PartitionOwner(threading.Thread):
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Write the low-water mark down, then acknowledge everything before it."""
-        mark = self._queue.checkpoint()
-        if mark is not None:
-            self._log.append(encode(mark))
-        position = self._queue.state.mark
+        """Write the low watermark to the journal, then acknowledge everything below it."""
+        record = self._queue.checkpoint()
+        if record is not None:
+            self._journal.append(record)
+        position = self._queue.state.low_watermark
         if not position:
             return
-        ledger, entry_id = (int(part[0]) for part in unpack(np.array([position])))
-        end = Position(ledger, entry_id >> 10)
+        end = entry_of(position)
         if position == self._entry_end + 1:
-            end = Position(ledger, (entry_id - 1) >> 10).next_entry
+            end = entry_of(self._entry_end).next_entry
         if end > self._acknowledged:
-            self._claim.acknowledge(self._source, end)
+            self._lock.acknowledge(self._source, end)
             self._acknowledged = end
 
 
 def window_sources(
     description: LevelTopicDescription, partition: int
 ) -> tuple[SourcePartition, SourcePartition]:
-    """Return a window partition, and the log partition that belongs to it."""
+    """Return a window partition and its journal partition."""
     window = description.window_topic.partition(partition).full
-    release_log = description.journal_topic.partition(partition).full
+    journal = description.journal_topic.partition(partition).full
     return (
         SourcePartition(description.topic, window, Role.WINDOW, -1, partition, 0),
-        SourcePartition(description.topic, release_log, Role.JOURNAL, -1, partition, 0),
+        SourcePartition(description.topic, journal, Role.JOURNAL, -1, partition, 0),
     )
 
 
 def _bucket_ms(description: LevelTopicDescription) -> int:
-    """Return the due times of one spill file: some hundreds of them for a whole window."""
+    """Return the range of due times of one spill file; the window gets some hundreds of files."""
     longest = max(level.near_due_ms for level in list(description.levels)[-1:])
     return min(max(longest // 512, 4_096), 65_536)
 
 
-def _words(error: Exception) -> str:
+def _text(error: Exception) -> str:
     return str(error) or error_name(error)
-
-
-__all__ = ["LostOwnershipError", "OwnerSettings", "PartitionOwner", "window_sources"]

@@ -1,4 +1,7 @@
-"""What waits in a window: due times in a tracker, records in segments, each saying the same."""
+"""Index of the pending messages: due times in a tracker, records in segments.
+
+Both keep the due order. Each is compared with the other whenever messages are taken.
+"""
 
 from __future__ import annotations
 
@@ -10,55 +13,51 @@ import numpy.typing as npt
 from delaylevel.dispatcher.journal.records import ENTRY_BITS
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
-from delaylevel.structures.timebucket.near_rows import NearRows
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
-from .columns import MessageRecord
+from .batches import MessageRecord
 
-#: The format without references between values: faster for records that share none.
-_MARSHAL = 2
-#: What a row costs beside the segments, about: the tracker, the set of open positions, the ids.
+#: The format without references between values, which is faster for records that share none.
+_MARSHAL_VERSION = 2
+#: Approximate memory of a row outside the segments: tracker, set of open positions, and IDs.
 _ROW_BYTES = 20
 
 
 class PendingIndex:
-    """Records that wait for their due time; they come out in the order (due, position).
+    """Records that wait for their due time; they come out in the order (due time, position).
+
+    Attributes:
+        segments: the records, which also answer queries by due time and attribute.
+        tracker: the due times.
 
     Args:
-        segments: empty, with precision_ms=1; of this alone from now on.
-        tracker: empty, with precision_ms=1; a new one where None.
-        clock: the present time.
+        segments: empty segments with precision_ms=1.
+        clock: source of the current time.
 
     Raises:
-        InvalidInputError: tracker or segments are not exact, or not empty.
+        InvalidInputError: the segments have another precision, or are not empty.
     """
 
-    def __init__(
-        self, segments: PendingSegments, tracker: TimeBucketTracker | None, clock: Clock
-    ) -> None:
+    def __init__(self, segments: PendingSegments, clock: Clock) -> None:
+        if segments._mask != -1:
+            raise InvalidInputError("the segments must have precision_ms=1")
+        if len(segments):
+            raise InvalidInputError("the segments must be empty")
+        self.segments = segments
+        self.tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
         self._clock = clock
         self._lowest_due: int | None = None
-        if tracker is None:
-            tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
-        if tracker.precision_ms != 1 or segments._mask != -1:
-            raise InvalidInputError("tracker and segments must have precision_ms=1")
-        if len(tracker) or len(segments):
-            raise InvalidInputError("tracker and segments must be empty")
-        self.segments = segments
-        self._tracker = tracker
-        self._late = NearRows()  # what a tracker with a clock of its own has refused
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of records."""
         return len(self.segments)
 
     @property
     def memory_bytes(self) -> int:
-        """About what is held in memory."""
-        rows = len(self._tracker) + self._late.rows
-        return self.segments.memory_bytes + _ROW_BYTES * rows
+        """Approximate memory in use."""
+        return self.segments.memory_bytes + _ROW_BYTES * len(self.tracker)
 
     def put(
         self,
@@ -66,85 +65,51 @@ class PendingIndex:
         records: list[MessageRecord],
         attribute: npt.NDArray[np.float64] | None,
     ) -> None:
-        """Let records wait.
+        """Add records: all of them, or none.
 
         Args:
-            rows: due times, ledgers and packed entries, shape (3, n).
-            records: n plain tuples.
-            attribute: shape (n,); the size of the stored record where None.
+            rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
+            records: list of n plain tuples.
+            attribute: numbers, shape (n,); None for the sizes of the stored records.
 
         Raises:
             InvalidInputError: a record cannot be stored.
-            SpillFullError: the disk is full. In either case nothing was taken.
+            SpillFullError: the disk is full.
         """
         try:
-            payloads = [marshal.dumps(record, _MARSHAL) for record in records]
+            payloads = [marshal.dumps(record, _MARSHAL_VERSION) for record in records]
         except ValueError as error:
-            raise InvalidInputError(f"a record of an arrival cannot be stored: {error}") from None
-        dues = rows[DUE]
-        self.segments.append(dues, rows[LEDGER], rows[ENTRY], payloads, attribute)
-        self._lowest_due = int(dues.min())
-        refused = dues.size - self._tracker.add_messages(rows[LEDGER], rows[ENTRY], dues)
+            raise InvalidInputError(f"a record cannot be stored: {error}") from None
+        self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute)
+        self._lowest_due = int(rows[DUE].min())
+        self.tracker.add_messages(rows[LEDGER], rows[ENTRY], rows[DUE])
         self._lowest_due = None
-        if refused:  # the earliest of them
-            edge = np.partition(dues, refused - 1)[refused - 1]
-            self._late.add(sort_rows(rows[:, dues <= edge]))
 
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
-        """Return due times, packed positions and records of what is due, and drop them.
+        """Remove messages that are due; return their due times, packed positions and records.
 
         Args:
-            now_ms: nothing that is due later comes out.
-            count: at most so many.
+            now_ms: latest due time, ms since the epoch.
+            count: maximum number of messages.
 
         Raises:
             DamagedSegmentError: a spill file is gone.
             DelayLevelError: tracker and segments differ.
         """
         found = self.segments.read_due(now_ms, count)
-        size = len(found.payloads)
         positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
-        late = np.empty(0, dtype=np.int64)
-        if size and self._late.rows:
-            last = int(found.due_ms[-1]), int(found.ledger_ids[-1]), int(found.entry_ids[-1]) + 1
-            part = self._late.take(size, last)
-            late = part[LEDGER] << ENTRY_BITS | part[ENTRY]
-        ledgers, entries = self._tracker.get_scheduled_messages(size - late.size, now_ms)
-        tracked = ledgers << ENTRY_BITS | entries
-        if late.size:
-            agree = np.array_equal(np.sort(np.concatenate((late, tracked))), np.sort(positions))
-        else:
-            agree = np.array_equal(tracked, positions)
-        if not agree:
+        ledgers, entries = self.tracker.get_scheduled_messages(len(found.payloads), now_ms)
+        if not np.array_equal(ledgers << ENTRY_BITS | entries, positions):
             raise DelayLevelError(
-                f"tracker and segments disagree on what is due at {now_ms}; nothing of it was "
-                "released: start again from the log, and report this as a defect"
+                f"tracker and segments disagree on the messages due at {now_ms}; none of them was "
+                "released: start again from the journal, and report this as a defect"
             )
         return found.due_ms, positions, [marshal.loads(payload) for payload in found.payloads]
 
-    def next_due_ms(self) -> int | None:
-        """Return the due time of what comes out next, None where nothing waits."""
-        dues = (self._tracker.next_deliver_at_ms(), self._late.min_due())
-        return min((due for due in dues if due is not None), default=None)
-
-    def counts(self, edges_ms: npt.ArrayLike, more: Int64s) -> Int64s:
-        """Count what waits between given times.
-
-        Args:
-            edges_ms: ascending times, ms, shape (k + 1,), k from 1.
-            more: due times that are counted too, shape (m,).
-
-        Returns:
-            Shape (k,): how many are due in [edges_ms[i], edges_ms[i + 1]).
-        """
-        counts = self._tracker.counts(edges_ms)
-        edges = np.asarray(edges_ms, dtype=np.int64)
-        dues = [more, *(rows[DUE] for rows in self._late.parts())]
-        index = edges.searchsorted(np.concatenate(dues), side="right")
-        found: Int64s = counts + np.bincount(index, minlength=edges.size + 1)[1:-1]
-        return found
-
     def _tracker_now(self) -> int:
-        """Return the time, but no later than just before what is being added: all is tracked."""
+        """Return the current time, but less than any due time that is being added.
+
+        A tracker refuses what is already due; this one has to track every message.
+        """
         now = self._clock.now_ms()
         return now if self._lowest_due is None else min(now, self._lowest_due - 1)

@@ -1,7 +1,7 @@
-"""A message of the window topic, as the window keeps it: what is published, and who it is.
+"""Messages of the window topic in the form in which the delay queue keeps them.
 
-A record is a plain tuple of values that can be marshalled, because the window may write it to
-disk. `WindowMessage` names its fields; its first two identify the message for the window's memory.
+A record is a plain tuple of values that can be marshalled, because the queue may write it to disk.
+`WindowMessage` names its fields. The first two identify the message among its copies.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 
 
 class WindowMessage(NamedTuple):
-    """What becomes of one message of the window topic.
+    """A message of the window topic, ready to be published.
 
     Attributes:
-        id_key, id: its identity in the window's memory; an empty key is never a duplicate.
-        due_ms: when it is to be published.
-        target: the business topic's full name; empty for a dead letter.
-        schema: ``TYPE:digest`` of its payload, or empty.
-        attempt: how often its target has refused it so far.
-        message_id: its ``delaylevel.id``.
-        key, ordering_key, event_ms, value: as they were sent.
-        properties: all that it is published with.
+        id_key, id: identity among copies; a message with an empty key has none.
+        due_ms: due time, ms since the epoch.
+        target: full name of the business topic; empty for a dead letter.
+        schema: ``TYPE:digest`` of the payload, or empty.
+        attempt: number of refusals by the target so far.
+        message_id: the ``delaylevel.id``.
+        key, ordering_key, event_ms, value: fields of the message as they were sent.
+        properties: all properties of the published message.
     """
 
     id_key: str
@@ -49,15 +49,15 @@ class WindowMessage(NamedTuple):
 
     @property
     def schema_ref(self) -> SchemaRef | None:
-        """What the payload was encoded with."""
+        """The schema of the payload; None for plain bytes."""
         return SchemaRef.parse(self.schema) if self.schema else None
 
     def held_properties(self, reason: str) -> dict[str, str]:
-        """Return the properties with which it waits in the held topic, after one more refusal."""
+        """Return the properties for the held topic, after one more refusal."""
         return self._set_aside(self.attempt + 1, reason)
 
     def abandoned_properties(self) -> dict[str, str]:
-        """Return the properties of a dead letter whose target does not exist."""
+        """Return the properties for the dead-letter topic: the target does not exist."""
         return self._set_aside(self.attempt, f"target {self.target} does not exist")
 
     def _set_aside(self, attempt: int, reason: str) -> dict[str, str]:
@@ -67,11 +67,12 @@ class WindowMessage(NamedTuple):
 
 
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
-    """Return the key and the number under which a message's id is remembered.
+    """Return the key and the number under which a message's ID is remembered.
 
-    An id that is a position keeps it, exactly and compactly. Of any other id the number is 63 bits
-    of its BLAKE2b hash: that two of ten million ids share one is less likely than 1 in 100,000.
-    A message that was refused and comes back is not its own copy: the attempt is part of the key.
+    An ID that is a position is packed into the number without loss. For any other ID, the number
+    is 63 bits of its BLAKE2b hash: the probability that two of ten million IDs share a number is
+    below 1 in 100,000. The attempt is part of the key, because a message that was refused and comes
+    back is not a copy of itself.
     """
     suffix = f"\n{attempt}" if attempt else ""
     parts = message_id.rsplit(":", 3)
@@ -87,7 +88,7 @@ def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
                 and 0 <= entry < _ENTRY_LIMIT
                 and -1 <= batch < _BATCH_LIMIT - 1
             ):
-                # One higher, so that an unbatched entry (-1) and a batch's first message differ.
+                # Plus 1, so that an unbatched entry (-1) and the first message of a batch differ.
                 number = ledger << 35 | entry << 10 | (batch + 1)
                 return f"{target}\n{source}{suffix}", number
     digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
@@ -97,14 +98,14 @@ def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
 def recorder(
     description: Callable[[], LevelTopicDescription], topic: str
 ) -> Callable[[ParkedMessage], WindowMessage]:
-    """Return what turns messages of one window partition into records.
+    """Return a function that turns the messages of one window partition into records.
 
-    A message that cannot be understood, or names a target that the level topic does not allow,
-    becomes a dead letter that is due at once.
+    A message that cannot be understood, or whose target the level topic does not allow, becomes a
+    dead letter that is due at once.
 
     Args:
-        description: returns the level topic as it is now.
-        topic: the full name of the window partition.
+        description: function that returns the current description of the level topic.
+        topic: full name of the window partition.
     """
 
     def record(message: ParkedMessage) -> WindowMessage:

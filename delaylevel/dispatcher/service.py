@@ -1,4 +1,4 @@
-"""The dispatcher: serves the window topics of one or more level topics, beside its like."""
+"""The dispatcher: it serves the window topics of level topics, together with other dispatchers."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import without_deduplication
 from delaylevel.topics.stats import window_stats
 
-from .assignment import Membership, Reassignment, assign
+from .assignment import Membership, assign
 from .owner import OwnerSettings, PartitionOwner, window_sources
 from .stats import OwnerStats
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-# How often a partition of another dispatcher is asked for, so that one that stands still loses it.
-_KNOCK_S = 3.0
-# After a failure, a partition is left to others for a while.
+# Time between two attempts to acquire a partition of another dispatcher. If that dispatcher hangs,
+# the broker then takes the partition from it.
+_PROBE_S = 3.0
+# Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
-# A level topic's targets may grow while it is served.
+# Time between two reads of the description, which may get further targets.
 _DESCRIBE_S = 5.0
 
 
 @dataclass(frozen=True)
 class DispatchSettings:
-    """How a dispatcher works.
+    """Settings of a dispatcher.
 
     Attributes:
-        delivery: batched, or unbatched through broker deduplication on every target.
-        checkpoint_ms: how often the low-water mark is written down and acknowledged.
-        memory_bytes: the most memory for payloads that are pending, of each level topic.
-        remember: how many ids of one target and source partition are remembered.
-        directory: for what does not fit in memory; each process has a folder of its own there.
-        name: of this dispatcher among others; made from host and process where None.
+        directory: directory for spill files; each process creates its own folder in it.
+        delivery: the guarantee: batched, or unbatched with broker deduplication on every target.
+        checkpoint_ms: time between two acknowledgements, in ms.
+        memory_bytes: memory limit for pending payloads of each level topic.
+        remember: number of IDs to remember for each target and source partition.
+        name: name of this dispatcher in its group; derived from host and process if None.
     """
 
     directory: Path
@@ -61,34 +62,34 @@ class DispatchSettings:
 
 
 @dataclass(eq=False)
-class _Family:
-    """One level topic that is served."""
+class _ServedTopic:
+    """A level topic that is served, and the partitions of it that this process owns."""
 
     description: LevelTopicDescription
     membership: Membership
     described_s: float
-    pumps: dict[int, PartitionOwner] = field(default_factory=dict)
-    rest_until_s: dict[int, float] = field(default_factory=dict)
-    knock_s: float = 0.0
-    knocked: int = 0
+    owners: dict[int, PartitionOwner] = field(default_factory=dict)
+    retry_s: dict[int, float] = field(default_factory=dict)
+    probe_s: float = 0.0
+    probes: int = 0
 
 
 class Dispatcher:
-    """Releases what is due from the window topics of level topics, until it is stopped.
+    """Service that publishes the messages of window topics when they are due.
 
-    Several may run, on one machine or many: they share out the window partitions, and take over
-    those of one that has died or stands still.
+    Several dispatchers may run, on one machine or many. They share the window partitions, and take
+    over those of a dispatcher that has died or hangs.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
+        client: a ``pulsar.Client``, not closed here.
         admin: the admin interface.
-        level_topics: business topics or level topics, by name.
-        settings: how it works.
-        clock: says what is due.
+        level_topics: names of business topics or level topics.
+        settings: the settings.
+        clock: source of the current time.
 
     Raises:
-        LevelTopicError: one is missing, or has another final window than ``tracker``; or, with
-            effectively-once delivery, a target without broker deduplication.
+        LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
+            effectively-once delivery, a target is without broker deduplication.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Dispatcher:
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._families: list[_Family] = []
+        self._topics: list[_ServedTopic] = []
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         described = [served(admin, name) for name in dict.fromkeys(level_topics)]
         if settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -114,124 +115,128 @@ class Dispatcher:
         sweep(settings.directory)
         for description in described:
             membership = Membership(client, admin, description, settings.name)
-            self._families.append(_Family(description, membership, time.monotonic()))
+            self._topics.append(_ServedTopic(description, membership, time.monotonic()))
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
-        """The level topics that are served."""
-        return tuple(family.description for family in self._families)
+        """The descriptions of the level topics that are served."""
+        return tuple(topic.description for topic in self._topics)
 
-    def figures(self) -> Mapping[tuple[str, int], OwnerStats]:
-        """Return the figures of every window partition that this process owns.
+    def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
+        """Return the statistics of every window partition that this process owns.
 
         Returns:
-            By (level topic, index of the window partition).
+            Statistics by (level topic, index of the window partition).
         """
         with self._lock:
-            pumps = [
-                (family.description.topic, index, pump)
-                for family in self._families
-                for index, pump in family.pumps.items()
-            ]
-        return {(topic, index): pump.figures.now() for topic, index, pump in pumps}
+            owners = {
+                (topic.description.topic, index): owner
+                for topic in self._topics
+                for index, owner in topic.owners.items()
+            }
+        return {key: owner.stats.now() for key, owner in owners.items()}
+
+    #: The earlier name of `stats`.
+    figures = stats
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called; then give everything back.
+        """Serve until `stop` is called; then give up all partitions.
 
         Args:
-            tick: called about once a second in this thread.
+            tick: function that is called about once a second in this thread.
         """
         try:
             while not self._stopping.is_set():
-                for family in self._families:
+                for topic in self._topics:
                     try:
                         with translate_errors():
-                            self._look(family)
+                            self._reassign(topic)
                     except BrokerError as error:
-                        log.warning("%s: %s", family.description.topic, error)
+                        log.warning("%s: %s", topic.description.topic, error)
                 if tick is not None:
                     tick()
                 self._stopping.wait(_LOOK_S)
         finally:
-            self._give_back([(f, p) for f in self._families for p in list(f.pumps.values())])
-            for family in self._families:
-                family.membership.close()
+            self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
+            for topic in self._topics:
+                topic.membership.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def stop(self) -> None:
-        """Ask `run` to end; safe in a signal handler and from any thread."""
+        """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
 
-    def _look(self, family: _Family) -> None:
-        """See who is there, and take or give back partitions."""
+    def _reassign(self, topic: _ServedTopic) -> None:
+        """Read the group, and acquire or revoke partitions."""
         now = time.monotonic()
-        for index, pump in list(family.pumps.items()):
-            if not pump.is_alive():
+        for index, owner in list(topic.owners.items()):
+            if not owner.is_alive():
                 with self._lock:
-                    del family.pumps[index]
-                family.rest_until_s[index] = now + _RETRY_S
-        if now - family.described_s > _DESCRIBE_S:
-            family.described_s = now
-            family.description = served(self._admin, family.description.topic)
-        standing = family.membership.standing()
-        partitions = family.description.window_partitions
-        moves = assign(standing, family.membership.name, family.pumps.keys(), partitions)
-        self._give_back([(family, family.pumps[index]) for index in moves.give])
-        for index in moves.take:
-            if now >= family.rest_until_s.get(index, 0.0):
-                self._take(family, index)
-        self._knock(family, moves, now)
+                    del topic.owners[index]
+                topic.retry_s[index] = now + _RETRY_S
+        if now - topic.described_s > _DESCRIBE_S:
+            topic.described_s = now
+            topic.description = served(self._admin, topic.description.topic)
+        moves = assign(
+            topic.membership.read_group(),
+            topic.membership.name,
+            topic.owners.keys(),
+            topic.description.window_partitions,
+        )
+        self._revoke([(topic, index) for index in moves.revoke])
+        wanted = list(moves.acquire)
+        if moves.probe and now >= topic.probe_s:
+            topic.probe_s = now + _PROBE_S
+            topic.probes += 1
+            wanted.append(moves.probe[topic.probes % len(moves.probe)])
+        for index in wanted:
+            if now >= topic.retry_s.get(index, 0.0):
+                self._acquire(topic, index)
 
-    def _knock(self, family: _Family, moves: Reassignment, now: float) -> None:
-        if not moves.knock or now < family.knock_s:
-            return
-        family.knock_s = now + _KNOCK_S
-        family.knocked += 1
-        index = moves.knock[family.knocked % len(moves.knock)]
-        if now >= family.rest_until_s.get(index, 0.0):
-            self._take(family, index)
-
-    def _take(self, family: _Family, index: int) -> None:
-        sources = window_sources(family.description, index)
+    def _acquire(self, topic: _ServedTopic, index: int) -> None:
+        description, settings = topic.description, self._settings
+        sources = window_sources(description, index)
         try:
-            claim = PartitionLock(self._client, self._admin, sources, "dispatch")
+            lock = PartitionLock(self._client, self._admin, sources, "dispatch")
         except AlreadyRunningError:
             return
-        topic = TopicName.parse(family.description.topic)
-        directory = self._directory / f"{topic.namespace_path}/{topic.local}".replace("/", "+")
-        settings = self._settings
-        pump = PartitionOwner(
+        name = TopicName.parse(description.topic)
+        directory = self._directory / f"{name.namespace_path}/{name.local}".replace("/", "+")
+        owner = PartitionOwner(
             self._client,
             self._admin,
-            lambda: family.description,
+            lambda: topic.description,
             index,
-            claim,
+            lock,
             directory / str(index),
             OwnerSettings(
                 delivery=settings.delivery,
                 checkpoint_ms=settings.checkpoint_ms,
-                memory_bytes=max(
-                    settings.memory_bytes // family.description.window_partitions, 1 << 20
-                ),
+                memory_bytes=max(settings.memory_bytes // description.window_partitions, 1 << 20),
                 remember=settings.remember,
             ),
             self._clock,
         )
         with self._lock:
-            family.pumps[index] = pump
-        pump.start()
+            topic.owners[index] = owner
+        owner.start()
 
-    def _give_back(self, pumps: Sequence[tuple[_Family, PartitionOwner]]) -> None:
-        for _, pump in pumps:
-            pump.stop()
-        for family, pump in pumps:
-            pump.join()
+    def _revoke(self, partitions: Sequence[tuple[_ServedTopic, int]]) -> None:
+        """Stop owners, all at the same time, and wait for their end."""
+        for topic, index in partitions:
+            topic.owners[index].stop()
+        for topic, index in partitions:
+            topic.owners[index].join()
             with self._lock:
-                family.pumps.pop(pump.partition, None)
+                del topic.owners[index]
 
 
 def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
-    """Return a level topic that a dispatcher can serve, by its name or its business topic's.
+    """Return the description of a level topic that a dispatcher can serve.
+
+    Args:
+        admin: the admin interface.
+        name: name of the level topic or of its business topic.
 
     Raises:
         LevelTopicError: it is missing, or its final window is not ``tracker``.
@@ -240,7 +245,7 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
     if description.final_window is not FinalWindow.TRACKER:
         raise LevelTopicError(
             f"level topic {description.topic} has the final window "
-            f"{description.final_window.value!r}: the broker itself delivers what is due, and "
+            f"{description.final_window.value!r}: the broker itself delivers its messages, and "
             "there is nothing to dispatch"
         )
     return description
@@ -248,14 +253,14 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
 
 @dataclass(frozen=True)
 class Ownership:
-    """How one window partition stands.
+    """The owner and the backlog of a window partition.
 
     Attributes:
-        partition: its index.
-        owner: the name of the dispatcher's consumer; None for nobody.
-        address: where it is connected from.
-        backlog_entries: entries that are not acknowledged.
-        oldest_publish_ms: when the oldest of them was published.
+        partition: index of the partition.
+        owner: name of the dispatcher's consumer; None if there is none.
+        address: network address of the consumer.
+        backlog_entries: number of entries that are not acknowledged.
+        oldest_publish_ms: publish time of the oldest of them, ms since the epoch.
     """
 
     partition: int
@@ -266,7 +271,7 @@ class Ownership:
 
 
 def owners(admin: TopicAdmin, name: str) -> list[Ownership]:
-    """Return how each window partition of a level topic stands, by index.
+    """Return the owner and the backlog of each window partition, by index.
 
     Raises:
         LevelTopicError: the level topic is missing, or its final window is not ``tracker``.
@@ -284,7 +289,11 @@ def owners(admin: TopicAdmin, name: str) -> list[Ownership]:
 
 
 def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Raise LevelTopicError unless the broker deduplicates on every target that exists."""
+    """Require that the broker deduplicates on every target that exists.
+
+    Raises:
+        LevelTopicError: a target is without deduplication.
+    """
     without = without_deduplication(admin, description)
     if without:
         names = ", ".join(map(str, without))
@@ -297,12 +306,11 @@ def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -
 
 
 def sweep(directory: Path) -> None:
-    """Delete what dispatchers that no longer run have left behind."""
+    """Delete the files of dispatchers that no longer run."""
     for each in directory.glob("dispatcher-*"):
         pid = each.name.rpartition("-")[2]
-        if not pid.isdigit() or _alive(int(pid)):
-            continue
-        shutil.rmtree(each, ignore_errors=True)
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(each, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
@@ -315,6 +323,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-__all__ = ["DispatchSettings", "Dispatcher", "check_deduplication", "served"]

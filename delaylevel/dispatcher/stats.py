@@ -1,4 +1,4 @@
-"""What the dispatcher of a window partition has done, counted where it happens."""
+"""Statistics of the owner of a window partition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-#: Upper bounds of the lateness histogram, ms; what is later than the last counts behind it.
+#: Upper bounds of the lateness histogram, ms. One further count follows for later messages.
 LATENESS_BOUNDS_MS = (
     5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000,
 )  # fmt: skip
@@ -21,24 +21,24 @@ def _no_lateness() -> npt.NDArray[np.int64]:
 
 @dataclass
 class OwnerStats:
-    """The figures of one window partition since this process owns it.
+    """Statistics of one window partition since this process owns it.
 
     Attributes:
         state: ``recovering``, ``releasing``, ``disk full`` or ``stopped``.
-        arrived: messages read from the window topic, without those known to be released.
-        duplicates: copies that were left out.
-        released: messages that their targets have confirmed.
-        held: messages that were set aside, by target.
-        dead: messages that could not be understood.
-        dropped: messages that were thrown away because their target does not exist.
-        pending: messages that wait for their due time.
-        in_flight: messages that are being published.
-        next_due_ms: when the next one is due; None for none.
-        lateness: how many were confirmed within each of `LATENESS_BOUNDS_MS`, and later.
-        lateness_ms: the sum of all lateness.
-        latest_ms: the largest.
-        memory_bytes, disk_bytes: what is pending takes, by the window's own count.
-        recovery_s: how long reading again took at the takeover.
+        arrived: number of messages read from the window topic, without those already released.
+        duplicates: number of copies that were left out.
+        released: number of messages that their targets have confirmed.
+        held: number of messages in the held topic, by target.
+        dead: number of messages in the dead-letter topic.
+        dropped: number of messages that were deleted because their target does not exist.
+        pending: number of messages that wait for their due time.
+        in_flight: number of messages that are being published.
+        next_due_ms: earliest due time of the pending messages, ms since the epoch, or None.
+        lateness: number of messages for each bound of `LATENESS_BOUNDS_MS`, and of later ones.
+        lateness_ms: sum of the lateness of all messages, in ms.
+        latest_ms: largest lateness, in ms.
+        memory_bytes, disk_bytes: approximate size of the pending messages.
+        recovery_s: duration of the takeover, in s.
     """
 
     state: str = "recovering"
@@ -60,73 +60,73 @@ class OwnerStats:
 
 
 class SharedOwnerStats:
-    """Figures that one thread changes and others read."""
+    """Statistics that one thread changes and others read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures = OwnerStats()
+        self._stats = OwnerStats()
 
     def now(self) -> OwnerStats:
-        """Return a copy."""
+        """Return a copy of the present values."""
         with self._lock:
-            found = self._figures
-            return replace(found, held=dict(found.held), lateness=found.lateness.copy())
+            stats = self._stats
+            return replace(stats, held=dict(stats.held), lateness=stats.lateness.copy())
 
     def set(self, **values: object) -> None:
-        """Set some of the figures."""
+        """Set some of the values."""
         with self._lock:
             for name, value in values.items():
-                setattr(self._figures, name, value)
+                setattr(self._stats, name, value)
 
     def offered(self, arrived: int, duplicates: int) -> None:
-        """Count what was read."""
+        """Count messages that were read."""
         with self._lock:
-            self._figures.arrived += arrived
-            self._figures.duplicates += duplicates
+            self._stats.arrived += arrived
+            self._stats.duplicates += duplicates
 
     def released(self, due_ms: npt.NDArray[np.int64], now_ms: int) -> None:
-        """Count messages that were confirmed just now."""
+        """Count messages that have just been confirmed."""
         late = now_ms - due_ms
         counts = np.bincount(
             np.searchsorted(LATENESS_BOUNDS_MS, late), minlength=len(LATENESS_BOUNDS_MS) + 1
         )
         with self._lock:
-            figures = self._figures
-            figures.released += late.size
-            figures.lateness += counts
-            figures.lateness_ms += int(late.sum())
-            figures.latest_ms = max(figures.latest_ms, int(late.max(initial=0)))
+            stats = self._stats
+            stats.released += late.size
+            stats.lateness += counts
+            stats.lateness_ms += int(late.sum())
+            stats.latest_ms = max(stats.latest_ms, int(late.max(initial=0)))
 
     def held(self, target: str, count: int = 1) -> None:
-        """Count messages that were set aside."""
+        """Count messages that were put into the held topic."""
         with self._lock:
-            self._figures.held[target] = self._figures.held.get(target, 0) + count
+            self._stats.held[target] = self._stats.held.get(target, 0) + count
 
     def dropped(self) -> None:
-        """Count a message that was thrown away."""
+        """Count a message that was dropped."""
         with self._lock:
-            self._figures.dropped += 1
+            self._stats.dropped += 1
 
     def dead(self, count: int) -> None:
-        """Count messages that could not be understood."""
+        """Count messages that were put into the dead-letter topic."""
         with self._lock:
-            self._figures.dead += count
+            self._stats.dead += count
 
 
-def total_lateness(figures: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
+def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:
     """Return the sum of lateness histograms."""
-    return sum((each.lateness for each in figures), _no_lateness())
+    return sum((each.lateness for each in stats), _no_lateness())
 
 
 def quantile_ms(lateness: npt.NDArray[np.int64], share: float) -> int | None:
-    """Return the bound that the given share of a lateness histogram keeps; None where empty.
+    """Return a quantile of a lateness histogram, rounded up to a bound; None if it is empty.
 
     Args:
-        lateness: as in `OwnerStats`, shape (bounds + 1,).
-        share: e.g. 0.99.
+        lateness: counts as in `OwnerStats`, shape (bounds + 1,).
+        share: share of the messages, e.g. 0.99.
 
     Returns:
-        ms; one more than the last bound for what is later than that.
+        The lateness in ms; one more than the last bound if it is larger.
     """
     total = int(lateness.sum())
     if not total:

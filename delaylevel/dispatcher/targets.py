@@ -1,7 +1,7 @@
-"""The ways out of the window: one producer for each business topic and schema.
+"""The producers of the business topics, and the messages that they have not confirmed.
 
-A lane never waits. What it was given of one batch is a slice; the client says in its own thread
-when the broker has answered for all of it, and the pump looks at the outcome then.
+Sending never blocks. The messages that one target gets of one batch are a target batch. The client
+reports in its own thread that the broker has answered for it; the owner then looks at the outcome.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
+from delaylevel.cluster.failures import OK, close_quietly, result_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     CERTAIN_REFUSALS,
     KEY_BATCHED_SETTINGS,
-    PRODUCER_SETTINGS,
     UNBATCHED_SETTINGS,
-    Publisher,
-    close_all,
     open_producer,
     send_in_order,
 )
@@ -34,32 +31,32 @@ from .record import WindowMessage
 
 log = logging.getLogger(__name__)
 
-# A target that has confirmed nothing for so long holds its own messages, and no others'.
+# A target that has confirmed nothing for this time is paused: its messages are held.
 STALL_S = 5.0
-# The client gives up after its send timeout, and says so; if it did not, this is looked at.
+# The client reports a failure after its send timeout. If it does not, this is the limit.
 FORGOTTEN_S = 40.0
-# What one target may have unconfirmed: beyond it, the next ones wait in the held topic.
+# Limits of one target's unconfirmed messages. Beyond them, further messages are held.
 UNCONFIRMED_MESSAGES = 50_000
 UNCONFIRMED_BYTES = 64 << 20
 
-_TargetKey = tuple[str, str, int]  # target, schema, target partition (-1: the client chooses)
+_TargetKey = tuple[str, str, int]  # topic, schema, partition (-1: the client chooses)
 
 
 class TargetBatch:
-    """What one lane was given of one batch.
+    """The messages of one batch that go to one target.
 
     Attributes:
-        lane: where it was sent.
-        number: the batch's.
-        indices: which of the batch's messages, ascending.
-        sequence_ids: theirs, where the broker deduplicates.
-        started_s: when it was sent, by the monotonic clock.
+        target: the target.
+        number: number of the batch.
+        indices: indices of the messages in the batch, ascending.
+        sequence_ids: their sequence IDs, if the broker deduplicates.
+        started_s: time of sending, by the monotonic clock.
     """
 
-    __slots__ = ("indices", "lane", "number", "outcomes", "sequence_ids", "size", "started_s")
+    __slots__ = ("indices", "number", "outcomes", "sequence_ids", "size", "started_s", "target")
 
-    def __init__(self, lane: Target, number: int) -> None:
-        self.lane = lane
+    def __init__(self, target: Target, number: int) -> None:
+        self.target = target
         self.number = number
         self.indices: list[int] = []
         self.sequence_ids: list[int] = []
@@ -70,11 +67,11 @@ class TargetBatch:
 
     @property
     def answered(self) -> bool:
-        """Whether the client has called back for every message that was sent."""
+        """True if the client has called back for every message that was sent."""
         return all(self.outcomes)
 
     def failures(self) -> list[tuple[int, str]]:
-        """Return which messages are not stored, as far as is known, and why, by index."""
+        """Return index and reason of each message that is not known to be stored."""
         found = []
         for index, outcome in zip(self.indices, self.outcomes, strict=False):
             if OK not in outcome:
@@ -87,55 +84,60 @@ class TargetBatch:
 
 @dataclass(eq=False)
 class Target:
-    """A producer of one business topic (or one of its partitions) and what it has not confirmed.
+    """A producer of a business topic, or of one of its partitions, and its unconfirmed messages.
 
     Attributes:
-        key: target, schema, partition.
-        producer: a ``pulsar.Producer``; None while what became of its last messages is unknown.
-        name: under which the release log knows it; empty where it is not numbered.
-        next_sequence_id: of the next message, where the broker deduplicates.
-        waiting: its slices, oldest first.
+        key: topic, schema and partition.
+        producer: a ``pulsar.Producer``; None while it is unknown which messages are stored.
+        name: name in the journal; empty without deduplication.
+        next_sequence_id: sequence ID of the next message, if the broker deduplicates.
+        unconfirmed: unconfirmed target batches, oldest first.
+        messages, size: number and bytes of the unconfirmed messages.
     """
 
     key: _TargetKey
     producer: Any
     name: str = ""
     next_sequence_id: int = 1
-    waiting: list[TargetBatch] = field(default_factory=list)
+    unconfirmed: list[TargetBatch] = field(default_factory=list)
     messages: int = 0
     size: int = 0
 
     @property
     def numbered(self) -> bool:
-        """Whether its messages have sequence ids."""
+        """True if the messages have sequence IDs."""
         return bool(self.name)
 
     def send(self, part: TargetBatch, messages: Iterable[WindowMessage]) -> None:
-        """Give the slice's messages to the producer, in order."""
+        """Pass the messages of a target batch to the producer, in order."""
         sequence_ids = part.sequence_ids if self.name else None
         part.size += send_in_order(self.producer, messages, sequence_ids, part.outcomes)
-        self.waiting.append(part)
+        self.unconfirmed.append(part)
         self.messages += len(part.indices)
         self.size += part.size
 
-    def settled(self, part: TargetBatch) -> None:
-        """Count a slice no longer as unconfirmed."""
-        self.waiting.remove(part)
+    def complete(self, part: TargetBatch) -> None:
+        """Remove a target batch from the unconfirmed ones."""
+        self.unconfirmed.remove(part)
         self.messages -= len(part.indices)
         self.size -= part.size
 
 
 class Targets:
-    """All lanes of one window partition.
+    """The targets of one window partition.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        admin: says whether a target exists, and finds its schemas.
-        name: the producers' name: one for each window partition, so that nobody else can publish
-            for it while this owner does.
-        delivery: batched, or unbatched through broker deduplication.
-        sequences: returns the next sequence id of a lane by its name, as the release log knows it.
-        pause_ms: how long a target that was refused is left alone.
+        client: a ``pulsar.Client``, not closed here.
+        admin: the admin interface.
+        name: name of the producers. Each window partition has its own name, so that the broker
+            accepts no other publisher for it while this owner is connected.
+        delivery: the guarantee. Effectively once, the producers send unbatched messages with
+            sequence IDs.
+        sequences: function that returns a target's next sequence ID in the journal, by name.
+        pause_ms: time for which a target is paused after a refusal.
+
+    Attributes:
+        numbered: True if the messages have sequence IDs.
     """
 
     def __init__(
@@ -147,160 +149,155 @@ class Targets:
         sequences: Callable[[str], int],
         pause_ms: int,
     ) -> None:
+        self.numbered = delivery is Delivery.EFFECTIVELY_ONCE
         self._client = client
         self._admin = admin
         self._name = name
-        self._numbered = delivery is Delivery.EFFECTIVELY_ONCE
         self._sequences = sequences
         self._pause_s = pause_ms / 1000
-        self._lanes: dict[_TargetKey, Target] = {}
-        self._routes: dict[tuple[str, str], Target] = {}
+        self._targets: dict[_TargetKey, Target] = {}
         self._partitions: dict[str, int] = {}
-        self._refused: dict[tuple[str, str], tuple[str, float]] = {}
+        self._paused: dict[tuple[str, str], tuple[str, float]] = {}
 
     def find(self, message: WindowMessage) -> Target | str:
-        """Return the lane for a message, or why its target cannot be written now.
+        """Return the target of a message, or the reason why it cannot be written now.
 
         Raises:
             BrokerError: no broker serves it at present.
         """
-        route = (message.target, message.schema)
-        if not self._numbered:
-            lane = self._routes.get(route)
-            if lane is not None:
-                return lane
-        if self._refused:
-            refused = self._refused.get(route)
-            if refused is not None:
-                reason, until_s = refused
+        topic, schema, partition = message.target, message.schema, -1
+        if self._paused:
+            paused = self._paused.get((topic, schema))
+            if paused is not None:
+                reason, until_s = paused
                 if time.monotonic() < until_s:
                     return reason
-                del self._refused[route]
-        try:
-            partition = self._partition(message) if self._numbered else -1
-        except LookupError as error:
-            return self.refuse(*route, str(error))
-        key = (*route, partition)
-        lane = self._lanes.get(key)
-        if lane is None:
+                del self._paused[topic, schema]
+        if self.numbered:
+            try:
+                partition = self._partition(message)
+            except LookupError as error:
+                return self.pause(topic, schema, str(error))
+        key = (topic, schema, partition)
+        target = self._targets.get(key)
+        if target is None:
             opened = self._open(key)
             if isinstance(opened, str):
-                return self.refuse(*route, opened)
-            lane = self._lanes[key] = opened
-        if lane.producer is None:
-            return "what became of its last messages is not known yet"
-        if not self._numbered:
-            self._routes[route] = lane
-        return lane
+                return self.pause(topic, schema, opened)
+            target = self._targets[key] = opened
+        if target.producer is None:
+            return "it is unknown which of its last messages are stored"
+        return target
 
-    def refuse(self, target: str, schema: str, reason: str) -> str:
-        """Leave a target alone for a while; returns the reason."""
-        log.warning("%s cannot be written (%s): holding its messages", target, reason)
-        self._refused[target, schema] = (reason, time.monotonic() + self._pause_s)
-        self._routes.pop((target, schema), None)
+    def pause(self, topic: str, schema: str, reason: str) -> str:
+        """Hold the messages of a target for a while; return the reason."""
+        log.warning("%s cannot be written (%s): holding its messages", topic, reason)
+        self._paused[topic, schema] = (reason, time.monotonic() + self._pause_s)
         return reason
 
-    def drop(self, lane: Target) -> None:
-        """Close a lane; its next message opens it anew."""
-        if self._lanes.get(lane.key) is lane:
-            del self._lanes[lane.key]
-        self._routes.pop(lane.key[:2], None)
-        _close(lane.producer)
-        lane.producer = None
+    def is_paused(self, target: Target) -> bool:
+        """Return whether the messages of a target are held now."""
+        return target.producer is None or target.key[:2] in self._paused
+
+    def resume(self, target: Target) -> None:
+        """Write to a target again, after it has confirmed all its messages."""
+        self._paused.pop(target.key[:2], None)
+
+    def remove(self, target: Target) -> None:
+        """Close a target; its next message opens it again."""
+        if self._targets.get(target.key) is target:
+            del self._targets[target.key]
+        self.close_producer(target)
 
     def all(self) -> list[Target]:
-        """Return every lane."""
-        return list(self._lanes.values())
+        """Return every target."""
+        return list(self._targets.values())
 
-    def refuses(self, lane: Target) -> bool:
-        """Say whether its target is left alone now."""
-        return lane.producer is None or lane.key[:2] in self._refused
-
-    def accept(self, lane: Target) -> None:
-        """Write to its target again: it has confirmed all that it was given."""
-        self._refused.pop(lane.key[:2], None)
-
-    def watch(self) -> list[TargetBatch]:
-        """Refuse what goes to targets that confirm nothing, or too little.
+    def find_stalled(self) -> list[TargetBatch]:
+        """Pause the targets that confirm nothing, or too little.
 
         Returns:
-            What the client should have given up long ago, and has not said so.
+            Target batches for which the client should have reported a failure long ago.
         """
         now = time.monotonic()
         forgotten: list[TargetBatch] = []
-        for lane in self._lanes.values():
-            if not lane.waiting or lane.producer is None:
+        for target in self._targets.values():
+            if not target.unconfirmed or target.producer is None:
                 continue
-            oldest = lane.waiting[0]
-            if now - oldest.started_s > FORGOTTEN_S:
+            oldest = target.unconfirmed[0]
+            age_s = now - oldest.started_s
+            if age_s > FORGOTTEN_S:
                 forgotten.append(oldest)
-            late = now - lane.waiting[0].started_s > STALL_S
-            if late or lane.messages > UNCONFIRMED_MESSAGES or lane.size > UNCONFIRMED_BYTES:
-                target, schema, _ = lane.key
-                if (target, schema) not in self._refused:
-                    self.refuse(target, schema, f"{lane.messages} messages are not confirmed")
+            topic, schema, _ = target.key
+            if (
+                age_s > STALL_S
+                or target.messages > UNCONFIRMED_MESSAGES
+                or target.size > UNCONFIRMED_BYTES
+            ) and (topic, schema) not in self._paused:
+                self.pause(topic, schema, f"{target.messages} messages are not confirmed")
         return forgotten
 
-    def forgive(self) -> None:
-        """Count all waiting from now: it was this process, or the broker, that stood still."""
+    def restart_timers(self) -> None:
+        """Measure the age of all unconfirmed target batches from now."""
         now = time.monotonic()
-        for lane in self._lanes.values():
-            for part in lane.waiting:
+        for target in self._targets.values():
+            for part in target.unconfirmed:
                 part.started_s = now
 
-    def doubt(self, lane: Target) -> None:
-        """Give up a numbered lane's producer: only a new one can say what the broker has stored."""
-        _close(lane.producer)
-        lane.producer = None
+    def close_producer(self, target: Target) -> None:
+        """Close the producer of a target, but keep its unconfirmed target batches."""
+        if target.producer is not None:
+            close_quietly(target.producer, "producer")
+        target.producer = None
 
-    def resolve(self, lane: Target) -> int | None:
-        """Return the last sequence id that the broker has stored of a lane in doubt.
+    def without_producer(self) -> list[Target]:
+        """Return the targets with unconfirmed messages whose producer was closed."""
+        return [each for each in self.all() if each.producer is None and each.unconfirmed]
 
-        None where it cannot be asked now. A topic that is gone has stored nothing: 0.
+    def reopen(self, target: Target) -> int | None:
+        """Open a new producer, and return the last sequence ID that the broker has stored.
+
+        Returns:
+            The sequence ID; 0 if the topic is gone; None if the topic cannot be opened now.
         """
-        opened = self._open(lane.key)
+        opened = self._open(target.key)
         if isinstance(opened, str):
             if opened == hop.NO_TOPIC:
-                self.drop(lane)
+                self.remove(target)
                 return 0
             return None
-        lane.producer = opened.producer
+        target.producer = opened.producer
         last: int = opened.producer.last_sequence_id()
-        lane.next_sequence_id = max(lane.next_sequence_id, last + 1)
+        target.next_sequence_id = max(target.next_sequence_id, last + 1)
         return last
 
-    def in_doubt(self) -> list[Target]:
-        """Return the numbered lanes whose producers were given up."""
-        return [lane for lane in self._lanes.values() if lane.producer is None and lane.waiting]
+    def last_stored(self, name: str) -> int:
+        """Return the last sequence ID that the broker has stored, by the name in the journal.
 
-    def stored(self, name: str) -> int:
-        """Return the last sequence id that the broker has of a lane, by its name in the log.
-
-        0 where its topic is gone, or nothing can be written to it any more.
+        Returns:
+            The sequence ID; 0 if the topic is gone, or can no longer be written.
 
         Raises:
             BrokerError: no broker serves it at present.
         """
-        target, schema, partition = parse_target(name)
-        key = (target, schema, partition)
-        lane = self._lanes.get(key)
-        if lane is None:
+        key = parse_target(name)
+        target = self._targets.get(key)
+        if target is None:
             opened = self._open(key)
             if isinstance(opened, str):
-                log.warning("%s: what the broker has stored cannot be asked (%s)", target, opened)
+                log.warning("%s: its last sequence ID is unknown (%s)", key[0], opened)
                 return 0
-            lane = self._lanes[key] = opened
-        return int(lane.producer.last_sequence_id())
+            target = self._targets[key] = opened
+        return int(target.producer.last_sequence_id())
 
     def close(self) -> None:
         """Close every producer."""
-        lanes, self._lanes = list(self._lanes.values()), {}
-        self._routes = {}
-        for lane in lanes:
-            _close(lane.producer)
+        for target in self.all():
+            self.close_producer(target)
+        self._targets = {}
 
     def _partition(self, message: WindowMessage) -> int:
-        """Return the partition of the target, -1 where it has none; chosen from the message."""
+        """Return the target partition for a message, -1 if the target is not partitioned."""
         count = self._partitions.get(message.target)
         if count is None:
             name = TopicName.parse(message.target)
@@ -313,99 +310,54 @@ class Targets:
         return java_string_hash(message.key or message.ordering_key or message.message_id) % count
 
     def _open(self, key: _TargetKey) -> Target | str:
-        target, schema_text, partition = key
+        topic, schema_text, partition = key
         reference = SchemaRef.parse(schema_text) if schema_text else None
-        schema = hop.target_schema(self._admin, target, reference)
+        schema = hop.target_schema(self._admin, topic, reference)
         if isinstance(schema, str):
-            self._partitions.pop(target, None)
+            self._partitions.pop(topic, None)
             return schema
-        topic = target if partition < 0 else TopicName.parse(target).partition(partition).full
-        try:
-            producer = self._create(topic, self.producer_name(schema_text), schema)
-        except ClientError as error:
-            if error.transient:
-                raise BrokerError(f"no broker serves {target} now ({error.name})") from error
-            return error.name
-        if not self._numbered:
-            return Target(key, producer)
-        name = target_name(*key)
-        last = producer.last_sequence_id()
-        return Target(key, producer, name, max(self._sequences(name), last + 1, 1))
-
-    def producer_name(self, schema: str) -> str:
-        """Return the producers' name for one schema: a name serves one producer of a topic."""
-        return f"{self._name}-{schema}" if schema else self._name
-
-    def _create(self, topic: str, name: str, schema: Any) -> Any:
-        settings = dict(UNBATCHED_SETTINGS if self._numbered else KEY_BATCHED_SETTINGS)
-        # The pump bounds what is under way and must never be made to wait.
+        settings = dict(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS)
+        # The owner limits the messages in flight itself, and must never block.
         settings |= {"max_pending_messages": 0, "block_if_queue_full": False}
         settings["max_pending_messages_across_partitions"] = 1 << 30
-        return open_producer(self._client, topic, settings, schema=schema, name=name)
-
-
-class OwnTopic:
-    """A producer of the held or dead-letter topic; it waits for every confirmation."""
-
-    def __init__(self, client: Any, topic: str) -> None:
-        self._client = client
-        self._topic = topic
-        self._outlet: Publisher[None] | None = None
-
-    def send(self, messages: Iterable[tuple[WindowMessage, dict[str, str], int | None]]) -> None:
-        """Store messages with these properties, each held by the broker until a time or None.
-
-        Raises:
-            BrokerError: one was not confirmed.
-        """
+        full = topic if partition < 0 else TopicName.parse(topic).partition(partition).full
+        # A name serves one producer of a topic, and each schema has a producer.
+        name = f"{self._name}-{schema_text}" if schema_text else self._name
         try:
-            if self._outlet is None:
-                self._outlet = Publisher(
-                    open_producer(self._client, self._topic, PRODUCER_SETTINGS)
-                )
-            with translate_errors():
-                for message, properties, until_ms in messages:
-                    self._outlet.send(message, properties, until_ms)
+            producer = open_producer(self._client, full, settings, schema=schema, name=name)
         except ClientError as error:
-            raise BrokerError(f"cannot write to {self._topic} ({error.name})") from error
-        failure, _, _ = self._outlet.settle()
-        if failure is not None:
-            raise BrokerError(f"{self._topic} did not confirm ({failure})")
-
-    def close(self) -> None:
-        """Close the producer."""
-        if self._outlet is not None:
-            close_all([self._outlet])
-        self._outlet = None
+            if error.transient:
+                raise BrokerError(f"no broker serves {topic} now ({error.name})") from error
+            return error.name
+        if not self.numbered:
+            return Target(key, producer)
+        in_journal = target_name(*key)
+        next_sequence_id = max(self._sequences(in_journal), producer.last_sequence_id() + 1, 1)
+        return Target(key, producer, in_journal, next_sequence_id)
 
 
 def target_name(target: str, schema: str, partition: int) -> str:
-    """Return the name under which the release log knows a lane."""
+    """Return the name of a target in the journal."""
     return f"{partition} {schema or '-'} {target}"
 
 
 def parse_target(name: str) -> _TargetKey:
-    """Read what `lane_name` wrote."""
+    """Return topic, schema and partition from a target's name in the journal."""
     partition, schema, target = name.split(" ", 2)
     return target, "" if schema == "-" else schema, int(partition)
 
 
-def certain(reason: str) -> bool:
-    """Say whether the broker has certainly not stored a message that failed with this."""
+def is_certain(reason: str) -> bool:
+    """Return whether the broker has certainly not stored a message that failed for a reason."""
     return reason in CERTAIN_REFUSALS or reason in ("not sent", "ProducerQueueIsFull")
 
 
 def java_string_hash(key: str) -> int:
-    """Return the hash by which Java producers choose a partition for a key (JavaStringHash).
+    """Return the hash by which Java producers choose the partition of a key (JavaStringHash).
 
-    Python's own producers use another one, which differs from release to release of the client.
+    Python's own producers use another hash, which differs between releases of the client.
     """
     value = 0
     for byte in key.encode():
         value = (31 * value + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
     return value & 0x7FFFFFFF
-
-
-def _close(producer: Any) -> None:
-    if producer is not None:
-        close_quietly(producer, "producer")

@@ -11,7 +11,8 @@ import numpy as np
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
-from delaylevel.dispatcher.journal.state import JournalState, pack
+from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
@@ -77,7 +78,7 @@ def released_by_log(
 
     Raises:
         LongLogError: there is more.
-        DamagedLogError: a record is not as it was written.
+        DamagedJournalError: a record is not as it was written.
     """
     state: JournalState = _Positions()
     for _ in range(_TRIES):

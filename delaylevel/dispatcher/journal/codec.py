@@ -1,38 +1,35 @@
-"""The bytes of one record of a release log: a frame with a checksum, and columns in it."""
+"""The bytes of one journal record: a frame with a checksum, and columns inside."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Iterable
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from delaylevel.errors import DelayLevelError
-
-Int64s: TypeAlias = "npt.NDArray[np.int64]"
+from delaylevel.structures.rows import Int64s
 
 _MAGIC = b"DLR"
 _VERSION = 1
-_FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of all else
+_FRAME = struct.Struct("<3sBBI")  # magic, version, kind, checksum of the rest
 _INT = struct.Struct("<q")
 _SIZE = struct.Struct("<I")
-_COLUMN = struct.Struct("<IqBB")  # rows, least value, zero bits at the low end, bytes a value
+_COLUMN = struct.Struct("<IqBB")  # rows, minimum, trailing zero bits, bytes per value
 _SAMPLE = 16_384
 _PLAIN, _PACKED = b"\0", b"\1"
 
 
-class DamagedLogError(DelayLevelError):
-    """A record of the release log that was cut short, changed, or is something else."""
+class DamagedJournalError(DelayLevelError):
+    """A journal record that is truncated, changed, or not a record at all."""
 
 
 class Writer:
-    """Gathers the body of one record."""
+    """Builder of the body of one record."""
 
     def __init__(self) -> None:
-        """Begin an empty body."""
         self._parts: list[bytes] = []
 
     def ints(self, *values: int) -> None:
@@ -40,11 +37,11 @@ class Writer:
         self._parts += [_INT.pack(value) for value in values]
 
     def blob(self, data: bytes) -> None:
-        """Add bytes with their length."""
+        """Add bytes, preceded by their length."""
         self._parts += [_SIZE.pack(len(data)), data]
 
-    def squeezed(self, data: bytes) -> None:
-        """Add bytes, compressed where a sample of them shows that it pays."""
+    def compressed(self, data: bytes) -> None:
+        """Add bytes, compressed if a sample of them shows a gain."""
         middle = max(0, len(data) // 2 - _SAMPLE // 2)
         sample = data[middle : middle + _SAMPLE]
         if len(zlib.compress(sample, 1)) < len(sample) * 9 // 10:
@@ -60,40 +57,39 @@ class Writer:
             self.blob(each)
 
     def column(self, values: npt.NDArray[np.integer]) -> None:
-        """Add integers as offsets from the least, without the bits and bytes that all lack.
+        """Add integers as offsets from the minimum, without the bits and bytes that none uses.
 
-        Positions in due order look random to a compressor; this is smaller, and faster.
+        For positions in due order, which look random to a compressor, this is smaller and faster.
         """
         column = values.astype(np.int64, copy=False)
         if not column.size:
             self._parts.append(_COLUMN.pack(0, 0, 0, 0))
             return
-        least = int(column.min())
-        offsets = (column - least).view(np.uint64)
+        minimum = int(column.min())
+        offsets = (column - minimum).view(np.uint64)
         used = int(np.bitwise_or.reduce(offsets))
         shift = (used & -used).bit_length() - 1 if used else 0
         width = ((used >> shift).bit_length() + 7) // 8
         planes = (offsets >> np.uint64(shift)).astype("<u8").view(np.uint8).reshape(-1, 8)
-        self._parts.append(_COLUMN.pack(column.size, least, shift, width))
+        self._parts.append(_COLUMN.pack(column.size, minimum, shift, width))
         self._parts.append(np.ascontiguousarray(planes[:, :width]).tobytes())
 
     def body(self) -> bytes:
-        """Return all that was added, without a frame."""
+        """Return everything that was added, without a frame."""
         return b"".join(self._parts)
 
 
 class Reader:
-    """Takes a body apart, in the order in which it was written."""
+    """Parser of a body, in the order in which it was written."""
 
     def __init__(self, data: bytes) -> None:
-        """Begin at the start of a body."""
         self._data = data
         self._at = 0
 
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._data):
-            raise DamagedLogError(f"a record of {len(self._data)} bytes ends in the middle")
+            raise DamagedJournalError(f"a record of {len(self._data)} bytes ends in the middle")
         part = self._data[self._at : end]
         self._at = end
         return part
@@ -107,8 +103,8 @@ class Reader:
         """Return the next bytes."""
         return self._take(_SIZE.unpack(self._take(_SIZE.size))[0])
 
-    def squeezed(self) -> bytes:
-        """Return the next bytes that may have been compressed."""
+    def compressed(self) -> bytes:
+        """Return the next bytes that `Writer.compressed` added."""
         data = self.blob()
         return zlib.decompress(data[1:]) if data[:1] == _PACKED else data[1:]
 
@@ -118,40 +114,38 @@ class Reader:
 
     def column(self) -> Int64s:
         """Return the next column."""
-        size, least, shift, width = _COLUMN.unpack(self._take(_COLUMN.size))
+        size, minimum, shift, width = _COLUMN.unpack(self._take(_COLUMN.size))
         planes = np.zeros((size, 8), dtype=np.uint8)
         packed = np.frombuffer(self._take(size * width), dtype=np.uint8)
         planes[:, :width] = packed.reshape(size, width)
         offsets = planes.view("<u8").reshape(-1).astype(np.int64)
-        values: Int64s = (offsets << shift) + least
+        values: Int64s = (offsets << shift) + minimum
         return values
 
 
 def framed(kind: int, body: bytes) -> bytes:
-    """Return a record: its kind, a checksum, and the body."""
+    """Return the bytes of a record: magic, version, kind, checksum and body."""
     checksum = zlib.crc32(body, zlib.crc32(bytes((_VERSION, kind))))
     return _FRAME.pack(_MAGIC, _VERSION, kind, checksum) + body
 
 
 def unframed(data: bytes) -> tuple[int, Reader]:
-    """Return the kind of a record, and its body.
+    """Return the kind and the body of a record.
 
     Raises:
-        DamagedLogError: it is not one, or not as it was written, or of a later version.
+        DamagedJournalError: the bytes are not a record, were changed, or have another version.
     """
     if len(data) < _FRAME.size or not data.startswith(_MAGIC):
-        raise DamagedLogError(
-            f"these {len(data)} bytes are not a record of a release log; something else wrote to it"
+        raise DamagedJournalError(
+            f"these {len(data)} bytes are not a journal record; another program wrote to this topic"
         )
     _, version, kind, checksum = _FRAME.unpack_from(data)
     if version != _VERSION:
-        raise DamagedLogError(
-            f"a record of the release log has format {version}, this is {_VERSION}: "
+        raise DamagedJournalError(
+            f"a journal record has format {version}, this is {_VERSION}: "
             "run a dispatcher that is as new as the one that wrote it"
         )
     body = data[_FRAME.size :]
     if zlib.crc32(body, zlib.crc32(bytes((version, kind)))) != checksum:
-        raise DamagedLogError(
-            f"a record of {len(data)} bytes in the release log was cut short or changed"
-        )
+        raise DamagedJournalError(f"a journal record of {len(data)} bytes is truncated or changed")
     return kind, Reader(body)

@@ -1,4 +1,4 @@
-"""What a dispatcher writes down of its releases: records and their bytes."""
+"""The records of the journal, their bytes, and positions packed into one integer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from delaylevel.dispatcher.ids import Mask
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.position import Position
+from delaylevel.structures.rows import Int64s
 
-from .codec import DamagedLogError, Int64s, Writer, framed, unframed
+from .codec import DamagedJournalError, Writer, framed, unframed
 
 ENTRY_BITS = 35
 _LEDGER_LIMIT = 1 << 28
@@ -26,22 +28,16 @@ def pack(ledger: int, entry_id: int) -> int: ...
 @overload
 def pack(ledger: Int64s, entry_id: Int64s) -> Int64s: ...
 def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
-    """Pack positions into one integer each, which rises with the position.
+    """Pack each position into one integer. Integers compare as the positions do.
 
     Args:
-        ledger: below 2^28; an integer, or shape (n,).
-        entry_id: entry << 10 | batch index (0 where it was not batched), below 2^35; likewise.
+        ledger: ledger ID below 2^28; an integer, or shape (n,).
+        entry_id: entry << 10 | batch index (0 if not batched), below 2^35; an integer, or shape
+            (n,).
 
     Raises:
-        InvalidInputError: a position does not fit; two messages would be taken for one.
+        InvalidInputError: a position does not fit; two messages would have the same integer.
     """
-    if (
-        isinstance(ledger, int)
-        and isinstance(entry_id, int)
-        and 0 <= ledger < _LEDGER_LIMIT
-        and 0 <= entry_id < _ENTRY_LIMIT
-    ):
-        return ledger << ENTRY_BITS | entry_id
     ledgers, entries = np.asarray(ledger, dtype=np.int64), np.asarray(entry_id, dtype=np.int64)
     bad = (ledgers < 0) | (ledgers >= _LEDGER_LIMIT) | (entries < 0) | (entries >= _ENTRY_LIMIT)
     if bad.any():
@@ -57,12 +53,17 @@ def pack(ledger: int | Int64s, entry_id: int | Int64s) -> int | Int64s:
 
 
 def unpack(positions: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the ledger ids and the entry ids of packed positions, shape (n,) each."""
+    """Return the ledger IDs and the entry IDs of packed positions, shape (n,) each."""
     return positions >> ENTRY_BITS, positions & (_ENTRY_LIMIT - 1)
 
 
+def entry_of(position: int) -> Position:
+    """Return the entry that holds a packed position."""
+    return Position(position >> ENTRY_BITS, (position & (_ENTRY_LIMIT - 1)) >> 10)
+
+
 class _Record:
-    """Records are equal where their bytes are."""
+    """Base class: records with the same bytes are equal."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and encode(self) == encode(other)  # type: ignore[arg-type]
@@ -73,18 +74,18 @@ class _Record:
 
 @dataclass(frozen=True, eq=False)
 class Intent(_Record):
-    """What is about to be published: confirmed before the first message is sent.
+    """The messages of a batch that is about to be published.
 
     Attributes:
-        number: of the batch.
-        positions: packed, in the order of sending, shape (n,).
-        id_keys: the distinct keys of the ids; ``""`` for ids that are not remembered.
-        key_index: for each message the index of its key, shape (n,).
-        ids: what is remembered of each once it is released, shape (n,).
-        outlets: name and first sequence id of each producer that takes part. Within one the
-            sequence ids rise by one, in the order of the arrays. Empty without deduplication.
-        outlet_index: for each message the index of its outlet, or ``len(outlets)`` where it will
-            not be published but set aside, shape (n,); empty without deduplication.
+        number: number of the batch.
+        positions: packed positions in the order of sending, shape (n,).
+        id_keys: distinct keys of the IDs; ``""`` for IDs that are not remembered.
+        key_index: index of each message's key, shape (n,).
+        ids: ID of each message, remembered once it is released, shape (n,).
+        targets: name and first sequence ID of each target's producer. Within a target the
+            sequence IDs rise by one, in the order of the arrays. Empty without deduplication.
+        target_index: index of each message's target, or ``len(targets)`` for a message that is set
+            aside instead, shape (n,); empty without deduplication.
     """
 
     number: int
@@ -92,66 +93,67 @@ class Intent(_Record):
     id_keys: tuple[str, ...]
     key_index: npt.NDArray[np.integer]
     ids: Int64s
-    outlets: tuple[tuple[str, int], ...] = ()
-    outlet_index: npt.NDArray[np.integer] = field(
+    targets: tuple[tuple[str, int], ...] = ()
+    target_index: npt.NDArray[np.integer] = field(
         default_factory=lambda: np.empty(0, dtype=np.uint16)
     )
 
     def __post_init__(self) -> None:
         size = self.positions.size
-        counted = self.outlet_index.size
+        counted = self.target_index.size
         if not size == self.key_index.size == self.ids.size or (
-            counted != size and (counted or self.outlets)
+            counted != size and (counted or self.targets)
         ):
             raise InvalidInputError(
-                "positions, key_index, ids, and outlet_index where there are outlets, must have "
+                "positions, key_index, ids, and target_index if there are targets, must have "
                 f"one length, not {size}, {self.key_index.size}, {self.ids.size} and "
                 f"{counted}"
             )
         for index, count in (
             (self.key_index, len(self.id_keys)),
-            (self.outlet_index, len(self.outlets) + 1),
+            (self.target_index, len(self.targets) + 1),
         ):
             if index.size and not 0 <= int(index.min()) <= int(index.max()) < count:
                 raise InvalidInputError(f"an index of an intent is not below {count}")
 
     def sequence_ids(self) -> Int64s:
-        """Return the sequence id of each message, shape (n,); 0 where it has no outlet."""
+        """Return the sequence ID of each message, shape (n,); 0 for one without a target."""
         found = np.zeros(self.positions.size, dtype=np.int64)
-        for index, (_, first) in enumerate(self.outlets):
-            where = np.flatnonzero(self.outlet_index == index)
+        for index, (_, first) in enumerate(self.targets):
+            where = np.flatnonzero(self.target_index == index)
             found[where] = first + np.arange(where.size)
         return found
 
     def stored(self, last: Mapping[str, int]) -> Mask:
-        """Return which messages are stored, by the last sequence id of each outlet.
+        """Return which messages the broker has stored, shape (n,).
 
         Args:
-            last: as the broker reports it, for a producer whose sends were confirmed in order; an
-                outlet that is missing has stored nothing.
+            last: last stored sequence ID by target name. A target that is missing here has stored
+                nothing.
         """
-        if not self.outlets:
+        if not self.targets:
             return np.zeros(self.positions.size, dtype=np.bool_)
-        lasts = np.array([*(last.get(name, -1) for name, _ in self.outlets), -1], dtype=np.int64)
-        mask: Mask = self.sequence_ids() <= lasts[self.outlet_index]
+        lasts = np.array([*(last.get(name, -1) for name, _ in self.targets), -1], dtype=np.int64)
+        mask: Mask = self.sequence_ids() <= lasts[self.target_index]
         return mask
 
     def next_sequences(self) -> dict[str, int]:
-        """Return for each outlet the sequence id after its last one here."""
-        outlets = len(self.outlets)
-        counts = np.bincount(self.outlet_index, minlength=outlets).tolist()[:outlets]
+        """Return for each target the sequence ID after the last one of this intent."""
+        size = len(self.targets)
+        counts = np.bincount(self.target_index, minlength=size).tolist()[:size]
         return {
-            name: first + count for (name, first), count in zip(self.outlets, counts, strict=True)
+            name: first + count for (name, first), count in zip(self.targets, counts, strict=True)
         }
 
 
 @dataclass(frozen=True, eq=False)
 class Commit(_Record):
-    """All of an intent is confirmed.
+    """The confirmation of all messages of an intent.
 
     Attributes:
-        number: the intent's.
-        held: packed positions of what was set aside in the held topic instead, shape (k,).
+        number: number of the intent.
+        held: packed positions of the messages whose IDs are not remembered, because they were set
+            aside and may come back, shape (k,).
     """
 
     number: int
@@ -160,11 +162,11 @@ class Commit(_Record):
 
 @dataclass(frozen=True, eq=False)
 class Resolved(_Record):
-    """Of an intent that has no done, this was found stored; the rest is pending again.
+    """The outcome of an intent without a commit; the messages not listed are pending again.
 
     Attributes:
-        number: the intent's.
-        released: packed positions, shape (k,).
+        number: number of the intent.
+        released: packed positions of the messages that the broker has stored, shape (k,).
     """
 
     number: int
@@ -173,19 +175,20 @@ class Resolved(_Record):
 
 @dataclass(frozen=True, eq=False)
 class LowWatermark(_Record):
-    """Everything below this packed position is released."""
+    """The packed position below which everything is released."""
 
     position: int
 
 
 @dataclass(frozen=True, eq=False)
 class SnapshotChunk(_Record):
-    """A part of a whole state.
+    """A part of a snapshot.
 
     Attributes:
-        serial: of the snapshot.
-        index, count: which part, of how many.
-        data: its bytes.
+        serial: number of the snapshot.
+        index: number of the part.
+        count: number of parts.
+        data: bytes of the part.
     """
 
     serial: int
@@ -195,7 +198,7 @@ class SnapshotChunk(_Record):
 
 
 Record: TypeAlias = "Intent | Commit | Resolved | LowWatermark | SnapshotChunk"
-_INTENT, _DONE, _SETTLED, _MARK, _CHUNK = range(1, 6)
+_INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK = range(1, 6)
 
 
 def encode(record: Record) -> bytes:
@@ -205,20 +208,20 @@ def encode(record: Record) -> bytes:
         kind = _INTENT
         writer.ints(record.number)
         writer.texts(record.id_keys)
-        writer.texts(name for name, _ in record.outlets)
-        writer.ints(*(first for _, first in record.outlets))
-        for column in (record.positions, record.key_index, record.ids, record.outlet_index):
+        writer.texts(name for name, _ in record.targets)
+        writer.ints(*(first for _, first in record.targets))
+        for column in (record.positions, record.key_index, record.ids, record.target_index):
             writer.column(column)
     elif isinstance(record, Commit):
-        kind = _DONE
+        kind = _COMMIT
         writer.ints(record.number)
         writer.column(record.held)
     elif isinstance(record, Resolved):
-        kind = _SETTLED
+        kind = _RESOLVED
         writer.ints(record.number)
         writer.column(record.released)
     elif isinstance(record, LowWatermark):
-        kind = _MARK
+        kind = _LOW_WATERMARK
         writer.ints(record.position)
     else:
         kind = _CHUNK
@@ -228,31 +231,31 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Return the record that some bytes hold.
+    """Return the record from its bytes.
 
     Raises:
-        DamagedLogError: they are not one, or not as they were written.
+        DamagedJournalError: the bytes are not a record, or were changed.
     """
     kind, reader = unframed(data)
     try:
         if kind == _INTENT:
             number, keys, names = reader.int(), reader.texts(), reader.texts()
-            outlets = tuple((name, reader.int()) for name in names)
-            positions, key_index, ids, outlet_index = (reader.column() for _ in range(4))
+            targets = tuple((name, reader.int()) for name in names)
+            positions, key_index, ids, target_index = (reader.column() for _ in range(4))
             return Intent(
-                number, positions, keys, _small(key_index), ids, outlets, _small(outlet_index)
+                number, positions, keys, _small(key_index), ids, targets, _small(target_index)
             )
-        if kind == _DONE:
+        if kind == _COMMIT:
             return Commit(reader.int(), reader.column())
-        if kind == _SETTLED:
+        if kind == _RESOLVED:
             return Resolved(reader.int(), reader.column())
-        if kind == _MARK:
+        if kind == _LOW_WATERMARK:
             return LowWatermark(reader.int())
         if kind == _CHUNK:
             return SnapshotChunk(reader.int(), reader.int(), reader.int(), reader.blob())
     except (struct.error, ValueError, zlib.error) as error:
-        raise DamagedLogError(f"a record of the release log cannot be read: {error}") from error
-    raise DamagedLogError(f"a record of the release log is of an unknown kind, {kind}")
+        raise DamagedJournalError(f"a journal record cannot be read: {error}") from error
+    raise DamagedJournalError(f"a journal record has the unknown kind {kind}")
 
 
 def _small(index: Int64s) -> npt.NDArray[np.integer]:

@@ -1,4 +1,4 @@
-"""The release log of a dispatcher: its records, and the state that they add up to."""
+"""The state that the records of a journal add up to, and its snapshots."""
 
 from __future__ import annotations
 
@@ -11,135 +11,109 @@ from pyroaring import BitMap64
 
 from delaylevel.dispatcher.ids import Mask, contained, save_ids, to_array
 from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicator
+from delaylevel.structures.rows import Int64s
 
-from .codec import DamagedLogError, Int64s, Reader, Writer
-from .records import (
-    Commit,
-    Intent,
-    LowWatermark,
-    Record,
-    Resolved,
-    SnapshotChunk,
-    decode,
-    encode,
-    pack,
-    unpack,
-)
+from .codec import DamagedJournalError, Reader, Writer
+from .records import Commit, Intent, LowWatermark, Record, Resolved, SnapshotChunk, decode, encode
 
-__all__ = [
-    "Commit",
-    "DamagedLogError",
-    "Intent",
-    "JournalState",
-    "LowWatermark",
-    "Record",
-    "Resolved",
-    "SnapshotChunk",
-    "decode",
-    "encode",
-    "pack",
-    "unpack",
-]
-
+# A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
 
 
 class JournalState:
-    """What is released, from the records of a log in their order.
-
-    The dispatcher that runs applies each record as it writes it; the next one reads them again.
-    Both come to the same state.
+    """The state of a window partition after a sequence of records, in their order.
 
     Attributes:
-        mark: every position below this packed one is released.
-        released: packed positions from the mark on that are released.
-        memory: ids of released messages, of those that were not held.
-        unfinished: intents without their done, by number.
-        next_number: the lowest that no intent has had.
-        sequences: the next sequence id of each outlet.
+        low_watermark: packed position below which everything is released.
+        released: packed positions of the released messages from the low watermark on.
+        memory: IDs of the released messages, without those that were held.
+        open_intents: intents without a commit or resolved record, by number.
+        next_number: lowest number above those of all intents.
+        sequences: next sequence ID by target name.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
-        """Begin with nothing released.
+        """Create the state of an empty journal.
 
         Args:
-            capacity: the most ids that ``memory`` holds for one key; even, from 2.
+            capacity: maximum number of IDs that ``memory`` keeps for one key; even, at least 2.
 
         Raises:
             InvalidInputError: the capacity is odd or below 2.
         """
-        self.mark = 0
+        self.low_watermark = 0
         self.released = BitMap64()
         self.memory = Deduplicator(capacity)
-        self.unfinished: dict[int, Intent] = {}
+        self.open_intents: dict[int, Intent] = {}
         self.next_number = 0
         self.sequences: dict[str, int] = {}
-        self._highest = -1  # of what was released; a bitmap does not say it cheaply
+        self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
     @classmethod
     def read(cls, records: Iterable[bytes], capacity: int = 100_000_000) -> JournalState:
-        """Fold a log that begins at its first record, or anywhere before a whole snapshot.
+        """Return the state after all records of a journal.
 
-        A snapshot that was not written to its end is passed over. A whole one stands for all that
-        came before its first part; what was written between its parts comes after it.
+        A complete snapshot replaces everything before its first chunk, and records between its
+        chunks come after it. An incomplete one is ignored.
 
         Args:
-            records: the records' bytes, in the order of the log.
+            records: bytes of each record, in order, from the journal's first record or any record
+                before a complete snapshot.
             capacity: as for the class.
 
         Raises:
-            DamagedLogError: a record is not as it was written.
+            DamagedJournalError: a record was changed.
         """
         state = cls(capacity)
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         since: list[Record] = []
         serial = highest = -1
         for data in records:
             record = decode(data)
             if not isinstance(record, SnapshotChunk):
                 state.apply(record)
-                if parts:
+                if chunks:
                     since.append(record)
                 continue
             highest = max(highest, record.serial)
             if record.index == 0:
-                parts, since, serial = [], [], record.serial
-            elif record.serial != serial or record.index != len(parts):
-                parts, since = [], []  # its beginning is missing
+                chunks, since, serial = [], [], record.serial
+            elif record.serial != serial or record.index != len(chunks):
+                chunks, since = [], []  # an earlier chunk is missing
                 continue
-            parts.append(record.data)
-            if len(parts) == record.count:
+            chunks.append(record.data)
+            if len(chunks) == record.count:
                 state = cls(capacity)
-                state._load(b"".join(parts))
+                state._load(b"".join(chunks))
                 for each in since:
                     state.apply(each)
-                parts, since = [], []
+                chunks, since = [], []
         state._serial = max(state._serial, highest + 1)
         return state
 
     def apply(self, record: Record) -> None:
-        """Take in one record; a snapshot's part changes nothing, ``read`` puts them together."""
+        """Apply one record. A single snapshot chunk changes nothing: ``read`` joins them."""
         if isinstance(record, Intent):
-            self.unfinished[record.number] = record
+            self.open_intents[record.number] = record
             self.next_number = max(self.next_number, record.number + 1)
-            for name, following in record.next_sequences().items():
-                self.sequences[name] = max(self.sequences.get(name, 1), following)
+            for name, sequence in record.next_sequences().items():
+                self.sequences[name] = max(self.sequences.get(name, 1), sequence)
         elif isinstance(record, Commit):
-            self._finish(record.number, record.held, None)
+            self._close(record.number, record.held, None)
         elif isinstance(record, Resolved):
-            self._finish(record.number, None, record.released)
+            self._close(record.number, None, record.released)
         elif isinstance(record, LowWatermark):
-            self.mark = max(self.mark, record.position)
-            self.released.remove_range(0, self.mark)
+            self.low_watermark = max(self.low_watermark, record.position)
+            self.released.remove_range(0, self.low_watermark)
 
     def is_released(self, positions: Int64s) -> Mask:
-        """Return which packed positions are released.
+        """Return which positions are released, shape (n,).
 
         Args:
-            positions: shape (n,), in any order.
+            positions: packed positions in any order, shape (n,).
         """
-        released: Mask = positions < self.mark
+        released: Mask = positions < self.low_watermark
         ask = np.flatnonzero(~released & (positions <= self._highest))
         if ask.size and self.released:
             some, inverse = np.unique(positions[ask], return_inverse=True)
@@ -147,19 +121,19 @@ class JournalState:
         return released
 
     def snapshot(self) -> list[bytes]:
-        """Return the whole state as records, to be appended in their order.
+        """Return the chunks of a snapshot, to be appended in this order.
 
-        Records that are made while they are appended may lie between them, older ones may not.
+        Later records may be appended between them. Earlier ones may not.
         """
         writer = Writer()
-        writer.ints(self.mark, self.next_number, self._highest)
-        writer.squeezed(self.released.serialize())
+        writer.ints(self.low_watermark, self.next_number, self._highest)
+        writer.compressed(self.released.serialize())
         keys = [key for key in self.memory.keys() if self.memory.count(key)]  # noqa: SIM118
         writer.texts(keys)
         for key in keys:
-            writer.squeezed(self.memory.snapshot(key))
-        writer.ints(len(self.unfinished))
-        for intent in self.unfinished.values():
+            writer.compressed(self.memory.snapshot(key))
+        writer.ints(len(self.open_intents))
+        for intent in self.open_intents.values():
             writer.blob(encode(intent))
         writer.texts(self.sequences)
         writer.ints(*self.sequences.values())
@@ -174,24 +148,24 @@ class JournalState:
     def _load(self, data: bytes) -> None:
         reader = Reader(data)
         try:
-            self.mark, self.next_number, self._highest = (reader.int() for _ in range(3))
-            self.released = BitMap64.deserialize(reader.squeezed())
+            self.low_watermark, self.next_number, self._highest = (reader.int() for _ in range(3))
+            self.released = BitMap64.deserialize(reader.compressed())
             for key in reader.texts():
-                self.memory.restore(reader.squeezed(), key)
+                self.memory.restore(reader.compressed(), key)
             for _ in range(reader.int()):
                 intent = decode(reader.blob())
                 assert isinstance(intent, Intent)
-                self.unfinished[intent.number] = intent
+                self.open_intents[intent.number] = intent
             names = reader.texts()
             self.sequences = {name: reader.int() for name in names}
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
-            raise DamagedLogError(f"a snapshot in the release log is damaged: {error}") from error
+            raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
-    def _finish(self, number: int, held: Int64s | None, released: Int64s | None) -> None:
-        """Close an intent: ``released`` of it are, or all; those ``held`` leave no id behind."""
-        intent = self.unfinished.pop(number, None)
+    def _close(self, number: int, held: Int64s | None, released: Int64s | None) -> None:
+        """Close an intent: release all or those given, and remember the IDs that are not held."""
+        intent = self.open_intents.pop(number, None)
         if intent is None:
-            return  # it lies before the log's beginning, and before a snapshot that follows
+            return  # older than the first record that was read; a snapshot that follows covers it
         positions, key_index, ids = intent.positions, intent.key_index, intent.ids
         keep = None
         if released is not None:
@@ -199,7 +173,7 @@ class JournalState:
             positions, key_index, ids = positions[keep], key_index[keep], ids[keep]
         if positions.size:
             self._highest = max(self._highest, int(positions.max()))
-        above = positions[positions >= self.mark] if self.mark else positions
+        above = positions[positions >= self.low_watermark] if self.low_watermark else positions
         self.released.update(to_array(above))
         if held is not None and held.size:
             keep = ~np.isin(positions, held)

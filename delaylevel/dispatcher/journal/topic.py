@@ -1,4 +1,4 @@
-"""The release log of one window partition: written by its owner alone, read at a takeover."""
+"""The journal topic of one window partition: only its owner writes to it."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 
+from .records import Record, encode
+
 
 class LostOwnershipError(BrokerError):
-    """Another dispatcher has taken the window partition over; nothing more may be published."""
+    """The takeover of a window partition by another dispatcher: nothing more may be published."""
 
 
 class Journal:
-    """The log partition's producer, which shuts every other one out.
+    """The exclusive producer of a journal partition.
 
-    No record is written after another dispatcher has opened the log: the broker fences this one.
+    When another dispatcher opens the partition, the broker fences this producer: it can write no
+    further record.
 
     Args:
-        client: a ``pulsar.Client``; it is not closed here.
-        admin: finds the log's ends.
-        source: the log partition.
-        claim: holds the log's subscription.
+        client: a ``pulsar.Client``, not closed here.
+        admin: the admin interface.
+        source: the journal partition.
+        lock: the lock that holds the subscription of the partition.
 
     Raises:
-        BrokerError: the log cannot be opened.
+        BrokerError: the partition cannot be opened.
     """
 
     def __init__(
-        self, client: Any, admin: TopicAdmin, source: SourcePartition, claim: PartitionLock
+        self, client: Any, admin: TopicAdmin, source: SourcePartition, lock: PartitionLock
     ) -> None:
         self._client = client
         self._admin = admin
         self._source = source
-        self._claim = claim
+        self._lock = lock
         self._failure: str | None = None
-        #: Bytes written since the last snapshot, or all that was read where there was none.
+        #: Bytes read, and written since the last snapshot.
         self.size_bytes = 0
         try:
             self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
         except ClientError as error:
-            raise BrokerError(
-                f"cannot open the release log {source.topic} ({error.name})"
-            ) from error
+            raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
     def read(self) -> Iterator[bytes]:
-        """Yield every record that the log still needs, oldest first."""
+        """Yield the bytes of every record that is not acknowledged, oldest first."""
         last = self._admin.last_message_id(self._source.name)
         if last is None:
             return
@@ -64,28 +65,30 @@ class Journal:
             self.size_bytes += len(data)
             yield data
 
-    def append(self, record: bytes) -> None:
-        """Write a record and wait until it is stored, and with it all that was written before.
+    def append(self, record: Record) -> None:
+        """Write a record, and wait until it and all earlier ones are stored.
 
         Raises:
-            LostOwnershipError: another dispatcher has opened the log.
-            BrokerError: it was not confirmed.
+            LostOwnershipError: another dispatcher has opened the journal.
+            BrokerError: a record was not confirmed.
         """
+        data = encode(record)
         self._check()
         with self._writing():
-            self._producer.send(record)
-        self.size_bytes += len(record)
+            self._producer.send(data)
+        self.size_bytes += len(data)
         self._check()
 
-    def append_soon(self, record: bytes) -> None:
-        """Write a record without waiting; what fails is raised by the next call."""
+    def append_soon(self, record: Record) -> None:
+        """Write a record without waiting. The next call raises the error if it fails."""
+        data = encode(record)
         self._check()
         with self._writing():
-            self._producer.send_async(record, self._stored)
-        self.size_bytes += len(record)
+            self._producer.send_async(data, self._stored)
+        self.size_bytes += len(data)
 
     def snapshot(self, chunks: list[bytes]) -> None:
-        """Write the whole state, and let go of the records before it."""
+        """Write a snapshot, and acknowledge the records before it."""
         self._check()
         with self._writing():
             first = self._producer.send(chunks[0])
@@ -93,16 +96,16 @@ class Journal:
                 self._producer.send(chunk)
         self._check()
         self.size_bytes = 0
-        self._claim.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
+        self._lock.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
 
     @property
     def connected(self) -> bool:
-        """Whether the producer has its connection, and so its right to write."""
+        """True while the producer has its connection, and therefore the right to write."""
         return bool(self._producer.is_connected())
 
     def close(self) -> None:
-        """Close the producer; another dispatcher may open the log."""
-        close_quietly(self._producer, "producer")  # a fenced one is closed already
+        """Close the producer; another dispatcher may open the journal."""
+        close_quietly(self._producer, "producer")  # a fenced one is already closed
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

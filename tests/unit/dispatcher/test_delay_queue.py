@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.delay_queue import Arrivals, Batch, DelayQueue, Offered
-from delaylevel.dispatcher.journal.state import JournalState, LowWatermark, Resolved, encode, pack
+from delaylevel.dispatcher.batches import DueBatch, FetchedBatch, OfferResult
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import LowWatermark, encode, pack
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
-from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 from delaylevel.testing import ManualClock
 from fakes import SmallDisk
 
@@ -22,8 +24,8 @@ CAPACITY = 10_000
 Spec = tuple[Any, ...]  # entry, due - T0, and maybe key and id
 
 
-def arrivals(*rows: Spec) -> Arrivals:
-    found = Arrivals()
+def arrivals(*rows: Spec) -> FetchedBatch:
+    found = FetchedBatch()
     for entry, due, *identity in rows:
         found.ledger_ids.append(7)
         found.entry_ids.append(entry << 10)
@@ -37,7 +39,7 @@ def position(entry: int) -> int:
     return pack(7, entry << 10)
 
 
-def entries(batch: Batch | None) -> list[int]:
+def entries(batch: DueBatch | None) -> list[int]:
     return [] if batch is None else (batch.entry_ids >> 10).tolist()
 
 
@@ -52,7 +54,7 @@ class Fixture:
         self.state = state or JournalState(CAPACITY)
         self.window = DelayQueue(self.state, self.segments, clock=self.clock)
 
-    def offer(self, *rows: Spec) -> Offered:
+    def offer(self, *rows: Spec) -> OfferResult:
         return self.window.offer(arrivals(*rows))
 
     def take(self, due: int, most: int = 1000) -> list[int]:
@@ -60,7 +62,7 @@ class Fixture:
         batch = self.window.advance(T0 + due, most)
         if batch is not None:
             self.window.intent(batch)
-            self.window.confirm(batch.number)
+            self.window.commit(batch.number)
         return entries(batch)
 
 
@@ -79,7 +81,7 @@ def restored(fix: Fixture, directory: Path) -> Fixture:
 
 def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
     offered = fix.offer((1, 50), (2, 20), (3, 50), (4, -10), (5, 20), (6, 90))
-    assert offered == Offered(6, 0, 0)
+    assert offered == OfferResult(6, 0, 0)
     assert len(fix.window) == 6
     batch = fix.window.advance(T0 + 50)
     assert batch is not None
@@ -112,7 +114,7 @@ def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) ->
     fix.window.intent(batch)
     later = restored(fix, tmp_path / "b")
     later.window.offer(some)
-    later.window.settle(0, [False, True])
+    later.window.resolve(0, [False, True])
     again = later.window.advance(T0 + 1)
     assert again is not None
     assert again.records == [("a", 1, b"x")]
@@ -147,16 +149,15 @@ def test_what_is_late_keeps_its_place_among_the_others(fix: Fixture) -> None:
     assert fix.take(120) == [5]
 
 
-def test_a_tracker_with_a_clock_of_its_own_may_refuse(tmp_path: Path) -> None:
-    clock = ManualClock(T0)
+def test_what_is_due_already_when_it_is_offered_is_tracked(tmp_path: Path) -> None:
+    clock = ManualClock(T0 + 50)
     segments = PendingSegments(tmp_path, precision_ms=1, clock=clock.now_ms)
-    tracker = TimeBucketTracker(precision_ms=1, clock=lambda: T0 + 50)
-    window = DelayQueue(JournalState(CAPACITY), segments, tracker=tracker, clock=clock)
+    window = DelayQueue(JournalState(CAPACITY), segments, clock=clock)
     window.offer(arrivals((1, 60), (2, 50), (3, 10), (4, 51), (5, 10), (6, 70)))
-    assert len(tracker) == 3
+    assert len(window.pending.tracker) == 6
     assert len(window) == 6
     assert window.next_due_ms() == T0 + 10
-    assert window.counts([T0, T0 + 11, T0 + 51, T0 + 61]).tolist() == [2, 1, 2]
+    assert window.pending.tracker.counts([T0, T0 + 11, T0 + 51, T0 + 61]).tolist() == [2, 1, 2]
     assert entries(window.advance(T0 + 10, 1)) == [3]
     window.offer(arrivals((7, 20)))
     assert entries(window.advance(T0 + 60)) == [5, 7, 2, 4, 1]
@@ -170,17 +171,15 @@ def test_next_due_counts_and_questions(fix: Fixture) -> None:
     fix.window.offer(rows)
     assert fix.window.next_due_ms() == T0 - 5
     edges = [T0 - 100, T0, T0 + 100, T0 + 1000]
-    assert fix.window.counts(edges).tolist() == [1, 2, 1]
-    assert fix.window.average_between(T0, T0 + 100) == 2.0
-    table = fix.window.rows_between(T0, T0 + 1000, 2.0)
+    pending = fix.window.pending
+    assert pending.tracker.counts(edges).tolist() == [1, 2, 1]
+    assert pending.segments.average_between(T0, T0 + 100) == 2.0
+    table = pending.segments.rows_between(T0, T0 + 1000, 2.0)
     assert [entry >> 10 for entry in table["entry_id"].to_pylist()] == [1, 4]
     batch = fix.window.advance(T0 + 10)
     assert batch is not None
-    assert fix.window.counts(edges).tolist() == [0, 1, 1]
+    assert pending.tracker.counts(edges).tolist() == [0, 1, 1]
     assert fix.window.next_due_ms() == T0 + 30
-    fix.window.give_back(batch.number)
-    assert fix.window.counts(edges).tolist() == [1, 2, 1]
-    assert fix.window.next_due_ms() == T0 - 5
 
 
 # --- copies
@@ -188,15 +187,15 @@ def test_next_due_counts_and_questions(fix: Fixture) -> None:
 
 def test_copies_are_dropped_while_the_first_is_pending_in_flight_or_released(fix: Fixture) -> None:
     offered = fix.offer((1, 10, "a", 5), (2, 10, "a", 5), (3, 10, "b", 5), (4, 10, "a", 6))
-    assert offered == Offered(3, 1, 0)
-    assert fix.offer((5, 10, "a", 5)) == Offered(0, 1, 0)
+    assert offered == OfferResult(3, 1, 0)
+    assert fix.offer((5, 10, "a", 5)) == OfferResult(0, 1, 0)
     batch = fix.window.advance(T0 + 10)
     assert batch is not None
     assert entries(batch) == [1, 3, 4]
-    assert fix.offer((6, 10, "a", 5)) == Offered(0, 1, 0)
+    assert fix.offer((6, 10, "a", 5)) == OfferResult(0, 1, 0)
     fix.window.intent(batch)
-    fix.window.confirm(batch.number)
-    assert fix.offer((7, 10, "a", 5), (8, 10, "a", 7)) == Offered(1, 1, 0)
+    fix.window.commit(batch.number)
+    assert fix.offer((7, 10, "a", 5), (8, 10, "a", 7)) == OfferResult(1, 1, 0)
     assert fix.take(10) == [8]
 
 
@@ -211,24 +210,24 @@ def test_many_copies_at_once_under_many_keys(fix: Fixture) -> None:
 
 
 def test_without_a_key_there_are_no_copies(fix: Fixture, tmp_path: Path) -> None:
-    assert fix.offer((1, 1, "", 5), (2, 1, "", 5)) == Offered(2, 0, 0)
+    assert fix.offer((1, 1, "", 5), (2, 1, "", 5)) == OfferResult(2, 0, 0)
     assert fix.take(1) == [1, 2]
-    assert fix.offer((3, 1, "", 5)) == Offered(1, 0, 0)
+    assert fix.offer((3, 1, "", 5)) == OfferResult(1, 0, 0)
     assert len(fix.state.memory) == 0
 
 
 def test_a_position_is_tracked_once(fix: Fixture) -> None:
-    assert fix.offer((1, 5), (1, 5), (2, 5)) == Offered(2, 0, 0)
-    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(1, 0, 0)
+    assert fix.offer((1, 5), (1, 5), (2, 5)) == OfferResult(2, 0, 0)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(1, 0, 0)
     batch = fix.window.advance(T0 + 5)
     assert batch is not None
     assert entries(batch) == [1, 2, 3]
-    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 0)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 0)
     fix.window.intent(batch)
-    fix.window.confirm(batch.number)
-    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 3)
+    fix.window.commit(batch.number)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 3)
     fix.window.checkpoint()
-    assert fix.offer((1, 5), (2, 5), (3, 5)) == Offered(0, 0, 3)
+    assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 3)
     assert len(fix.window) == 0
 
 
@@ -239,12 +238,12 @@ def test_a_copy_is_known_after_a_takeover_unless_the_first_was_held(
     batch = fix.window.advance(T0 + 1)
     assert batch is not None
     fix.window.intent(batch)
-    fix.window.confirm(batch.number, held=[position(2)])
-    assert fix.offer((4, 1, "a", 2)) == Offered(0, 1, 0)
+    fix.window.commit(batch.number, held=[position(2)])
+    assert fix.offer((4, 1, "a", 2)) == OfferResult(0, 1, 0)
     later = restored(fix, tmp_path / "b")
-    assert later.offer((1, 1, "a", 1), (2, 1, "a", 2)) == Offered(0, 0, 2)
-    assert later.offer((3, 90, "a", 3), (5, 1, "a", 1), (6, 1, "a", 3)) == Offered(1, 2, 0)
-    assert later.offer((7, 1, "a#1", 2)) == Offered(1, 0, 0)
+    assert later.offer((1, 1, "a", 1), (2, 1, "a", 2)) == OfferResult(0, 0, 2)
+    assert later.offer((3, 90, "a", 3), (5, 1, "a", 1), (6, 1, "a", 3)) == OfferResult(1, 2, 0)
+    assert later.offer((7, 1, "a#1", 2)) == OfferResult(1, 0, 0)
 
 
 # --- intents
@@ -261,8 +260,8 @@ def test_an_intent_is_what_the_batch_holds(fix: Fixture) -> None:
     assert intent.ids.tolist() == [0, 30, 10, 40]
     assert intent.sequence_ids().tolist() == [7, 1, 8, 9]
     assert fix.state.sequences == {"x": 2, "y": 10}
-    assert fix.state.unfinished == {0: intent}
-    with pytest.raises(InvalidInputError, match="has an intent already"):
+    assert fix.state.open_intents == {0: intent}
+    with pytest.raises(InvalidInputError, match="already has an intent"):
         fix.window.intent(batch)
 
 
@@ -288,57 +287,24 @@ def test_confirmations_come_in_any_order(fix: Fixture) -> None:
         assert batch is not None
         fix.window.intent(batch)
     for number, mark in ((2, 0), (0, 1), (3, 1), (1, None)):
-        fix.window.confirm(number)
-        assert fix.window.mark() == (position(3) + 1 if mark is None else position(mark))
+        fix.window.commit(number)
+        assert fix.window.low_watermark() == (position(3) + 1 if mark is None else position(mark))
 
 
 def test_what_cannot_be_confirmed(fix: Fixture) -> None:
     fix.offer((1, 1))
     with pytest.raises(InvalidInputError, match="no batch 0"):
-        fix.window.confirm(0)
+        fix.window.commit(0)
     batch = fix.window.advance(T0 + 1)
     assert batch is not None
     with pytest.raises(InvalidInputError, match="has no intent"):
-        fix.window.confirm(0)
+        fix.window.commit(0)
     fix.window.intent(batch)
     with pytest.raises(InvalidInputError, match="held position"):
-        fix.window.confirm(0, held=[position(9)])
-    fix.window.confirm(0)
-    for call in (fix.window.confirm, fix.window.give_back):
-        with pytest.raises(InvalidInputError, match="no batch 0"):
-            call(0)
-
-
-def test_what_is_given_back_comes_out_first(fix: Fixture) -> None:
-    fix.offer((1, 5), (2, 1), (3, 3), (4, 4))
-    batch = fix.window.advance(T0 + 3)
-    assert batch is not None
-    assert fix.window.give_back(batch.number) is None
-    assert (len(fix.window), fix.window.in_flight) == (4, 0)
-    assert fix.window.mark() == position(1)
-    fix.offer((5, 2), (3, 3))
-    again = fix.window.advance(T0 + 5, 3)
-    assert again is not None
-    assert again.number > batch.number
-    assert entries(again) == [2, 5, 3]  # in order; 5 came later, and the room was there
-    assert again.records[0] == ("a", 2, b"2", ("x", 1.5))
-    fix.window.intent(again)
-    settled = fix.window.give_back(again.number)
-    assert settled == Resolved(again.number, np.empty(0, dtype=np.int64))
-    assert fix.state.unfinished == {}
-    assert len(fix.state.memory) == 0
-    assert fix.take(5, 2) == [2, 5]
-    assert fix.take(5) == [3, 4, 1]
-    assert fix.take(5) == []
-
-
-def test_what_is_given_back_is_not_early_by_a_clock_that_goes_back(fix: Fixture) -> None:
-    fix.offer((1, 50), (2, 60))
-    batch = fix.window.advance(T0 + 60)
-    assert batch is not None
-    fix.window.give_back(batch.number)
-    assert fix.take(49) == []
-    assert fix.take(50) == [1]
+        fix.window.commit(0, held=[position(9)])
+    fix.window.commit(0)
+    with pytest.raises(InvalidInputError, match="no batch 0"):
+        fix.window.commit(0)
 
 
 # --- after a takeover
@@ -356,105 +322,114 @@ def unfinished(fix: Fixture, directory: Path) -> Fixture:
 
 def test_settled_first_and_read_again_later(fix: Fixture, tmp_path: Path) -> None:
     later = unfinished(fix, tmp_path / "b")
-    record = later.window.settle(1, [True, False])
+    record = later.window.resolve(1, [True, False])
     assert record.released.tolist() == [position(2)]
-    assert later.offer(*((entry, 1) for entry in range(6))) == Offered(3, 0, 3)
+    assert later.offer(*((entry, 1) for entry in range(6))) == OfferResult(3, 0, 3)
     assert later.take(1) == [3, 4, 5]
-    assert later.window.mark() == position(5) + 1
+    assert later.window.low_watermark() == position(5) + 1
 
 
 def test_read_again_first_and_settled_later(fix: Fixture, tmp_path: Path) -> None:
     later = unfinished(fix, tmp_path / "b")
-    assert later.offer(*((entry, 1) for entry in range(6))) == Offered(4, 0, 2)
-    assert later.offer((2, 1), (7, 1, "a", 2)) == Offered(0, 1, 0)  # its copy is one
+    assert later.offer(*((entry, 1) for entry in range(6))) == OfferResult(4, 0, 2)
+    assert later.offer((2, 1), (7, 1, "a", 2)) == OfferResult(0, 1, 0)  # its copy is one
     assert (len(later.window), later.window.in_flight) == (2, 2)
     assert later.take(1) == [4, 5]  # what is to be settled stays
-    assert later.window.mark() == position(2)
-    later.window.settle(1, [True, False])
+    assert later.window.low_watermark() == position(2)
+    later.window.resolve(1, [True, False])
     assert (len(later.window), later.window.in_flight) == (1, 0)
-    assert later.window.mark() == position(3)
+    assert later.window.low_watermark() == position(3)
     assert later.take(1) == [3]
-    assert later.window.mark() == position(7) + 1
+    assert later.window.low_watermark() == position(7) + 1
     with pytest.raises(InvalidInputError, match="no intent 1"):
-        later.window.settle(1, [True, False])
+        later.window.resolve(1, [True, False])
 
 
 def test_an_unfinished_intent_pins_the_mark_before_it_is_read_again(
     fix: Fixture, tmp_path: Path
 ) -> None:
     later = unfinished(fix, tmp_path / "b")
-    assert later.window.mark() == 0  # nothing was read yet
+    assert later.window.low_watermark() == 0  # nothing was read yet
     later.offer((0, 1), (1, 1))
-    assert later.window.mark() == position(1) + 1
+    assert later.window.low_watermark() == position(1) + 1
     later.offer((8, 1))  # a reader that has lost its way
-    assert later.window.mark() == position(2)
-    later.window.settle(1, [True, True])
-    assert later.window.mark() == position(8)
+    assert later.window.low_watermark() == position(2)
+    later.window.resolve(1, [True, True])
+    assert later.window.low_watermark() == position(8)
 
 
 def test_settling_is_checked(fix: Fixture, tmp_path: Path) -> None:
     later = unfinished(fix, tmp_path / "b")
     with pytest.raises(InvalidInputError, match="2 messages, the mask 1"):
-        later.window.settle(1, [True])
+        later.window.resolve(1, [True])
     later.offer((4, 1))
     batch = later.window.advance(T0 + 1)
     assert batch is not None
-    with pytest.raises(InvalidInputError, match="settle it first"):
+    with pytest.raises(InvalidInputError, match="resolve it first"):
         later.window.intent(batch, [("o", 3)], [0])
-    later.window.settle(1, [False, False])
+    later.window.resolve(1, [False, False])
     later.window.intent(batch, [("o", 3)], [0])
 
 
 def test_one_position_in_two_unfinished_intents(fix: Fixture, tmp_path: Path) -> None:
-    """Given back, and the record of it lost with the tail of the log."""
     fix.offer((1, 1), (2, 1))
-    log = []
-    for _ in range(2):
-        batch = fix.window.advance(T0 + 1)
-        assert batch is not None
-        log.append(encode(fix.window.intent(batch)))
-        fix.window.give_back(batch.number)
+    batch = fix.window.advance(T0 + 1)
+    assert batch is not None
+    first = fix.window.intent(batch)
+    log = [encode(first), encode(replace(first, number=1))]
     later = Fixture(tmp_path / "b", JournalState.read(log, CAPACITY))
     later.offer((1, 1), (2, 1))
-    later.window.settle(0, [False, False])
+    later.window.resolve(0, [False, False])
     assert later.take(1) == []
-    later.window.settle(1, [False, True])
+    later.window.resolve(1, [False, True])
     assert later.take(1) == [1]
-    assert later.window.mark() == position(2) + 1
+    assert later.window.low_watermark() == position(2) + 1
+
+
+def test_what_is_pending_again_is_not_early(fix: Fixture, tmp_path: Path) -> None:
+    fix.offer((1, 50), (2, 60))
+    batch = fix.window.advance(T0 + 60)
+    assert batch is not None
+    fix.window.intent(batch)
+    later = restored(fix, tmp_path / "b")
+    later.offer((1, 50), (2, 60))
+    later.window.resolve(0, [False, False])
+    assert later.take(49) == []
+    assert later.take(50) == [1]
 
 
 # --- the mark
 
 
 def test_the_mark_follows_positions_while_due_times_differ(fix: Fixture) -> None:
-    assert fix.window.mark() == 0
+    assert fix.window.low_watermark() == 0
     assert fix.window.checkpoint() is None
     fix.offer((1, 30), (2, 10), (3, 20), (4, 10, "a", 2))
-    assert fix.window.mark() == position(1)
+    assert fix.window.low_watermark() == position(1)
     assert fix.window.checkpoint() == LowWatermark(position(1))
     assert fix.window.checkpoint() is None
     assert fix.take(20) == [2, 3]
-    assert fix.window.mark() == position(1)
+    assert fix.window.low_watermark() == position(1)
     assert len(fix.state.released) == 2
     assert fix.take(30) == [1]
     assert fix.window.checkpoint() == LowWatermark(position(4) + 1)  # the copy counts as released
     assert len(fix.state.released) == 0
-    assert fix.state.mark == position(4) + 1
+    assert fix.state.low_watermark == position(4) + 1
 
 
 def test_the_mark_never_goes_back(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((5, 1))
     fix.take(1)
-    mark = fix.window.mark()
-    assert fix.offer((3, 1)) == Offered(0, 0, 1)  # it was below the mark
-    assert fix.window.mark() == mark
+    mark = fix.window.low_watermark()
+    assert fix.offer((3, 1)) == OfferResult(0, 0, 1)  # it was below the mark
+    assert fix.window.low_watermark() == mark
     fix.window.checkpoint()
     later = restored(fix, tmp_path / "b")
-    assert later.window.mark() == mark
+    assert later.window.low_watermark() == mark
     later.offer((2, 1))
-    assert later.window.mark() == mark
+    assert later.window.low_watermark() == mark
     later.offer((9, 1))
-    assert later.window.mark() == position(9)
+    assert later.window.low_watermark() == position(9)
 
 
 def test_what_comes_out_of_order_above_the_mark_is_not_lost(fix: Fixture) -> None:
@@ -462,7 +437,7 @@ def test_what_comes_out_of_order_above_the_mark_is_not_lost(fix: Fixture) -> Non
     assert fix.take(1) == [5]
     fix.offer((4, 1), (3, 2))
     assert fix.take(2) == [4, 3]
-    assert fix.window.mark() == position(2)
+    assert fix.window.low_watermark() == position(2)
 
 
 # --- what goes wrong
@@ -483,20 +458,20 @@ def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: P
     while fix.segments.memory_bytes + 115_000 < fix.segments.budget_bytes:
         fix.window.offer(calls[taken])
         taken += 1
-    before = len(fix.window), fix.window.mark(), fix.window.next_due_ms()
+    before = len(fix.window), fix.window.low_watermark(), fix.window.next_due_ms()
     with pytest.raises(SpillFullError):
         fix.window.offer(calls[taken])
-    assert (len(fix.window), fix.window.mark(), fix.window.next_due_ms()) == before
+    assert (len(fix.window), fix.window.low_watermark(), fix.window.next_due_ms()) == before
     assert before[0] == 100 * taken > 0
     disk.free = 1 << 30
     fix.clock.advance(timedelta(seconds=5))
     for some in calls[taken:]:
-        assert fix.window.offer(some) == Offered(100, 0, 0)
+        assert fix.window.offer(some) == OfferResult(100, 0, 0)
     out: list[int] = []
     while more := fix.take(200_000):
         out += more
     assert out == list(range(2000))
-    assert fix.window.mark() == position(1999) + 1
+    assert fix.window.low_watermark() == position(1999) + 1
 
 
 def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
@@ -517,9 +492,9 @@ def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
         with pytest.raises(InvalidInputError):
             fix.window.offer(bad)
         assert len(fix.window) == 1
-    assert fix.window.offer(good) == Offered(2, 0, 0)
+    assert fix.window.offer(good) == OfferResult(2, 0, 0)
     assert fix.take(10) == [1, 2, 3]
-    assert fix.window.offer(Arrivals()) == Offered(0, 0, 0)
+    assert fix.window.offer(FetchedBatch()) == OfferResult(0, 0, 0)
 
 
 def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
@@ -528,8 +503,6 @@ def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
         DelayQueue(state, PendingSegments(tmp_path), clock=clock)
     exact = PendingSegments(tmp_path, precision_ms=1)
-    with pytest.raises(InvalidInputError, match="precision_ms=1"):
-        DelayQueue(state, exact, tracker=TimeBucketTracker(), clock=clock)
     exact.append([T0], [1], [1], [b"x"])
     with pytest.raises(InvalidInputError, match="empty"):
         DelayQueue(state, exact, clock=clock)

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from delaylevel.dispatcher.delay_queue import Arrivals, Batch, DelayQueue
-from delaylevel.dispatcher.journal import state as releaselog
-from delaylevel.dispatcher.journal.state import (
+from delaylevel.dispatcher.batches import DueBatch, FetchedBatch
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal import state as journal_state
+from delaylevel.dispatcher.journal.records import (
     Commit,
     Intent,
-    JournalState,
     LowWatermark,
     Record,
     Resolved,
@@ -27,6 +27,7 @@ from delaylevel.dispatcher.journal.state import (
     decode,
     encode,
 )
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
 
@@ -79,8 +80,8 @@ class Model:
         elif isinstance(record, Intent):
             self.intents[record.number] = record
             self.next_number = record.number + 1
-            for (name, _), outlet in zip(record.outlets, range(2), strict=False):
-                used = record.sequence_ids()[record.outlet_index == outlet]
+            for (name, _), outlet in zip(record.targets, range(2), strict=False):
+                used = record.sequence_ids()[record.target_index == outlet]
                 self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
         elif isinstance(record, Commit | Resolved):
             intent = self.intents.pop(record.number)
@@ -133,9 +134,9 @@ class Simulation:
         self.check_state(Model(self.log))
         self.known = self.released_positions()
         self.reader = self.index_of(self.rng.randint(0, self.acknowledged))
-        self.to_settle = sorted(state.unfinished)
+        self.to_settle = sorted(state.open_intents)
         self.rng.shuffle(self.to_settle)
-        self.flights: dict[int, Batch] = {}
+        self.flights: dict[int, DueBatch] = {}
         self.queues: list[list[tuple[int, int, Row]]] = [[], [], []]  # number, sequence id, message
         self.waiting: Counter[int] = Counter()  # number -> messages without an outcome
         self.aside: dict[int, list[int]] = {}
@@ -160,12 +161,12 @@ class Simulation:
 
     def settle_one(self) -> None:
         number = self.to_settle.pop()
-        intent = self.window.state.unfinished[number]
+        intent = self.window.state.open_intents[number]
         mask = intent.stored(self.last)
         if not self.deduplicating:
             for position in intent.positions.tolist():
                 self.allowed[self.row_at(position).identity] += 1
-        self.append(self.window.settle(number, mask))
+        self.append(self.window.resolve(number, mask))
         self.known.update(intent.positions[mask].tolist())
 
     def row_at(self, position: int) -> Row:
@@ -216,7 +217,7 @@ class Simulation:
 
     def offer(self, rows: list[Row]) -> None:
         offered = self.window.offer(
-            Arrivals(
+            FetchedBatch(
                 [row.ledger for row in rows],
                 [row.entry_id for row in rows],
                 [row.due for row in rows],
@@ -246,9 +247,6 @@ class Simulation:
         assert [row.due for row in rows] == batch.due_ms.tolist()
         assert not self.known & {row.position for row in rows}
         self.flights[batch.number] = batch
-        if self.rng.random() < 0.05:
-            self.give_back(batch.number)
-            return
         sequences = self.window.state.sequences
         firsts = [(name, sequences.get(name, 1)) for name in OUTLETS]
         index = [2 if self.rng.random() < 0.03 else row.outlet for row in rows]
@@ -292,33 +290,12 @@ class Simulation:
         if not ready:
             return
         number = self.rng.choice(ready)
-        self.append(self.window.confirm(number, self.aside.get(number, [])))
+        self.append(self.window.commit(number, self.aside.get(number, [])))
         self.known.update(self.flights.pop(number).positions.tolist())
         self.seen["held"] += len(self.aside.get(number, []))
 
-    def give_back_one(self) -> None:
-        """An intent of which nothing was sent."""
-        fresh = [
-            number for number, batch in self.flights.items() if self.waiting[number] == len(batch)
-        ]
-        if fresh:
-            self.give_back(self.rng.choice(fresh))
-
-    def give_back(self, number: int) -> None:
-        record = self.window.give_back(number)
-        del self.flights[number]
-        self.queues = [[each for each in queue if each[0] != number] for queue in self.queues]
-        if record is not None:
-            self.append(record)
-            if self.rng.random() < 0.8:
-                self.flush()
-            else:
-                self.queues = [[], [], []]  # nothing is sent before the record is confirmed
-                self.crash()
-        self.seen["given back"] += 1
-
     def checkpoint(self) -> None:
-        mark = self.window.mark()
+        mark = self.window.low_watermark()
         self.check_mark(mark)
         record = self.window.checkpoint()
         if record is not None:
@@ -363,7 +340,6 @@ class Simulation:
             self.flush: 10,
             self.publish: 12,
             self.confirm: 10,
-            self.give_back_one: 1,
             self.checkpoint: 5,
             self.snapshot: 1,
             self.crash: 2,
@@ -410,7 +386,7 @@ class Simulation:
 
     def check_state(self, model: Model) -> None:
         state = self.window.state
-        assert state.mark == model.mark
+        assert state.low_watermark == model.mark
         assert set(state.released) == {each for each in model.released if each >= model.mark}
         assert self.released_positions() == {
             row.position
@@ -421,7 +397,7 @@ class Simulation:
             if row.key:
                 known = state.memory.is_duplicate(row.id, row.key)
                 assert known == ((row.key, row.id) in model.ids)
-        assert state.unfinished == model.intents
+        assert state.open_intents == model.intents
         assert state.sequences == model.sequences
         assert state.next_number == model.next_number
 
@@ -432,11 +408,11 @@ class Simulation:
         for batch in self.flights.values():
             assert int(batch.positions.min()) >= mark
         for number in self.to_settle:
-            assert int(self.window.state.unfinished[number].positions.min()) >= mark
+            assert int(self.window.state.open_intents[number].positions.min()) >= mark
 
     def check_end(self) -> None:
         assert self.window.in_flight == len(self.window) == 0
-        assert self.window.mark() == self.source[-1].position + 1
+        assert self.window.low_watermark() == self.source[-1].position + 1
         for row in self.source:
             count = self.stored[row.identity]
             if row.identity in self.ever_held:
@@ -450,7 +426,7 @@ class Simulation:
 
 @pytest.fixture(autouse=True)
 def _small_chunks() -> Iterator[None]:
-    with patch.object(releaselog, "_CHUNK_BYTES", 300):
+    with patch.object(journal_state, "_CHUNK_BYTES", 300):
         yield
 
 

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from delaylevel.dispatcher.record import WindowMessage
-from delaylevel.dispatcher.targets import OwnTopic
+from delaylevel.dispatcher.set_aside import OwnTopic
 from delaylevel.errors import BrokerError
 
 MESSAGE = WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"value")

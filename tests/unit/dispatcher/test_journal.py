@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.dispatcher.journal import state as releaselog
-from delaylevel.dispatcher.journal.state import (
+from delaylevel.dispatcher.journal import state as journal_state
+from delaylevel.dispatcher.journal.codec import DamagedJournalError
+from delaylevel.dispatcher.journal.records import (
     Commit,
-    DamagedLogError,
     Intent,
-    JournalState,
     LowWatermark,
     Record,
     Resolved,
@@ -25,6 +24,7 @@ from delaylevel.dispatcher.journal.state import (
     pack,
     unpack,
 )
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 
 CAPACITY = 1000
@@ -65,10 +65,10 @@ def entries_of(state: JournalState) -> set[int]:
 
 def view(state: JournalState) -> object:
     return (
-        state.mark,
+        state.low_watermark,
         set(state.released),
         {key: remembered(state, key) for key in state.memory.keys()},  # noqa: SIM118
-        state.unfinished,
+        state.open_intents,
         state.next_number,
         state.sequences,
     )
@@ -163,7 +163,7 @@ def test_a_damaged_record_is_refused(record: Record, data: st.DataObject) -> Non
     changed = bytearray(whole)
     changed[at] ^= data.draw(st.integers(1, 255))
     for bad in (bytes(changed), whole[:at], whole + b"x"):
-        with pytest.raises(DamagedLogError):
+        with pytest.raises(DamagedJournalError):
             decode(bad)
         with pytest.raises(DelayLevelError):
             JournalState.read([bad])
@@ -177,7 +177,7 @@ def test_records_of_another_type_differ() -> None:
 def test_a_record_of_a_later_format_says_so() -> None:
     data = bytearray(encode(LowWatermark(1)))
     data[3] = 2
-    with pytest.raises(DamagedLogError, match="format 2, this is 1"):
+    with pytest.raises(DamagedJournalError, match="format 2, this is 1"):
         decode(bytes(data))
 
 
@@ -241,14 +241,14 @@ def test_only_what_is_done_is_released_and_remembered() -> None:
     state = fold(intent(0, 1, 2, 3), intent(1, 4, 5), done(0, 2))
     assert entries_of(state) == {1, 2, 3}
     assert remembered(state) == {1, 3}  # 2 is held, and comes back under another name
-    assert list(state.unfinished) == [1]
+    assert list(state.open_intents) == [1]
     assert state.is_released(positions(5, 3, 1, 3, 9)).tolist() == [False, True, True, True, False]
 
 
 def test_settled_releases_what_was_stored_and_no_more() -> None:
     state = fold(intent(0, 1, 2, 3), Resolved(0, positions(1, 3)))
     assert entries_of(state) == remembered(state) == {1, 3}
-    assert state.unfinished == {}
+    assert state.open_intents == {}
 
 
 def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
@@ -271,7 +271,7 @@ def test_a_mark_releases_all_below_and_prunes() -> None:
     assert entries_of(state) == {3, 7}
     assert state.is_released(positions(0, 2, 3, 4)).tolist() == [True, True, True, False]
     state.apply(LowWatermark(mark - 5))
-    assert state.mark == mark
+    assert state.low_watermark == mark
     state.apply(intent(1, 1, 5))  # a late done below the mark leaves nothing behind
     state.apply(done(1))
     assert entries_of(state) == {3, 5, 7}
@@ -288,7 +288,7 @@ def test_numbers_and_sequence_ids_go_on_after_the_last() -> None:
 def test_what_closes_an_intent_that_was_trimmed_is_passed_over() -> None:
     state = fold(done(3), Resolved(4, positions(1)), intent(5, 2), done(5))
     assert entries_of(state) == {2}
-    assert state.unfinished == {}
+    assert state.open_intents == {}
 
 
 def log_of(state: JournalState, first: int, count: int) -> list[bytes]:
@@ -318,7 +318,7 @@ def log_of(state: JournalState, first: int, count: int) -> list[bytes]:
 def test_a_whole_snapshot_stands_for_all_before_it() -> None:
     state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
-    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+    with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     assert len(chunks) > 2
     after = log_of(state, 10, 6)
@@ -330,14 +330,14 @@ def test_a_whole_snapshot_stands_for_all_before_it() -> None:
 def test_a_snapshot_that_was_cut_is_passed_over_wherever_it_was_cut() -> None:
     state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
-    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+    with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     for cut in range(len(chunks)):
         now = JournalState.read([*log, *chunks[:cut]], CAPACITY)
         assert view(now) == view(state)
         after = log_of(now, 10, 3)
         assert view(JournalState.read([*log, *chunks[:cut], *after], CAPACITY)) == view(now)
-        with patch.object(releaselog, "_CHUNK_BYTES", 100):
+        with patch.object(journal_state, "_CHUNK_BYTES", 100):
             second = now.snapshot()
         # The end of one and the beginning of another are not taken for a whole.
         again = JournalState.read([*chunks[cut:], *second], CAPACITY)
@@ -349,7 +349,7 @@ def test_a_snapshot_that_was_cut_is_passed_over_wherever_it_was_cut() -> None:
 def test_records_between_the_parts_of_a_snapshot_count() -> None:
     state = JournalState(CAPACITY)
     log = log_of(state, 0, 10)
-    with patch.object(releaselog, "_CHUNK_BYTES", 100):
+    with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     rng = random.Random(1)
     for _ in range(20):

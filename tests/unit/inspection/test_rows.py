@@ -455,7 +455,13 @@ def test_the_columns_are_pinned() -> None:
 
 def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.state import Commit, Intent, LowWatermark, encode, pack
+    from delaylevel.dispatcher.journal.records import (
+        Commit,
+        Intent,
+        LowWatermark,
+        encode,
+        pack,
+    )
 
     with filled(300, final_window="tracker") as (memory, sent):
         look = inspector(memory)
@@ -506,7 +512,8 @@ def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() 
 
 def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> None:
     np = pytest.importorskip("numpy")
-    from delaylevel.dispatcher.journal.state import Commit, Intent, JournalState, encode, pack
+    from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
+    from delaylevel.dispatcher.journal.state import JournalState
     from delaylevel.inspection.released import released_by_log
 
     with MemoryPulsar() as memory:

@@ -79,7 +79,7 @@ class FixedStanding(Standing):
 class Dispatching:
     """A dispatcher that owns one partition."""
 
-    def figures(self) -> dict[tuple[str, int], OwnerStats]:
+    def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {
             (TOPIC, index): OwnerStats(held={TARGET: 1}, next_due_ms=due_ms)
             for index, due_ms in enumerate((1_000, 9_000, None))
