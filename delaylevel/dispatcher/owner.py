@@ -212,8 +212,8 @@ class PartitionOwner(threading.Thread):
         next_cycle = 0.0
         next_checkpoint = started + checkpoint_s
         while not self._stopping.is_set():
-            self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
-            self._take_events(fetcher)
+            event = self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
+            self._take_events(fetcher, event)
             if not self._caught_up and time.monotonic() - started > _CATCH_UP_S:
                 log.warning("%s: publishing before everything is read", self._source.topic)
                 self._catch_up(started)
@@ -232,10 +232,10 @@ class PartitionOwner(threading.Thread):
         self._caught_up = True
         self.stats.set(state="releasing", recovery_s=time.monotonic() - started)
 
-    def _wait(self, at_s: float, checkpoint_s: float) -> None:
-        """Wait for an event, the next due time, or the next checkpoint."""
+    def _wait(self, at_s: float, checkpoint_s: float) -> Any:
+        """Wait for an event, the next due time, or the next checkpoint; return the event if any."""
         if not self._events.empty():
-            return
+            return None
         now = time.monotonic()
         until = checkpoint_s
         if self._caught_up and self._publisher.ready:
@@ -247,16 +247,18 @@ class PartitionOwner(threading.Thread):
             until = min(until, now + _LOOK_EVERY_S)
         if until > now:
             with contextlib.suppress(queue.Empty):
-                self._events.put(self._events.get(timeout=until - now))
+                return self._events.get(timeout=until - now)
+        return None
 
-    def _take_events(self, fetcher: Fetcher) -> None:
+    def _take_events(self, fetcher: Fetcher, event: Any) -> None:
         fetched = 0
         self._publisher.finish_unanswered()
         while fetched < 2:
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                return
+            if event is None:
+                try:
+                    event = self._events.get_nowait()
+                except queue.Empty:
+                    return
             if isinstance(event, TargetBatch):
                 self._publisher.finish(event)
             elif isinstance(event, FetchedBatch):
@@ -268,6 +270,7 @@ class PartitionOwner(threading.Thread):
                 self._caught_up = True
             elif isinstance(event, Exception):
                 raise BrokerError(f"reading {self._source.topic} ended: {_text(event)}") from event
+            event = None
 
     def _offer(self, fetcher: Fetcher, batch: FetchedBatch) -> None:
         try:
