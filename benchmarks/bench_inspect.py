@@ -159,7 +159,7 @@ def release(client: Any, admin: Admin, description: LevelTopicDescription, messa
         thread = threading.Thread(target=dispatcher.run)
         thread.start()
         deadline = time.monotonic() + 120
-        while sum(each.released for each in dispatcher.figures().values()) < messages:
+        while sum(each.released for each in dispatcher.stats().values()) < messages:
             assert time.monotonic() < deadline, "the dispatcher has released too few messages"
             time.sleep(0.1)
         dispatcher.stop()

@@ -151,7 +151,7 @@ class _ReleaseCount:
         """Count, and on a terminal draw one line; called once a second."""
         from delaylevel.dispatcher.stats import quantile_ms, total_lateness
 
-        found = service.figures()
+        found = service.stats()
         before = self.released
         for key, stats in found.items():
             last = self._last.get(key, 0)
@@ -183,10 +183,19 @@ class _ReleaseCount:
 def status(connection: Connection, topic: str, output: str) -> None:
     """Show owner and backlog of each window partition."""
     from delaylevel.cluster.admin import Admin
-    from delaylevel.dispatcher.service import owners
+    from delaylevel.dispatcher.service import partition_owners
 
     with Admin.from_connection(connection) as admin:
-        rows = [vars(each) for each in owners(admin, topic)]
+        rows = [
+            {
+                "partition": each.index,
+                "owner": each.owner.name if each.owner else None,
+                "address": each.owner.address if each.owner else None,
+                "backlog_entries": each.backlog_entries,
+                "oldest_publish_ms": each.oldest_publish_ms,
+            }
+            for each in partition_owners(admin, topic)
+        ]
     emit(rows, _STATUS, output)
     unowned = [str(row["partition"]) for row in rows if not row["owner"]]
     if unowned:

@@ -154,13 +154,13 @@ class Serving(Background):
         """The window partitions that it owns and has read again."""
         return sorted(
             index
-            for (_, index), figures in self.dispatcher.figures().items()
-            if figures.state == "releasing"
+            for (_, index), stats in self.dispatcher.stats().items()
+            if stats.state == "releasing"
         )
 
     def total(self, name: str) -> int:
         """Return the sum of a figure over its partitions."""
-        return sum(getattr(each, name) for each in self.dispatcher.figures().values())
+        return sum(getattr(each, name) for each in self.dispatcher.stats().values())
 
 
 class World:

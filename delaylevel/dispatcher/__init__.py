@@ -4,7 +4,8 @@ Several `Dispatcher` processes share the window partitions. A `PartitionOwner` s
 and the `journal` records its progress.
 """
 
-from .service import Dispatcher, DispatchSettings
+from .service import Dispatcher
+from .settings import DispatchSettings
 from .stats import OwnerStats
 
 #: The earlier name of `OwnerStats`.

@@ -57,15 +57,13 @@ class DueBatch:
 
     Attributes:
         number: number of the batch and of its intent.
-        due_ms, ledger_ids, entry_ids: due times and positions, shape (n,).
+        due_ms: due times, ms since the epoch, shape (n,).
         positions: packed positions, shape (n,).
         records: list of n records.
     """
 
     number: int
     due_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
     positions: Int64s
     records: list[MessageRecord]
 

@@ -137,8 +137,7 @@ class DelayQueue:
         dues, positions, records = self.pending.take(now_ms, max_messages)
         if not records:
             return None
-        ledgers, entries = unpack(positions)
-        batch = DueBatch(self._next_number, dues, ledgers, entries, positions, records)
+        batch = DueBatch(self._next_number, dues, positions, records)
         self._next_number += 1
         self._in_flight[batch.number] = batch
         return batch

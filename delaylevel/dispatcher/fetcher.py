@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.reader import PartitionReader
-from delaylevel.model.message import ParkedMessage, batch_size
+from delaylevel.model.message import ParkedMessage, batch_size, parked_message
 from delaylevel.model.position import Position
 
 from .batches import FetchedBatch
@@ -127,18 +127,7 @@ class Fetcher(threading.Thread):
             message_id = message.message_id()
             ledger, entry = message_id.ledger_id(), message_id.entry_id()
             batch = message_id.batch_index()
-            parked = ParkedMessage(
-                ledger,
-                entry,
-                batch,
-                message.publish_timestamp(),
-                message.partition_key(),
-                message.ordering_key(),
-                message.event_timestamp(),
-                message.properties(),
-                None if message.has_null_value() else message.data(),
-            )
-            found = record(parked)
+            found = record(parked_message(message, ledger, entry, batch))
             ledgers.append(ledger)
             entries.append(entry << 10 | (batch if batch > 0 else 0))
             dues.append(found.due_ms)

@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
@@ -36,6 +34,7 @@ from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
 from .publishing import BatchPublisher
 from .record import recorder
 from .set_aside import SetAside
+from .settings import DispatchSettings
 from .stats import SharedOwnerStats
 from .targets import TargetBatch, Targets
 
@@ -52,23 +51,6 @@ _LOOK_EVERY_S = 0.001
 _SNAPSHOT_BYTES = 8 << 20
 
 
-@dataclass(frozen=True)
-class OwnerSettings:
-    """Settings of the owner of a window partition.
-
-    Attributes:
-        delivery: the guarantee: batched, or unbatched with broker deduplication.
-        checkpoint_ms: time between two acknowledgements, in ms.
-        memory_bytes: memory limit for payloads of the window partition.
-        remember: number of IDs to remember for each target and source partition.
-    """
-
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    checkpoint_ms: int = 1_000
-    memory_bytes: int = 64 << 20
-    remember: int = 2_000_000
-
-
 class PartitionOwner(threading.Thread):
     """The owner of one window partition, until it is stopped or loses the partition.
 
@@ -79,7 +61,7 @@ class PartitionOwner(threading.Thread):
         partition: index of the window partition.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use.
-        settings: the settings.
+        settings: settings of the dispatcher.
         clock: source of the current time.
 
     Attributes:
@@ -96,7 +78,7 @@ class PartitionOwner(threading.Thread):
         partition: int,
         lock: PartitionLock,
         directory: Path,
-        settings: OwnerSettings,
+        settings: DispatchSettings,
         clock: Clock,
     ) -> None:
         now = description()
@@ -155,7 +137,7 @@ class PartitionOwner(threading.Thread):
         )
         segments = PendingSegments(
             self._directory,
-            budget_bytes=settings.memory_bytes,
+            budget_bytes=max(settings.memory_bytes // description.window_partitions, 1 << 20),
             bucket_ms=_bucket_ms(description),
             precision_ms=1,
             clock=self._clock.now_ms,
@@ -288,7 +270,7 @@ class PartitionOwner(threading.Thread):
         if self._refused_offer is not None:
             self._refused_offer = None
             self.stats.set(state="releasing")
-        self.stats.offered(result.tracked + result.duplicates, result.duplicates)
+        self.stats.add(arrived=result.tracked + result.duplicates, duplicates=result.duplicates)
         fetcher.batch_taken()
 
     def _release(self) -> None:

@@ -187,7 +187,7 @@ class BatchPublisher:
         target = part.target
         failures = part.failures()
         unsure = any(not is_certain(reason) for _, reason in failures)
-        if unsure and target.numbered:
+        if unsure and self._targets.numbered:
             # Only a new producer with the same name can tell what the broker has stored.
             if target.producer is not None:
                 self._targets.close_producer(target)

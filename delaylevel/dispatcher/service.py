@@ -22,10 +22,11 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import without_deduplication
-from delaylevel.topics.stats import window_stats
+from delaylevel.topics.stats import MemberPartition, window_stats
 
 from .assignment import Membership, assign
-from .owner import OwnerSettings, PartitionOwner, window_sources
+from .owner import PartitionOwner, window_sources
+from .settings import DispatchSettings
 from .stats import OwnerStats
 
 log = logging.getLogger(__name__)
@@ -38,27 +39,6 @@ _PROBE_S = 3.0
 _RETRY_S = 2.0
 # Time between two reads of the description, which may get further targets.
 _DESCRIBE_S = 5.0
-
-
-@dataclass(frozen=True)
-class DispatchSettings:
-    """Settings of a dispatcher.
-
-    Attributes:
-        directory: directory for spill files; each process creates its own folder in it.
-        delivery: the guarantee: batched, or unbatched with broker deduplication on every target.
-        checkpoint_ms: time between two acknowledgements, in ms.
-        memory_bytes: memory limit for pending payloads of each level topic.
-        remember: number of IDs to remember for each target and source partition.
-        name: name of this dispatcher in its group; derived from host and process if None.
-    """
-
-    directory: Path
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    checkpoint_ms: int = 1_000
-    memory_bytes: int = 256 << 20
-    remember: int = 2_000_000
-    name: str | None = None
 
 
 @dataclass(eq=False)
@@ -194,13 +174,12 @@ class Dispatcher:
                 self._acquire(topic, index)
 
     def _acquire(self, topic: _ServedTopic, index: int) -> None:
-        description, settings = topic.description, self._settings
-        sources = window_sources(description, index)
+        sources = window_sources(topic.description, index)
         try:
             lock = PartitionLock(self._client, self._admin, sources, "dispatch")
         except AlreadyRunningError:
             return
-        name = TopicName.parse(description.topic)
+        name = TopicName.parse(topic.description.topic)
         directory = self._directory / f"{name.namespace_path}/{name.local}".replace("/", "+")
         owner = PartitionOwner(
             self._client,
@@ -209,12 +188,7 @@ class Dispatcher:
             index,
             lock,
             directory / str(index),
-            OwnerSettings(
-                delivery=settings.delivery,
-                checkpoint_ms=settings.checkpoint_ms,
-                memory_bytes=max(settings.memory_bytes // description.window_partitions, 1 << 20),
-                remember=settings.remember,
-            ),
+            self._settings,
             self._clock,
         )
         with self._lock:
@@ -251,41 +225,13 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
     return description
 
 
-@dataclass(frozen=True)
-class Ownership:
-    """The owner and the backlog of a window partition.
-
-    Attributes:
-        partition: index of the partition.
-        owner: name of the dispatcher's consumer; None if there is none.
-        address: network address of the consumer.
-        backlog_entries: number of entries that are not acknowledged.
-        oldest_publish_ms: publish time of the oldest of them, ms since the epoch.
-    """
-
-    partition: int
-    owner: str | None
-    address: str | None
-    backlog_entries: int
-    oldest_publish_ms: int | None
-
-
-def owners(admin: TopicAdmin, name: str) -> list[Ownership]:
+def partition_owners(admin: TopicAdmin, name: str) -> tuple[MemberPartition, ...]:
     """Return the owner and the backlog of each window partition, by index.
 
     Raises:
         LevelTopicError: the level topic is missing, or its final window is not ``tracker``.
     """
-    return [
-        Ownership(
-            partition.index,
-            partition.owner.name if partition.owner else None,
-            partition.owner.address if partition.owner else None,
-            partition.backlog_entries,
-            partition.oldest_publish_ms,
-        )
-        for partition in window_stats(admin, served(admin, name)).reported
-    ]
+    return window_stats(admin, served(admin, name)).reported
 
 
 def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -> None:

@@ -67,7 +67,7 @@ class SetAside:
                 continue
             policy = hop.missing_target_policy(description, reason)
             if policy is MissingTarget.DROP:
-                self._stats.dropped()
+                self._stats.add(dropped=1)
                 continue
             may_return.append(index)
             if policy is MissingTarget.DEAD_LETTER:
@@ -79,7 +79,7 @@ class SetAside:
             self._held.send(held)
         if dead:
             self._dead.send(dead)
-            self._stats.dead(len(dead))
+            self._stats.add(dead=len(dead))
         return may_return
 
     def close(self) -> None:

@@ -78,11 +78,11 @@ class SharedOwnerStats:
             for name, value in values.items():
                 setattr(self._stats, name, value)
 
-    def offered(self, arrived: int, duplicates: int) -> None:
-        """Count messages that were read."""
+    def add(self, **counts: int) -> None:
+        """Add to some of the counters."""
         with self._lock:
-            self._stats.arrived += arrived
-            self._stats.duplicates += duplicates
+            for name, count in counts.items():
+                setattr(self._stats, name, getattr(self._stats, name) + count)
 
     def released(self, due_ms: npt.NDArray[np.int64], now_ms: int) -> None:
         """Count messages that have just been confirmed."""
@@ -97,20 +97,10 @@ class SharedOwnerStats:
             stats.lateness_ms += int(late.sum())
             stats.latest_ms = max(stats.latest_ms, int(late.max(initial=0)))
 
-    def held(self, target: str, count: int = 1) -> None:
-        """Count messages that were put into the held topic."""
+    def held(self, target: str) -> None:
+        """Count a message that was put into the held topic."""
         with self._lock:
-            self._stats.held[target] = self._stats.held.get(target, 0) + count
-
-    def dropped(self) -> None:
-        """Count a message that was dropped."""
-        with self._lock:
-            self._stats.dropped += 1
-
-    def dead(self, count: int) -> None:
-        """Count messages that were put into the dead-letter topic."""
-        with self._lock:
-            self._stats.dead += count
+            self._stats.held[target] = self._stats.held.get(target, 0) + 1
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:

@@ -103,11 +103,6 @@ class Target:
     messages: int = 0
     size: int = 0
 
-    @property
-    def numbered(self) -> bool:
-        """True if the messages have sequence IDs."""
-        return bool(self.name)
-
     def send(self, part: TargetBatch, messages: Iterable[WindowMessage]) -> None:
         """Pass the messages of a target batch to the producer, in order."""
         sequence_ids = part.sequence_ids if self.name else None

@@ -17,7 +17,7 @@ from pulsar.schema import JsonSchema, Record, String
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicPolicies
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.service import owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.dispatcher.targets import java_string_hash
 from delaylevel.errors import LevelTopicError
 from delaylevel.model import envelope as env
@@ -296,9 +296,9 @@ def test_dispatchers_share_out_and_take_over(
     second = serve(description)
     world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
     assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
-    assert {each.partition for each in owners(world.admin, description.topic) if each.owner} == {
-        *range(4)
-    }
+    assert {
+        each.index for each in partition_owners(world.admin, description.topic) if each.owner
+    } == {*range(4)}
     first.stop()
     world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
     world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)

@@ -22,7 +22,7 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicPolicies
-from delaylevel.dispatcher.service import owners
+from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
@@ -114,7 +114,7 @@ class ChaosWorld:
     def owned(self) -> dict[int, str]:
         """Return the owner of each window partition that has one."""
         with contextlib.suppress(BrokerError):
-            return {o.partition: o.owner for o in owners(self.admin, TARGET) if o.owner}
+            return {o.index: o.owner.name for o in partition_owners(self.admin, TARGET) if o.owner}
         return {}
 
     def all_owned(self, without: int | None = None) -> bool:

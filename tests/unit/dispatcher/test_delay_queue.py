@@ -12,7 +12,7 @@ import pytest
 
 from delaylevel.dispatcher.batches import DueBatch, FetchedBatch, OfferResult
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal.records import LowWatermark, encode, pack
+from delaylevel.dispatcher.journal.records import LowWatermark, encode, pack, unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
@@ -40,7 +40,7 @@ def position(entry: int) -> int:
 
 
 def entries(batch: DueBatch | None) -> list[int]:
-    return [] if batch is None else (batch.entry_ids >> 10).tolist()
+    return [] if batch is None else (unpack(batch.positions)[1] >> 10).tolist()
 
 
 class Fixture:
@@ -87,7 +87,7 @@ def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
     assert batch is not None
     assert entries(batch) == [4, 2, 5, 1, 3]
     assert batch.due_ms.tolist() == [T0 - 10, T0 + 20, T0 + 20, T0 + 50, T0 + 50]
-    assert batch.ledger_ids.tolist() == [7] * 5
+    assert unpack(batch.positions)[0].tolist() == [7] * 5
     assert batch.positions.tolist() == [position(entry) for entry in (4, 2, 5, 1, 3)]
     assert batch.records[0] == ("a", 4, b"4", ("x", 1.5))
     assert len(batch) == 5

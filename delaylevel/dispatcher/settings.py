@@ -1,0 +1,29 @@
+"""Settings of a dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from delaylevel.model.delivery import Delivery
+
+
+@dataclass(frozen=True)
+class DispatchSettings:
+    """Settings of a dispatcher.
+
+    Attributes:
+        directory: directory for spill files; each process creates its own folder in it.
+        delivery: the guarantee: batched, or unbatched with broker deduplication on every target.
+        checkpoint_ms: time between two acknowledgements, in ms.
+        memory_bytes: memory limit for pending payloads of each level topic.
+        remember: number of IDs to remember for each target and source partition.
+        name: name of this dispatcher in its group; derived from host and process if None.
+    """
+
+    directory: Path
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    checkpoint_ms: int = 1_000
+    memory_bytes: int = 256 << 20
+    remember: int = 2_000_000
+    name: str | None = None
