@@ -108,20 +108,14 @@ class Membership:
 
     def read_group(self) -> GroupState:
         """Read the members and the owners from the broker's statistics."""
-        members = members_of(self._admin.partition_stats(self._first).subscriptions)
-        return GroupState(members, window_stats(self._admin, self._description).owners)
+        members = sorted(
+            name.removeprefix(_PREFIX).rpartition("~")[0]
+            for name, found in self._admin.partition_stats(self._first).subscriptions.items()
+            if name.startswith(_PREFIX) and found.consumers
+        )
+        owners = window_stats(self._admin, self._description).owners
+        return GroupState(tuple(members), owners)
 
     def close(self) -> None:
         """Leave the group."""
         close_quietly(self._reader, "reader")
-
-
-def members_of(subscriptions: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the dispatchers among the subscriptions of the first journal partition, sorted."""
-    return tuple(
-        sorted(
-            name.removeprefix(_PREFIX).rpartition("~")[0]
-            for name, subscription in subscriptions.items()
-            if name.startswith(_PREFIX) and subscription.consumers
-        )
-    )

@@ -33,7 +33,7 @@ from .delay_queue import DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
 from .publishing import BatchPublisher
 from .record import recorder
-from .set_aside import SetAside
+from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
 from .stats import SharedOwnerStats
 from .targets import TargetBatch, Targets
@@ -123,9 +123,9 @@ class PartitionOwner(threading.Thread):
 
     def _own(self) -> None:
         settings, description = self._settings, self._description()
-        started = time.monotonic()
+        self._started_s = time.monotonic()
         self._journal = Journal(self._client, self._admin, self._journal_source, self._lock)
-        set_aside = SetAside(self._client, self._description, self._clock, self.stats)
+        set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
         state = JournalState.read(self._journal.read(), settings.remember)
         self._targets = Targets(
             self._client,
@@ -156,7 +156,7 @@ class PartitionOwner(threading.Thread):
         try:
             self._recover(state)
             fetcher = self._start_fetcher(state)
-            self._serve(fetcher, started)
+            self._serve(fetcher)
             self._finish()
         finally:
             if fetcher is not None:
@@ -188,20 +188,18 @@ class PartitionOwner(threading.Thread):
         fetcher.start()
         return fetcher
 
-    def _serve(self, fetcher: Fetcher, started: float) -> None:
+    def _serve(self, fetcher: Fetcher) -> None:
         """Process events, release due messages and make checkpoints, until stopped."""
         checkpoint_s = self._settings.checkpoint_ms / 1000
         next_cycle = 0.0
-        next_checkpoint = started + checkpoint_s
+        next_checkpoint = self._started_s + checkpoint_s
         while not self._stopping.is_set():
             event = self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
             self._take_events(fetcher, event)
-            if not self._caught_up and time.monotonic() - started > _CATCH_UP_S:
-                log.warning("%s: publishing before everything is read", self._source.topic)
-                self._catch_up(started)
-            elif self._caught_up and self.stats.now().state == "recovering":
-                self._catch_up(started)
             now = time.monotonic()
+            if not self._caught_up and now - self._started_s > _CATCH_UP_S:
+                log.warning("%s: publishing before everything is read", self._source.topic)
+                self._end_recovery()
             if self._caught_up and now >= next_cycle:
                 next_cycle = now + _CYCLE_S
                 self._release()
@@ -210,9 +208,11 @@ class PartitionOwner(threading.Thread):
                 next_checkpoint = now + checkpoint_s
                 self._checkpoint(fetcher)
 
-    def _catch_up(self, started: float) -> None:
-        self._caught_up = True
-        self.stats.set(state="releasing", recovery_s=time.monotonic() - started)
+    def _end_recovery(self) -> None:
+        if not self._caught_up:
+            self._caught_up = True
+            state = "releasing" if self._refused_offer is None else "disk full"
+            self.stats.set(state=state, recovery_s=time.monotonic() - self._started_s)
 
     def _wait(self, at_s: float, checkpoint_s: float) -> Any:
         """Wait for an event, the next due time, or the next checkpoint; return the event if any."""
@@ -249,7 +249,7 @@ class PartitionOwner(threading.Thread):
             elif isinstance(event, EntryEnd):
                 self._entry_end = pack(event.ledger_id, event.entry_id)
             elif isinstance(event, CaughtUp):
-                self._caught_up = True
+                self._end_recovery()
             elif isinstance(event, Exception):
                 raise BrokerError(f"reading {self._source.topic} ended: {_text(event)}") from event
             event = None

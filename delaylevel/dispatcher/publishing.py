@@ -18,7 +18,7 @@ from delaylevel.model.clock import Clock
 from .batches import DueBatch
 from .delay_queue import DelayQueue
 from .record import WindowMessage
-from .set_aside import SetAside
+from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
 from .targets import Target, TargetBatch, Targets, is_certain, target_name
 
@@ -30,17 +30,12 @@ _MAX_OPEN = 400
 
 @dataclass
 class _UncommittedBatch:
-    """A batch with an intent and without a commit.
-
-    Attributes:
-        left: number of its target batches without an outcome.
-        refused: reasons why messages were not published, by index.
-    """
+    """A batch with an intent and without a commit."""
 
     batch: DueBatch
     messages: list[WindowMessage]
-    left: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
+    left: int = 0  # target batches without an outcome
+    refused: dict[int, str] = field(default_factory=dict)  # reasons by index
 
 
 class BatchPublisher:
@@ -62,7 +57,7 @@ class BatchPublisher:
         delay_queue: DelayQueue,
         targets: Targets,
         journal: Journal,
-        set_aside: SetAside,
+        set_aside: SetAsideTopics,
         *,
         clock: Clock,
         stats: SharedOwnerStats,

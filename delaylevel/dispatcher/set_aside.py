@@ -19,7 +19,7 @@ from .stats import SharedOwnerStats
 _Outgoing: TypeAlias = "tuple[WindowMessage, dict[str, str], int | None]"
 
 
-class SetAside:
+class SetAsideTopics:
     """The held and the dead-letter topic of a level topic.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
@@ -47,7 +46,7 @@ class Journal:
         self._source = source
         self._lock = lock
         self._failure: str | None = None
-        #: Bytes read, and written since the last snapshot.
+        #: Bytes written since the last snapshot; before the first one, bytes read too.
         self.size_bytes = 0
         try:
             self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
@@ -72,28 +71,16 @@ class Journal:
             LostOwnershipError: another dispatcher has opened the journal.
             BrokerError: a record was not confirmed.
         """
-        data = encode(record)
-        self._check()
-        with self._writing():
-            self._producer.send(data)
-        self.size_bytes += len(data)
+        self._write(self._producer.send, encode(record))
         self._check()
 
     def append_soon(self, record: Record) -> None:
         """Write a record without waiting. The next call raises the error if it fails."""
-        data = encode(record)
-        self._check()
-        with self._writing():
-            self._producer.send_async(data, self._stored)
-        self.size_bytes += len(data)
+        self._write(self._producer.send_async, encode(record), self._stored)
 
     def snapshot(self, chunks: list[bytes]) -> None:
         """Write a snapshot, and acknowledge the records before it."""
-        self._check()
-        with self._writing():
-            first = self._producer.send(chunks[0])
-            for chunk in chunks[1:]:
-                self._producer.send(chunk)
+        first, *_ = [self._write(self._producer.send, chunk) for chunk in chunks]
         self._check()
         self.size_bytes = 0
         self._lock.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
@@ -107,13 +94,15 @@ class Journal:
         """Close the producer; another dispatcher may open the journal."""
         close_quietly(self._producer, "producer")  # a fenced one is already closed
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _write(self, send: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
+        self._check()
         try:
             with translate_errors():
-                yield
+                sent = send(data, *arguments)
         except ClientError as error:
             raise self._error(error.name) from error
+        self.size_bytes += len(data)
+        return sent
 
     def _stored(self, result: Any, message_id: Any) -> None:
         if result != OK:

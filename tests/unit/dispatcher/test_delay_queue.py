@@ -1,4 +1,4 @@
-"""The window: what is offered comes out when it is due, once, in order, and the mark follows."""
+"""The delay queue: messages come out once, in order, when they are due."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPACITY = 10_000
 Spec = tuple[Any, ...]  # entry, due - T0, and maybe key and id
 
 
-def arrivals(*rows: Spec) -> FetchedBatch:
+def fetched(*rows: Spec) -> FetchedBatch:
     found = FetchedBatch()
     for entry, due, *identity in rows:
         found.ledger_ids.append(7)
@@ -44,7 +44,7 @@ def entries(batch: DueBatch | None) -> list[int]:
 
 
 class Fixture:
-    """A window, and what it was made of."""
+    """A queue, and its parts."""
 
     def __init__(self, directory: Path, state: JournalState | None = None, **options: Any) -> None:
         self.clock = ManualClock(T0)
@@ -52,17 +52,17 @@ class Fixture:
             directory, precision_ms=1, budget_bytes=1 << 20, clock=self.clock.now_ms, **options
         )
         self.state = state or JournalState(CAPACITY)
-        self.window = DelayQueue(self.state, self.segments, clock=self.clock)
+        self.queue = DelayQueue(self.state, self.segments, clock=self.clock)
 
     def offer(self, *rows: Spec) -> OfferResult:
-        return self.window.offer(arrivals(*rows))
+        return self.queue.offer(fetched(*rows))
 
     def take(self, due: int, most: int = 1000) -> list[int]:
-        """Release what is due."""
-        batch = self.window.advance(T0 + due, most)
+        """Release the messages that are due."""
+        batch = self.queue.advance(T0 + due, most)
         if batch is not None:
-            self.window.intent(batch)
-            self.window.commit(batch.number)
+            self.queue.intent(batch)
+            self.queue.commit(batch.number)
         return entries(batch)
 
 
@@ -72,18 +72,18 @@ def fix(tmp_path: Path) -> Fixture:
 
 
 def restored(fix: Fixture, directory: Path) -> Fixture:
-    """The next process, with all of the log."""
+    """Return the next process, with the whole journal."""
     return Fixture(directory, JournalState.read(fix.state.snapshot(), CAPACITY))
 
 
 # --- in and out
 
 
-def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
+def test_due_messages_come_out_by_due_time_then_position(fix: Fixture) -> None:
     offered = fix.offer((1, 50), (2, 20), (3, 50), (4, -10), (5, 20), (6, 90))
     assert offered == OfferResult(6, 0, 0)
-    assert len(fix.window) == 6
-    batch = fix.window.advance(T0 + 50)
+    assert len(fix.queue) == 6
+    batch = fix.queue.advance(T0 + 50)
     assert batch is not None
     assert entries(batch) == [4, 2, 5, 1, 3]
     assert batch.due_ms.tolist() == [T0 - 10, T0 + 20, T0 + 20, T0 + 50, T0 + 50]
@@ -91,13 +91,13 @@ def test_what_is_due_comes_out_by_due_time_then_position(fix: Fixture) -> None:
     assert batch.positions.tolist() == [position(entry) for entry in (4, 2, 5, 1, 3)]
     assert batch.records[0] == ("a", 4, b"4", ("x", 1.5))
     assert len(batch) == 5
-    assert (len(fix.window), fix.window.in_flight) == (1, 5)
-    assert fix.window.advance(T0 + 89) is None
-    assert entries(fix.window.advance(T0 + 90)) == [6]
+    assert (len(fix.queue), fix.queue.in_flight) == (1, 5)
+    assert fix.queue.advance(T0 + 89) is None
+    assert entries(fix.queue.advance(T0 + 90)) == [6]
 
 
 class Named(NamedTuple):
-    """A record as a program may hold it."""
+    """A record as a named tuple."""
 
     id_key: str
     id: int
@@ -105,23 +105,23 @@ class Named(NamedTuple):
 
 
 def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) -> None:
-    some = arrivals((1, 1), (2, 1))
+    some = fetched((1, 1), (2, 1))
     some.records = [Named("a", 1, b"x"), Named("a", 2, None)]
-    fix.window.offer(some)
-    batch = fix.window.advance(T0 + 1)
+    fix.queue.offer(some)
+    batch = fix.queue.advance(T0 + 1)
     assert batch is not None
     assert batch.records == [("a", 1, b"x"), ("a", 2, None)]
-    fix.window.intent(batch)
+    fix.queue.intent(batch)
     later = restored(fix, tmp_path / "b")
-    later.window.offer(some)
-    later.window.resolve(0, [False, True])
-    again = later.window.advance(T0 + 1)
+    later.queue.offer(some)
+    later.queue.resolve(0, [False, True])
+    again = later.queue.advance(T0 + 1)
     assert again is not None
     assert again.records == [("a", 1, b"x")]
     assert {type(record) for record in again.records + batch.records} == {tuple}
 
 
-def test_a_batch_has_at_most_so_many(fix: Fixture) -> None:
+def test_a_batch_has_at_most_the_given_number(fix: Fixture) -> None:
     fix.offer(*((entry, entry % 3) for entry in range(10)))
     assert fix.take(5, 4) == [0, 3, 6, 9]
     assert fix.take(5, 0) == []
@@ -129,19 +129,19 @@ def test_a_batch_has_at_most_so_many(fix: Fixture) -> None:
     assert fix.take(5, 4) == [5, 8]
 
 
-def test_numbers_go_on_and_none_is_given_twice(fix: Fixture, tmp_path: Path) -> None:
+def test_no_batch_number_is_used_twice(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 1), (2, 2), (3, 3))
-    first, second = fix.window.advance(T0 + 1), fix.window.advance(T0 + 2)
+    first, second = fix.queue.advance(T0 + 1), fix.queue.advance(T0 + 2)
     assert first is not None
     assert second is not None
     assert (first.number, second.number) == (0, 1)
-    fix.window.intent(second)
+    fix.queue.intent(second)
     later = restored(fix, tmp_path / "b")
     later.offer((1, 1))
-    assert [batch.number for batch in [later.window.advance(T0 + 1)] if batch] == [2]
+    assert [batch.number for batch in [later.queue.advance(T0 + 1)] if batch] == [2]
 
 
-def test_what_is_late_keeps_its_place_among_the_others(fix: Fixture) -> None:
+def test_late_messages_keep_their_order(fix: Fixture) -> None:
     fix.offer((1, 100), (2, 105))
     fix.clock.move_to(T0 + 110)
     fix.offer((3, 102), (4, 101), (5, 120))
@@ -149,37 +149,37 @@ def test_what_is_late_keeps_its_place_among_the_others(fix: Fixture) -> None:
     assert fix.take(120) == [5]
 
 
-def test_what_is_due_already_when_it_is_offered_is_tracked(tmp_path: Path) -> None:
+def test_messages_that_are_already_due_are_tracked(tmp_path: Path) -> None:
     clock = ManualClock(T0 + 50)
     segments = PendingSegments(tmp_path, precision_ms=1, clock=clock.now_ms)
-    window = DelayQueue(JournalState(CAPACITY), segments, clock=clock)
-    window.offer(arrivals((1, 60), (2, 50), (3, 10), (4, 51), (5, 10), (6, 70)))
-    assert len(window.pending.tracker) == 6
-    assert len(window) == 6
-    assert window.next_due_ms() == T0 + 10
-    assert window.pending.tracker.counts([T0, T0 + 11, T0 + 51, T0 + 61]).tolist() == [2, 1, 2]
-    assert entries(window.advance(T0 + 10, 1)) == [3]
-    window.offer(arrivals((7, 20)))
-    assert entries(window.advance(T0 + 60)) == [5, 7, 2, 4, 1]
-    assert entries(window.advance(T0 + 70)) == [6]
+    queue = DelayQueue(JournalState(CAPACITY), segments, clock=clock)
+    queue.offer(fetched((1, 60), (2, 50), (3, 10), (4, 51), (5, 10), (6, 70)))
+    assert len(queue.pending.tracker) == 6
+    assert len(queue) == 6
+    assert queue.next_due_ms() == T0 + 10
+    assert queue.pending.tracker.counts([T0, T0 + 11, T0 + 51, T0 + 61]).tolist() == [2, 1, 2]
+    assert entries(queue.advance(T0 + 10, 1)) == [3]
+    queue.offer(fetched((7, 20)))
+    assert entries(queue.advance(T0 + 60)) == [5, 7, 2, 4, 1]
+    assert entries(queue.advance(T0 + 70)) == [6]
 
 
-def test_next_due_counts_and_questions(fix: Fixture) -> None:
-    assert fix.window.next_due_ms() is None
-    rows = arrivals((1, 30), (2, 10), (3, -5), (4, 500))
+def test_next_due_time_counts_and_queries(fix: Fixture) -> None:
+    assert fix.queue.next_due_ms() is None
+    rows = fetched((1, 30), (2, 10), (3, -5), (4, 500))
     rows.attribute = [3.0, 1.0, 9.0, 5.0]
-    fix.window.offer(rows)
-    assert fix.window.next_due_ms() == T0 - 5
+    fix.queue.offer(rows)
+    assert fix.queue.next_due_ms() == T0 - 5
     edges = [T0 - 100, T0, T0 + 100, T0 + 1000]
-    pending = fix.window.pending
+    pending = fix.queue.pending
     assert pending.tracker.counts(edges).tolist() == [1, 2, 1]
     assert pending.segments.average_between(T0, T0 + 100) == 2.0
     table = pending.segments.rows_between(T0, T0 + 1000, 2.0)
     assert [entry >> 10 for entry in table["entry_id"].to_pylist()] == [1, 4]
-    batch = fix.window.advance(T0 + 10)
+    batch = fix.queue.advance(T0 + 10)
     assert batch is not None
     assert pending.tracker.counts(edges).tolist() == [0, 1, 1]
-    assert fix.window.next_due_ms() == T0 + 30
+    assert fix.queue.next_due_ms() == T0 + 30
 
 
 # --- copies
@@ -189,12 +189,12 @@ def test_copies_are_dropped_while_the_first_is_pending_in_flight_or_released(fix
     offered = fix.offer((1, 10, "a", 5), (2, 10, "a", 5), (3, 10, "b", 5), (4, 10, "a", 6))
     assert offered == OfferResult(3, 1, 0)
     assert fix.offer((5, 10, "a", 5)) == OfferResult(0, 1, 0)
-    batch = fix.window.advance(T0 + 10)
+    batch = fix.queue.advance(T0 + 10)
     assert batch is not None
     assert entries(batch) == [1, 3, 4]
     assert fix.offer((6, 10, "a", 5)) == OfferResult(0, 1, 0)
-    fix.window.intent(batch)
-    fix.window.commit(batch.number)
+    fix.queue.intent(batch)
+    fix.queue.commit(batch.number)
     assert fix.offer((7, 10, "a", 5), (8, 10, "a", 7)) == OfferResult(1, 1, 0)
     assert fix.take(10) == [8]
 
@@ -219,26 +219,26 @@ def test_without_a_key_there_are_no_copies(fix: Fixture, tmp_path: Path) -> None
 def test_a_position_is_tracked_once(fix: Fixture) -> None:
     assert fix.offer((1, 5), (1, 5), (2, 5)) == OfferResult(2, 0, 0)
     assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(1, 0, 0)
-    batch = fix.window.advance(T0 + 5)
+    batch = fix.queue.advance(T0 + 5)
     assert batch is not None
     assert entries(batch) == [1, 2, 3]
     assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 0)
-    fix.window.intent(batch)
-    fix.window.commit(batch.number)
+    fix.queue.intent(batch)
+    fix.queue.commit(batch.number)
     assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 3)
-    fix.window.checkpoint()
+    fix.queue.checkpoint()
     assert fix.offer((1, 5), (2, 5), (3, 5)) == OfferResult(0, 0, 3)
-    assert len(fix.window) == 0
+    assert len(fix.queue) == 0
 
 
 def test_a_copy_is_known_after_a_takeover_unless_the_first_was_held(
     fix: Fixture, tmp_path: Path
 ) -> None:
     fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
-    batch = fix.window.advance(T0 + 1)
+    batch = fix.queue.advance(T0 + 1)
     assert batch is not None
-    fix.window.intent(batch)
-    fix.window.commit(batch.number, held=[position(2)])
+    fix.queue.intent(batch)
+    fix.queue.commit(batch.number, held=[position(2)])
     assert fix.offer((4, 1, "a", 2)) == OfferResult(0, 1, 0)
     later = restored(fix, tmp_path / "b")
     assert later.offer((1, 1, "a", 1), (2, 1, "a", 2)) == OfferResult(0, 0, 2)
@@ -249,11 +249,11 @@ def test_a_copy_is_known_after_a_takeover_unless_the_first_was_held(
 # --- intents
 
 
-def test_an_intent_is_what_the_batch_holds(fix: Fixture) -> None:
+def test_an_intent_lists_the_messages_of_its_batch(fix: Fixture) -> None:
     fix.offer((1, 3, "a", 10), (2, 1, "", 0), (3, 2, "b", 30), (4, 4, "a", 40))
-    batch = fix.window.advance(T0 + 9)
+    batch = fix.queue.advance(T0 + 9)
     assert batch is not None
-    intent = fix.window.intent(batch, [("x", 1), ("y", 7)], [1, 0, 1, 1])
+    intent = fix.queue.intent(batch, [("x", 1), ("y", 7)], [1, 0, 1, 1])
     assert intent.number == batch.number
     assert intent.positions.tolist() == batch.positions.tolist()
     assert [intent.id_keys[index] for index in intent.key_index] == ["", "b", "a", "a"]
@@ -262,221 +262,225 @@ def test_an_intent_is_what_the_batch_holds(fix: Fixture) -> None:
     assert fix.state.sequences == {"x": 2, "y": 10}
     assert fix.state.open_intents == {0: intent}
     with pytest.raises(InvalidInputError, match="already has an intent"):
-        fix.window.intent(batch)
+        fix.queue.intent(batch)
 
 
 def test_used_sequence_ids_are_refused(fix: Fixture) -> None:
     fix.offer((1, 1), (2, 2))
-    first, second = fix.window.advance(T0 + 1), fix.window.advance(T0 + 2)
+    first, second = fix.queue.advance(T0 + 1), fix.queue.advance(T0 + 2)
     assert first is not None
     assert second is not None
     with pytest.raises(InvalidInputError, match="begin at 1"):
-        fix.window.intent(first, [("x", 0)], [0])
+        fix.queue.intent(first, [("x", 0)], [0])
     with pytest.raises(InvalidInputError, match="given twice"):
-        fix.window.intent(first, [("x", 1), ("x", 1)], [0])
-    fix.window.intent(first, [("x", 1)], [0])
+        fix.queue.intent(first, [("x", 1), ("x", 1)], [0])
+    fix.queue.intent(first, [("x", 1)], [0])
     with pytest.raises(InvalidInputError, match="begin at 2"):
-        fix.window.intent(second, [("x", 1)], [0])
-    fix.window.intent(second, [("x", 2)], [0])
+        fix.queue.intent(second, [("x", 1)], [0])
+    fix.queue.intent(second, [("x", 2)], [0])
 
 
-def test_confirmations_come_in_any_order(fix: Fixture) -> None:
+def test_batches_are_committed_in_any_order(fix: Fixture) -> None:
     fix.offer(*((entry, entry) for entry in range(4)))
-    batches = [fix.window.advance(T0 + due) for due in range(4)]
+    batches = [fix.queue.advance(T0 + due) for due in range(4)]
     for batch in batches:
         assert batch is not None
-        fix.window.intent(batch)
-    for number, mark in ((2, 0), (0, 1), (3, 1), (1, None)):
-        fix.window.commit(number)
-        assert fix.window.low_watermark() == (position(3) + 1 if mark is None else position(mark))
+        fix.queue.intent(batch)
+    for number, entry in ((2, 0), (0, 1), (3, 1), (1, None)):
+        fix.queue.commit(number)
+        assert fix.queue.low_watermark() == (position(3) + 1 if entry is None else position(entry))
 
 
-def test_what_cannot_be_confirmed(fix: Fixture) -> None:
+def test_invalid_commits_are_refused(fix: Fixture) -> None:
     fix.offer((1, 1))
     with pytest.raises(InvalidInputError, match="no batch 0"):
-        fix.window.commit(0)
-    batch = fix.window.advance(T0 + 1)
+        fix.queue.commit(0)
+    batch = fix.queue.advance(T0 + 1)
     assert batch is not None
     with pytest.raises(InvalidInputError, match="has no intent"):
-        fix.window.commit(0)
-    fix.window.intent(batch)
+        fix.queue.commit(0)
+    fix.queue.intent(batch)
     with pytest.raises(InvalidInputError, match="held position"):
-        fix.window.commit(0, held=[position(9)])
-    fix.window.commit(0)
+        fix.queue.commit(0, held=[position(9)])
+    fix.queue.commit(0)
     with pytest.raises(InvalidInputError, match="no batch 0"):
-        fix.window.commit(0)
+        fix.queue.commit(0)
 
 
 # --- after a takeover
 
 
-def unfinished(fix: Fixture, directory: Path) -> Fixture:
-    """Entries 0 to 5 due at once; 0 and 1 are done, 2 and 3 in an intent, 4 and 5 pending."""
+def with_open_intent(fix: Fixture, directory: Path) -> Fixture:
+    """Return a queue after a takeover: 0, 1 released, 2, 3 in an open intent, 4, 5 pending."""
     fix.offer(*((entry, 1) for entry in range(6)))
     fix.take(1, 2)
-    batch = fix.window.advance(T0 + 1, 2)
+    batch = fix.queue.advance(T0 + 1, 2)
     assert batch is not None
-    fix.window.intent(batch, [("o", 1)], [0, 0])
+    fix.queue.intent(batch, [("o", 1)], [0, 0])
     return restored(fix, directory)
 
 
-def test_settled_first_and_read_again_later(fix: Fixture, tmp_path: Path) -> None:
-    later = unfinished(fix, tmp_path / "b")
-    record = later.window.resolve(1, [True, False])
+def test_an_intent_resolved_before_its_messages_are_read_again(
+    fix: Fixture, tmp_path: Path
+) -> None:
+    later = with_open_intent(fix, tmp_path / "b")
+    record = later.queue.resolve(1, [True, False])
     assert record.released.tolist() == [position(2)]
     assert later.offer(*((entry, 1) for entry in range(6))) == OfferResult(3, 0, 3)
     assert later.take(1) == [3, 4, 5]
-    assert later.window.low_watermark() == position(5) + 1
+    assert later.queue.low_watermark() == position(5) + 1
 
 
-def test_read_again_first_and_settled_later(fix: Fixture, tmp_path: Path) -> None:
-    later = unfinished(fix, tmp_path / "b")
+def test_an_intent_resolved_after_its_messages_are_read_again(fix: Fixture, tmp_path: Path) -> None:
+    later = with_open_intent(fix, tmp_path / "b")
     assert later.offer(*((entry, 1) for entry in range(6))) == OfferResult(4, 0, 2)
-    assert later.offer((2, 1), (7, 1, "a", 2)) == OfferResult(0, 1, 0)  # its copy is one
-    assert (len(later.window), later.window.in_flight) == (2, 2)
-    assert later.take(1) == [4, 5]  # what is to be settled stays
-    assert later.window.low_watermark() == position(2)
-    later.window.resolve(1, [True, False])
-    assert (len(later.window), later.window.in_flight) == (1, 0)
-    assert later.window.low_watermark() == position(3)
+    assert later.offer((2, 1), (7, 1, "a", 2)) == OfferResult(
+        0, 1, 0
+    )  # a copy of it is a duplicate
+    assert (len(later.queue), later.queue.in_flight) == (2, 2)
+    assert later.take(1) == [4, 5]  # the messages of the open intent stay
+    assert later.queue.low_watermark() == position(2)
+    later.queue.resolve(1, [True, False])
+    assert (len(later.queue), later.queue.in_flight) == (1, 0)
+    assert later.queue.low_watermark() == position(3)
     assert later.take(1) == [3]
-    assert later.window.low_watermark() == position(7) + 1
+    assert later.queue.low_watermark() == position(7) + 1
     with pytest.raises(InvalidInputError, match="no intent 1"):
-        later.window.resolve(1, [True, False])
+        later.queue.resolve(1, [True, False])
 
 
-def test_an_unfinished_intent_pins_the_mark_before_it_is_read_again(
+def test_an_open_intent_pins_the_low_watermark_before_it_is_read_again(
     fix: Fixture, tmp_path: Path
 ) -> None:
-    later = unfinished(fix, tmp_path / "b")
-    assert later.window.low_watermark() == 0  # nothing was read yet
+    later = with_open_intent(fix, tmp_path / "b")
+    assert later.queue.low_watermark() == 0  # nothing was read yet
     later.offer((0, 1), (1, 1))
-    assert later.window.low_watermark() == position(1) + 1
-    later.offer((8, 1))  # a reader that has lost its way
-    assert later.window.low_watermark() == position(2)
-    later.window.resolve(1, [True, True])
-    assert later.window.low_watermark() == position(8)
+    assert later.queue.low_watermark() == position(1) + 1
+    later.offer((8, 1))  # a reader that skipped messages
+    assert later.queue.low_watermark() == position(2)
+    later.queue.resolve(1, [True, True])
+    assert later.queue.low_watermark() == position(8)
 
 
-def test_settling_is_checked(fix: Fixture, tmp_path: Path) -> None:
-    later = unfinished(fix, tmp_path / "b")
+def test_invalid_resolutions_are_refused(fix: Fixture, tmp_path: Path) -> None:
+    later = with_open_intent(fix, tmp_path / "b")
     with pytest.raises(InvalidInputError, match="2 messages, the mask 1"):
-        later.window.resolve(1, [True])
+        later.queue.resolve(1, [True])
     later.offer((4, 1))
-    batch = later.window.advance(T0 + 1)
+    batch = later.queue.advance(T0 + 1)
     assert batch is not None
     with pytest.raises(InvalidInputError, match="resolve it first"):
-        later.window.intent(batch, [("o", 3)], [0])
-    later.window.resolve(1, [False, False])
-    later.window.intent(batch, [("o", 3)], [0])
+        later.queue.intent(batch, [("o", 3)], [0])
+    later.queue.resolve(1, [False, False])
+    later.queue.intent(batch, [("o", 3)], [0])
 
 
-def test_one_position_in_two_unfinished_intents(fix: Fixture, tmp_path: Path) -> None:
+def test_one_position_in_two_open_intents(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 1), (2, 1))
-    batch = fix.window.advance(T0 + 1)
+    batch = fix.queue.advance(T0 + 1)
     assert batch is not None
-    first = fix.window.intent(batch)
-    log = [encode(first), encode(replace(first, number=1))]
-    later = Fixture(tmp_path / "b", JournalState.read(log, CAPACITY))
+    first = fix.queue.intent(batch)
+    journal = [encode(first), encode(replace(first, number=1))]
+    later = Fixture(tmp_path / "b", JournalState.read(journal, CAPACITY))
     later.offer((1, 1), (2, 1))
-    later.window.resolve(0, [False, False])
+    later.queue.resolve(0, [False, False])
     assert later.take(1) == []
-    later.window.resolve(1, [False, True])
+    later.queue.resolve(1, [False, True])
     assert later.take(1) == [1]
-    assert later.window.low_watermark() == position(2) + 1
+    assert later.queue.low_watermark() == position(2) + 1
 
 
-def test_what_is_pending_again_is_not_early(fix: Fixture, tmp_path: Path) -> None:
+def test_messages_that_are_pending_again_are_not_early(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 50), (2, 60))
-    batch = fix.window.advance(T0 + 60)
+    batch = fix.queue.advance(T0 + 60)
     assert batch is not None
-    fix.window.intent(batch)
+    fix.queue.intent(batch)
     later = restored(fix, tmp_path / "b")
     later.offer((1, 50), (2, 60))
-    later.window.resolve(0, [False, False])
+    later.queue.resolve(0, [False, False])
     assert later.take(49) == []
     assert later.take(50) == [1]
 
 
-# --- the mark
+# --- the low watermark
 
 
-def test_the_mark_follows_positions_while_due_times_differ(fix: Fixture) -> None:
-    assert fix.window.low_watermark() == 0
-    assert fix.window.checkpoint() is None
+def test_the_low_watermark_follows_positions_not_due_times(fix: Fixture) -> None:
+    assert fix.queue.low_watermark() == 0
+    assert fix.queue.checkpoint() is None
     fix.offer((1, 30), (2, 10), (3, 20), (4, 10, "a", 2))
-    assert fix.window.low_watermark() == position(1)
-    assert fix.window.checkpoint() == LowWatermark(position(1))
-    assert fix.window.checkpoint() is None
+    assert fix.queue.low_watermark() == position(1)
+    assert fix.queue.checkpoint() == LowWatermark(position(1))
+    assert fix.queue.checkpoint() is None
     assert fix.take(20) == [2, 3]
-    assert fix.window.low_watermark() == position(1)
+    assert fix.queue.low_watermark() == position(1)
     assert len(fix.state.released) == 2
     assert fix.take(30) == [1]
-    assert fix.window.checkpoint() == LowWatermark(position(4) + 1)  # the copy counts as released
+    assert fix.queue.checkpoint() == LowWatermark(position(4) + 1)  # the copy counts as released
     assert len(fix.state.released) == 0
     assert fix.state.low_watermark == position(4) + 1
 
 
-def test_the_mark_never_goes_back(fix: Fixture, tmp_path: Path) -> None:
+def test_the_low_watermark_never_decreases(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((5, 1))
     fix.take(1)
-    mark = fix.window.low_watermark()
-    assert fix.offer((3, 1)) == OfferResult(0, 0, 1)  # it was below the mark
-    assert fix.window.low_watermark() == mark
-    fix.window.checkpoint()
+    before = fix.queue.low_watermark()
+    assert fix.offer((3, 1)) == OfferResult(0, 0, 1)  # below the low watermark
+    assert fix.queue.low_watermark() == before
+    fix.queue.checkpoint()
     later = restored(fix, tmp_path / "b")
-    assert later.window.low_watermark() == mark
+    assert later.queue.low_watermark() == before
     later.offer((2, 1))
-    assert later.window.low_watermark() == mark
+    assert later.queue.low_watermark() == before
     later.offer((9, 1))
-    assert later.window.low_watermark() == position(9)
+    assert later.queue.low_watermark() == position(9)
 
 
-def test_what_comes_out_of_order_above_the_mark_is_not_lost(fix: Fixture) -> None:
+def test_messages_out_of_order_above_the_low_watermark_are_not_lost(fix: Fixture) -> None:
     fix.offer((5, 1), (2, 9))
     assert fix.take(1) == [5]
     fix.offer((4, 1), (3, 2))
     assert fix.take(2) == [4, 3]
-    assert fix.window.low_watermark() == position(2)
+    assert fix.queue.low_watermark() == position(2)
 
 
-# --- what goes wrong
+# --- faults
 
 
-def test_a_full_disk_takes_nothing_and_the_same_can_be_offered_later(tmp_path: Path) -> None:
+def test_a_full_disk_adds_nothing_and_the_batch_can_be_offered_later(tmp_path: Path) -> None:
     disk = SmallDisk(0)
     fix = Fixture(tmp_path, opener=disk)
     calls = []
     for start in range(0, 2000, 100):
-        some = arrivals(*((entry, 100_000 + entry) for entry in range(start, start + 100)))
+        some = fetched(*((entry, 100_000 + entry) for entry in range(start, start + 100)))
         some.records = [(*record, bytes(1000)) for record in some.records]
         calls.append(some)
     taken = 0
     while fix.segments.state == "open":
-        fix.window.offer(calls[taken])
+        fix.queue.offer(calls[taken])
         taken += 1
     while fix.segments.memory_bytes + 115_000 < fix.segments.budget_bytes:
-        fix.window.offer(calls[taken])
+        fix.queue.offer(calls[taken])
         taken += 1
-    before = len(fix.window), fix.window.low_watermark(), fix.window.next_due_ms()
+    before = len(fix.queue), fix.queue.low_watermark(), fix.queue.next_due_ms()
     with pytest.raises(SpillFullError):
-        fix.window.offer(calls[taken])
-    assert (len(fix.window), fix.window.low_watermark(), fix.window.next_due_ms()) == before
+        fix.queue.offer(calls[taken])
+    assert (len(fix.queue), fix.queue.low_watermark(), fix.queue.next_due_ms()) == before
     assert before[0] == 100 * taken > 0
     disk.free = 1 << 30
     fix.clock.advance(timedelta(seconds=5))
     for some in calls[taken:]:
-        assert fix.window.offer(some) == OfferResult(100, 0, 0)
+        assert fix.queue.offer(some) == OfferResult(100, 0, 0)
     out: list[int] = []
     while more := fix.take(200_000):
         out += more
     assert out == list(range(2000))
-    assert fix.window.low_watermark() == position(1999) + 1
+    assert fix.queue.low_watermark() == position(1999) + 1
 
 
-def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
+def test_an_invalid_batch_changes_nothing(fix: Fixture) -> None:
     fix.offer((1, 10))
-    good = arrivals((2, 10), (3, 10))
+    good = fetched((2, 10), (3, 10))
     for name, value in (
         ("ledger_ids", [1 << 28, 7]),
         ("ledger_ids", [7]),
@@ -487,17 +491,17 @@ def test_what_cannot_be_taken_leaves_all_as_it_was(fix: Fixture) -> None:
         ("records", [("a", 2), ("a", 1 << 63)]),
         ("records", [("a", 2), ("a", 3, object())]),
     ):
-        bad = arrivals((2, 10), (3, 10))
+        bad = fetched((2, 10), (3, 10))
         setattr(bad, name, value)
         with pytest.raises(InvalidInputError):
-            fix.window.offer(bad)
-        assert len(fix.window) == 1
-    assert fix.window.offer(good) == OfferResult(2, 0, 0)
+            fix.queue.offer(bad)
+        assert len(fix.queue) == 1
+    assert fix.queue.offer(good) == OfferResult(2, 0, 0)
     assert fix.take(10) == [1, 2, 3]
-    assert fix.window.offer(FetchedBatch()) == OfferResult(0, 0, 0)
+    assert fix.queue.offer(FetchedBatch()) == OfferResult(0, 0, 0)
 
 
-def test_inexact_or_used_parts_are_refused(tmp_path: Path) -> None:
+def test_inexact_or_used_segments_are_refused(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     state = JournalState(CAPACITY)
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
@@ -512,24 +516,24 @@ def test_segments_that_have_lost_rows_are_noticed(fix: Fixture) -> None:
     fix.offer((1, 1), (2, 2), (3, 3))
     fix.segments.discard(7, 2 << 10)
     with pytest.raises(DelayLevelError, match="disagree"):
-        fix.window.advance(T0 + 3)
+        fix.queue.advance(T0 + 3)
 
 
 def test_a_backlog_beyond_the_budget_comes_out_in_order(fix: Fixture) -> None:
     rng = np.random.default_rng(1)
     dues = rng.integers(-1000, 100_000, 5000).tolist()
     for start in range(0, 5000, 250):
-        some = arrivals(*((entry, dues[entry]) for entry in range(start, start + 250)))
+        some = fetched(*((entry, dues[entry]) for entry in range(start, start + 250)))
         some.records = [(*record, bytes(500)) for record in some.records]
-        fix.window.offer(some)
+        fix.queue.offer(some)
         assert fix.segments.memory_bytes <= 1 << 20
     assert fix.segments.disk_bytes > 1 << 20
-    assert fix.window.memory_bytes < 2 << 20
+    assert fix.queue.memory_bytes < 2 << 20
     out: list[int] = []
     for due in range(-1000, 102_000, 3000):
         while more := fix.take(due, 300):
             out += more
             assert all(dues[entry] <= due for entry in more)
     assert out == sorted(range(5000), key=lambda entry: (dues[entry], entry))
-    fix.window.close()
+    fix.queue.close()
     assert list(fix.segments.directory.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A dispatcher that crashes at any step, over a simulated log, source and targets."""
+"""A dispatcher that crashes at any step, with a simulated journal, source and targets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from delaylevel.testing import ManualClock
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000
-OUTLETS = ("orders-0", "orders-1")
+TARGETS = ("orders-0", "orders-1")
 Identity = tuple[str, int]
 
 
@@ -53,35 +53,35 @@ class Row(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Shared by copies; what has no key is its own."""
+        """The identity that copies share; a message without a key has its own."""
         return (self.key, self.id) if self.key else ("", self.position)
 
     @property
-    def outlet(self) -> int:
+    def target(self) -> int:
         return self.id % 2
 
 
 class Model:
-    """The fold of a whole log, in plain Python: what the state is compared with."""
+    """The state after a whole journal, in plain Python, for comparison."""
 
-    def __init__(self, log: list[bytes]) -> None:
-        self.mark = 0
+    def __init__(self, journal: list[bytes]) -> None:
+        self.low_watermark = 0
         self.released: set[int] = set()
         self.ids: set[Identity] = set()
         self.intents: dict[int, Intent] = {}
         self.sequences: dict[str, int] = {}
         self.next_number = 0
-        for data in log:
+        for data in journal:
             self.apply(decode(data))
 
     def apply(self, record: Record) -> None:
         if isinstance(record, LowWatermark):
-            self.mark = record.position
+            self.low_watermark = record.position
         elif isinstance(record, Intent):
             self.intents[record.number] = record
             self.next_number = record.number + 1
-            for (name, _), outlet in zip(record.targets, range(2), strict=False):
-                used = record.sequence_ids()[record.target_index == outlet]
+            for (name, _), target in zip(record.targets, range(2), strict=False):
+                used = record.sequence_ids()[record.target_index == target]
                 self.sequences[name] = max([self.sequences.get(name, 1), *(used + 1).tolist()])
         elif isinstance(record, Commit | Resolved):
             intent = self.intents.pop(record.number)
@@ -109,14 +109,14 @@ class Simulation:
         self.now = T0
         self.size = self.rng.choice([10, 10, 10, 6000])
         self.source: list[Row] = []
-        self.log: list[bytes] = []  # confirmed
+        self.journal: list[bytes] = []  # confirmed
         self.tail: list[bytes] = []  # appended, not confirmed
         self.acknowledged = 0
         self.stored: Counter[Identity] = Counter()
         self.held: list[Row] = []
         self.ever_held: set[Identity] = set()
-        self.last = dict.fromkeys(OUTLETS, 0)
-        self.allowed: Counter[Identity] = Counter()  # copies from intents without done
+        self.last = dict.fromkeys(TARGETS, 0)
+        self.allowed: Counter[Identity] = Counter()  # copies from intents without a commit
         self.crashes = 0
         self.seen: Counter[str] = Counter()
         self.start()
@@ -124,18 +124,18 @@ class Simulation:
     # --- the process
 
     def start(self) -> None:
-        log = self.log[self.rng.randint(0, self.snapshot_start()) :]
+        journal = self.journal[self.rng.randint(0, self.snapshot_start()) :]
         self.clock = ManualClock(self.now - self.rng.choice([0, 0, 40]))
         segments = PendingSegments(
             self.directory, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
         )
-        state = JournalState.read(log, CAPACITY)
-        self.window = DelayQueue(state, segments, clock=self.clock)
-        self.check_state(Model(self.log))
+        state = JournalState.read(journal, CAPACITY)
+        self.delay_queue = DelayQueue(state, segments, clock=self.clock)
+        self.check_state(Model(self.journal))
         self.known = self.released_positions()
         self.reader = self.index_of(self.rng.randint(0, self.acknowledged))
-        self.to_settle = sorted(state.open_intents)
-        self.rng.shuffle(self.to_settle)
+        self.to_resolve = sorted(state.open_intents)
+        self.rng.shuffle(self.to_resolve)
         self.flights: dict[int, DueBatch] = {}
         self.queues: list[list[tuple[int, int, Row]]] = [[], [], []]  # number, sequence id, message
         self.waiting: Counter[int] = Counter()  # number -> messages without an outcome
@@ -146,7 +146,7 @@ class Simulation:
     def released_positions(self) -> set[int]:
         positions = np.array([row.position for row in self.source], dtype=np.int64)
         self.rng.shuffle(positions)
-        return set(positions[self.window.state.is_released(positions)].tolist())
+        return set(positions[self.delay_queue.state.is_released(positions)].tolist())
 
     def index_of(self, position: int) -> int:
         return bisect_left(self.source, position, key=lambda row: row.position)
@@ -155,18 +155,18 @@ class Simulation:
         self.tail.append(encode(record))
 
     def flush(self) -> None:
-        self.log += self.tail
+        self.journal += self.tail
         self.tail = []
         self.unconfirmed.clear()
 
-    def settle_one(self) -> None:
-        number = self.to_settle.pop()
-        intent = self.window.state.open_intents[number]
+    def resolve_one(self) -> None:
+        number = self.to_resolve.pop()
+        intent = self.delay_queue.state.open_intents[number]
         mask = intent.stored(self.last)
         if not self.deduplicating:
             for position in intent.positions.tolist():
                 self.allowed[self.row_at(position).identity] += 1
-        self.append(self.window.resolve(number, mask))
+        self.append(self.delay_queue.resolve(number, mask))
         self.known.update(intent.positions[mask].tolist())
 
     def row_at(self, position: int) -> Row:
@@ -216,7 +216,7 @@ class Simulation:
         self.reader += len(rows)
 
     def offer(self, rows: list[Row]) -> None:
-        offered = self.window.offer(
+        offered = self.delay_queue.offer(
             FetchedBatch(
                 [row.ledger for row in rows],
                 [row.entry_id for row in rows],
@@ -234,9 +234,9 @@ class Simulation:
         self.clock.advance(timedelta(milliseconds=step))
 
     def advance(self) -> None:
-        if self.deduplicating and self.to_settle:
-            return  # an outlet's last id says no more once it publishes
-        batch = self.window.advance(self.clock.now_ms(), self.rng.choice([1, 3, 10, 100]))
+        if self.deduplicating and self.to_resolve:
+            return  # a target's last ID says nothing more once it publishes
+        batch = self.delay_queue.advance(self.clock.now_ms(), self.rng.choice([1, 3, 10, 100]))
         if batch is None:
             return
         order = list(zip(batch.due_ms.tolist(), batch.positions.tolist(), strict=True))
@@ -247,28 +247,30 @@ class Simulation:
         assert [row.due for row in rows] == batch.due_ms.tolist()
         assert not self.known & {row.position for row in rows}
         self.flights[batch.number] = batch
-        sequences = self.window.state.sequences
-        firsts = [(name, sequences.get(name, 1)) for name in OUTLETS]
-        index = [2 if self.rng.random() < 0.03 else row.outlet for row in rows]
-        intent = self.window.intent(batch, *((firsts, index) if self.deduplicating else ((), ())))
+        sequences = self.delay_queue.state.sequences
+        firsts = [(name, sequences.get(name, 1)) for name in TARGETS]
+        index = [2 if self.rng.random() < 0.03 else row.target for row in rows]
+        intent = self.delay_queue.intent(
+            batch, *((firsts, index) if self.deduplicating else ((), ()))
+        )
         self.append(intent)
         self.unconfirmed.add(batch.number)
         self.waiting[batch.number] = len(rows)
         whole = zip(rows, index, intent.sequence_ids().tolist(), strict=True)
-        for row, outlet, sequence in whole:
-            if outlet == 2:  # known beforehand to be refused
+        for row, target, sequence in whole:
+            if target == 2:  # known beforehand to be refused
                 self.queues[2].append((batch.number, 0, row))
             else:
-                self.queues[outlet].append((batch.number, sequence, row))
+                self.queues[target].append((batch.number, sequence, row))
 
     def publish(self) -> None:
-        outlet = self.rng.choice([0, 0, 1, 1, 2])
-        queue = self.queues[outlet]
+        target = self.rng.choice([0, 0, 1, 1, 2])
+        queue = self.queues[target]
         for _ in range(self.rng.randint(1, 15)):
             if not queue or queue[0][0] in self.unconfirmed:
                 return
             number, sequence, row = queue.pop(0)
-            if outlet == 2 or self.rng.random() < 0.06:
+            if target == 2 or self.rng.random() < 0.06:
                 self.held.append(row)
                 self.ever_held.add(row.identity)
                 self.aside.setdefault(number, []).append(row.position)
@@ -277,7 +279,7 @@ class Simulation:
             self.waiting[number] -= 1
 
     def store(self, sequence: int, row: Row) -> None:
-        name = OUTLETS[row.outlet]
+        name = TARGETS[row.target]
         if self.deduplicating:
             if sequence <= self.last[name]:
                 raise AssertionError("a sequence id was used twice: dropped in silence")
@@ -285,30 +287,30 @@ class Simulation:
         assert row.due <= self.now
         self.stored[row.identity] += 1
 
-    def confirm(self) -> None:
+    def commit(self) -> None:
         ready = [number for number in self.flights if not self.waiting[number]]
         if not ready:
             return
         number = self.rng.choice(ready)
-        self.append(self.window.commit(number, self.aside.get(number, [])))
+        self.append(self.delay_queue.commit(number, self.aside.get(number, [])))
         self.known.update(self.flights.pop(number).positions.tolist())
         self.seen["held"] += len(self.aside.get(number, []))
 
     def checkpoint(self) -> None:
-        mark = self.window.low_watermark()
-        self.check_mark(mark)
-        record = self.window.checkpoint()
+        position = self.delay_queue.low_watermark()
+        self.check_low_watermark(position)
+        record = self.delay_queue.checkpoint()
         if record is not None:
-            assert record.position == mark
+            assert record.position == position
             self.append(record)
             if self.rng.random() < 0.5:
                 self.flush()
-                self.acknowledged = mark
-        assert self.window.checkpoint() is None
+                self.acknowledged = position
+        assert self.delay_queue.checkpoint() is None
 
     def snapshot(self) -> None:
         self.write_chunks(len(self.chunks))
-        self.chunks = self.window.state.snapshot()
+        self.chunks = self.delay_queue.state.snapshot()
         self.write_chunks(1)
 
     def write_chunks(self, count: int) -> None:
@@ -316,21 +318,21 @@ class Simulation:
         del self.chunks[:count]
 
     def crash(self) -> None:
-        """Lose a part of what was not confirmed; what was sent last may have been stored."""
+        """Drop a part of the unconfirmed records; messages sent last may have been stored."""
         self.crashes += 1
         for queue in self.queues[:2]:
             for number, sequence, row in queue[: self.rng.choice([0, 0, 1, 4, 100])]:
                 if number in self.unconfirmed:
                     break
                 self.store(sequence, row)
-        self.log += self.tail[: self.rng.randint(0, len(self.tail))]
+        self.journal += self.tail[: self.rng.randint(0, len(self.tail))]
         self.tail = []
-        self.window.close()
+        self.delay_queue.close()
         self.start()
 
     def step(self) -> None:
-        if self.to_settle and self.rng.random() < 0.5:
-            self.settle_one()
+        if self.to_resolve and self.rng.random() < 0.5:
+            self.resolve_one()
             return
         steps = {
             self.arrive: 10,
@@ -339,7 +341,7 @@ class Simulation:
             self.advance: 12,
             self.flush: 10,
             self.publish: 12,
-            self.confirm: 10,
+            self.commit: 10,
             self.checkpoint: 5,
             self.snapshot: 1,
             self.crash: 2,
@@ -348,10 +350,10 @@ class Simulation:
         self.write_chunks(self.rng.choice([0, 0, 1, 3]))
 
     def finish(self) -> None:
-        """No more faults: all comes out."""
-        while self.to_settle:
-            self.settle_one()
-        while self.held or self.reader < len(self.source) or len(self.window) or self.flights:
+        """Run without faults until every message is out."""
+        while self.to_resolve:
+            self.resolve_one()
+        while self.held or self.reader < len(self.source) or len(self.delay_queue) or self.flights:
             if self.held:
                 self.arrive()
             rows = self.source[self.reader :]
@@ -363,15 +365,15 @@ class Simulation:
             self.flush()
             while any(self.queues):
                 self.publish()
-            self.confirm()
+            self.commit()
 
     # --- what must hold
 
     def snapshot_start(self) -> int:
-        """Where the last whole snapshot of the confirmed log begins, 0 where there is none."""
+        """Return the index of the first chunk of the last complete snapshot; 0 without one."""
         begin = found = serial = -1
         count = 0
-        for index, data in enumerate(self.log):
+        for index, data in enumerate(self.journal):
             record = decode(data)
             if isinstance(record, SnapshotChunk):
                 if record.index == 0:
@@ -385,13 +387,15 @@ class Simulation:
         return max(found, 0)
 
     def check_state(self, model: Model) -> None:
-        state = self.window.state
-        assert state.low_watermark == model.mark
-        assert set(state.released) == {each for each in model.released if each >= model.mark}
+        state = self.delay_queue.state
+        assert state.low_watermark == model.low_watermark
+        assert set(state.released) == {
+            each for each in model.released if each >= model.low_watermark
+        }
         assert self.released_positions() == {
             row.position
             for row in self.source
-            if row.position < model.mark or row.position in model.released
+            if row.position < model.low_watermark or row.position in model.released
         }
         for row in self.source:
             if row.key:
@@ -401,25 +405,25 @@ class Simulation:
         assert state.sequences == model.sequences
         assert state.next_number == model.next_number
 
-    def check_mark(self, mark: int) -> None:
+    def check_low_watermark(self, low_watermark: int) -> None:
         for row in self.source:
-            if row.position < mark:
+            if row.position < low_watermark:
                 assert self.stored[row.identity] or row.identity in self.ever_held
         for batch in self.flights.values():
-            assert int(batch.positions.min()) >= mark
-        for number in self.to_settle:
-            assert int(self.window.state.open_intents[number].positions.min()) >= mark
+            assert int(batch.positions.min()) >= low_watermark
+        for number in self.to_resolve:
+            assert int(self.delay_queue.state.open_intents[number].positions.min()) >= low_watermark
 
     def check_end(self) -> None:
-        assert self.window.in_flight == len(self.window) == 0
-        assert self.window.low_watermark() == self.source[-1].position + 1
+        assert self.delay_queue.in_flight == len(self.delay_queue) == 0
+        assert self.delay_queue.low_watermark() == self.source[-1].position + 1
         for row in self.source:
             count = self.stored[row.identity]
             if row.identity in self.ever_held:
                 assert count <= 1 + self.allowed[row.identity]
             else:
                 assert 1 <= count <= 1 + self.allowed[row.identity], row
-        # What was held came back under another name.
+        # Held messages came back under another key.
         again = {(row.key.split("#")[0], row.id) for row in self.source if "#" in row.key}
         assert {(key.split("#")[0], number) for key, number in self.ever_held if key} <= again
 
@@ -435,9 +439,9 @@ def run(seed: int, deduplicating: bool, directory: Path) -> Simulation:
     for step in range(300):
         simulation.step()
         if step % 40 == 0:
-            simulation.check_state(Model(simulation.log + simulation.tail))
+            simulation.check_state(Model(simulation.journal + simulation.tail))
     simulation.finish()
-    simulation.check_state(Model(simulation.log + simulation.tail))
+    simulation.check_state(Model(simulation.journal + simulation.tail))
     simulation.check_end()
     return simulation
 

@@ -1,4 +1,4 @@
-"""Writing to the held and the dead-letter topic from a dispatcher, with a client that is slow."""
+"""The dispatcher's producers of the held and the dead-letter topic, with a slow client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGE = WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"value"
 
 
 class Core:
-    """A client's producer: its flush returns before it calls back, as the client's may."""
+    """The core of a producer whose flush returns before the callbacks, as the real one may."""
 
     def __init__(self, results: list[Any]) -> None:
         self._results = results
@@ -41,7 +41,7 @@ class Core:
 
 
 class Client:
-    """Makes one producer, of a core."""
+    """A client with one producer."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -63,7 +63,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[OwnTopic]:
 
 
 @pytest.mark.parametrize("own", [[pulsar.Result.Ok] * 3], indirect=True)
-def test_a_confirmation_behind_the_flush_is_waited_for(own: OwnTopic) -> None:
+def test_send_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
     for _ in range(2):
         own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
 
@@ -71,6 +71,6 @@ def test_a_confirmation_behind_the_flush_is_waited_for(own: OwnTopic) -> None:
 @pytest.mark.parametrize(
     "own", [[pulsar.Result.Ok, pulsar.Result.TopicTerminated, pulsar.Result.Ok]], indirect=True
 )
-def test_one_that_is_refused_is_seen(own: OwnTopic) -> None:
+def test_a_refusal_is_noticed(own: OwnTopic) -> None:
     with pytest.raises(BrokerError, match=r"held did not confirm \(TopicTerminated\)"):
         own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))

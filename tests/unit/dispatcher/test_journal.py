@@ -1,4 +1,4 @@
-"""The release log: bytes of its records, and the state that they add up to."""
+"""The journal: bytes of its records, and the state that they add up to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def positions(*entries: int) -> np.ndarray:
     return np.array([pack(7, entry << 10) for entry in entries], dtype=np.int64)
 
 
-def intent(number: int, *entries: int, key: str = "a", outlet: str = "", first: int = 1) -> Intent:
+def intent(number: int, *entries: int, key: str = "a", target: str = "", first: int = 1) -> Intent:
     size = len(entries)
     return Intent(
         number,
@@ -42,16 +42,16 @@ def intent(number: int, *entries: int, key: str = "a", outlet: str = "", first: 
         (key,),
         np.zeros(size, dtype=np.uint16),
         np.array(entries, dtype=np.int64),
-        ((outlet, first),) if outlet else (),
-        np.zeros(size if outlet else 0, dtype=np.uint16),
+        ((target, first),) if target else (),
+        np.zeros(size if target else 0, dtype=np.uint16),
     )
 
 
-def done(number: int, *held: int) -> Commit:
+def commit(number: int, *held: int) -> Commit:
     return Commit(number, positions(*held))
 
 
-def fold(*records: Record) -> JournalState:
+def state_after(*records: Record) -> JournalState:
     return JournalState.read(map(encode, records), CAPACITY)
 
 
@@ -184,7 +184,7 @@ def test_a_record_of_a_later_format_says_so() -> None:
 def test_a_batch_of_a_thousand_takes_few_bytes() -> None:
     rng = np.random.default_rng(1)
     entries = rng.permutation(1_000_000)[:1000]
-    record = intent(5, *entries.tolist(), outlet="o")
+    record = intent(5, *entries.tolist(), target="o")
     assert len(encode(record)) < 6500  # 3 bytes for the position, 3 for the id
 
 
@@ -201,7 +201,7 @@ def test_the_columns_of_an_intent_have_one_length_and_indices_in_range() -> None
         Intent(0, positions(1), ("a",), one, positions(1), (("o", 1),), one + 2)
 
 
-def test_sequence_ids_rise_within_each_outlet() -> None:
+def test_sequence_ids_rise_within_each_target() -> None:
     record = Intent(
         0,
         positions(5, 3, 9, 4),
@@ -221,7 +221,7 @@ def test_sequence_ids_rise_within_each_outlet() -> None:
 # --- the state
 
 
-def test_what_has_no_outlet_has_no_sequence_id_and_is_never_found_stored() -> None:
+def test_a_message_without_a_target_has_no_sequence_id_and_is_never_stored() -> None:
     index = np.zeros(3, dtype=np.uint16)
     some = Intent(
         0, positions(1, 2, 3), ("a",), index, positions(1, 2, 3), (("x", 5),), np.array([1, 0, 1])
@@ -233,20 +233,20 @@ def test_what_has_no_outlet_has_no_sequence_id_and_is_never_found_stored() -> No
     assert none.sequence_ids().tolist() == [0, 0, 0]
     assert none.stored({"x": 9}).tolist() == [False] * 3
     assert none.next_sequences() == {}
-    assert fold(some, none).sequences == {"x": 6}
+    assert state_after(some, none).sequences == {"x": 6}
     assert decode(encode(none)) == none
 
 
-def test_only_what_is_done_is_released_and_remembered() -> None:
-    state = fold(intent(0, 1, 2, 3), intent(1, 4, 5), done(0, 2))
+def test_only_committed_messages_are_released_and_remembered() -> None:
+    state = state_after(intent(0, 1, 2, 3), intent(1, 4, 5), commit(0, 2))
     assert entries_of(state) == {1, 2, 3}
-    assert remembered(state) == {1, 3}  # 2 is held, and comes back under another name
+    assert remembered(state) == {1, 3}  # 2 is held, and comes back with its ID
     assert list(state.open_intents) == [1]
     assert state.is_released(positions(5, 3, 1, 3, 9)).tolist() == [False, True, True, True, False]
 
 
-def test_settled_releases_what_was_stored_and_no_more() -> None:
-    state = fold(intent(0, 1, 2, 3), Resolved(0, positions(1, 3)))
+def test_resolved_releases_the_stored_messages_and_no_others() -> None:
+    state = state_after(intent(0, 1, 2, 3), Resolved(0, positions(1, 3)))
     assert entries_of(state) == remembered(state) == {1, 3}
     assert state.open_intents == {}
 
@@ -259,41 +259,43 @@ def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
         np.array([0, 1, 2, 1], dtype=np.uint16),
         np.array([11, 12, 12, 14]),
     )
-    state = fold(record, done(0))
+    state = state_after(record, commit(0))
     assert remembered(state, "a") == {12, 14}
     assert remembered(state, "b") == {12}
     assert sorted(state.memory.keys()) == ["a", "b"]
 
 
-def test_a_mark_releases_all_below_and_prunes() -> None:
-    mark = int(positions(3)[0])
-    state = fold(intent(0, 1, 2, 3, 7), done(0), LowWatermark(mark))
+def test_a_low_watermark_releases_everything_below_and_prunes() -> None:
+    low = int(positions(3)[0])
+    state = state_after(intent(0, 1, 2, 3, 7), commit(0), LowWatermark(low))
     assert entries_of(state) == {3, 7}
     assert state.is_released(positions(0, 2, 3, 4)).tolist() == [True, True, True, False]
-    state.apply(LowWatermark(mark - 5))
-    assert state.low_watermark == mark
-    state.apply(intent(1, 1, 5))  # a late done below the mark leaves nothing behind
-    state.apply(done(1))
+    state.apply(LowWatermark(low - 5))
+    assert state.low_watermark == low
+    state.apply(intent(1, 1, 5))  # a late commit below the low watermark leaves nothing behind
+    state.apply(commit(1))
     assert entries_of(state) == {3, 5, 7}
 
 
-def test_numbers_and_sequence_ids_go_on_after_the_last() -> None:
-    state = fold(intent(4, 1, 2, outlet="o", first=5), intent(2, 3, outlet="p", first=9), done(4))
+def test_numbers_and_sequence_ids_continue_after_the_last() -> None:
+    state = state_after(
+        intent(4, 1, 2, target="o", first=5), intent(2, 3, target="p", first=9), commit(4)
+    )
     assert state.next_number == 5
     assert state.sequences == {"o": 7, "p": 10}
-    state.apply(intent(5, 8, outlet="o", first=2))
+    state.apply(intent(5, 8, target="o", first=2))
     assert state.sequences["o"] == 7
 
 
-def test_what_closes_an_intent_that_was_trimmed_is_passed_over() -> None:
-    state = fold(done(3), Resolved(4, positions(1)), intent(5, 2), done(5))
+def test_a_record_that_closes_a_trimmed_intent_is_ignored() -> None:
+    state = state_after(commit(3), Resolved(4, positions(1)), intent(5, 2), commit(5))
     assert entries_of(state) == {2}
     assert state.open_intents == {}
 
 
-def log_of(state: JournalState, first: int, count: int) -> list[bytes]:
+def journal_of(state: JournalState, first: int, count: int) -> list[bytes]:
     """Apply some records to a state, and return their bytes."""
-    log = []
+    journal = []
     for number in range(first, first + count):
         records: list[Record] = [
             intent(
@@ -301,71 +303,71 @@ def log_of(state: JournalState, first: int, count: int) -> list[bytes]:
                 3 * number,
                 3 * number + 1,
                 key="ab"[number % 2],
-                outlet="o",
+                target="o",
                 first=number + 1,
             )
         ]
         if number % 4:
-            records.append(done(number, *([3 * number] if number % 3 == 0 else [])))
+            records.append(commit(number, *([3 * number] if number % 3 == 0 else [])))
         if number % 5 == 0:
             records.append(LowWatermark(int(positions(number)[0])))
         for record in records:
             state.apply(record)
-            log.append(encode(record))
-    return log
+            journal.append(encode(record))
+    return journal
 
 
-def test_a_whole_snapshot_stands_for_all_before_it() -> None:
+def test_a_complete_snapshot_replaces_everything_before_it() -> None:
     state = JournalState(CAPACITY)
-    log = log_of(state, 0, 10)
+    journal = journal_of(state, 0, 10)
     with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     assert len(chunks) > 2
-    after = log_of(state, 10, 6)
-    for start in range(len(log) + 1):  # trimmed anywhere before the snapshot
-        again = JournalState.read([*log[start:], *chunks, *after], CAPACITY)
+    after = journal_of(state, 10, 6)
+    for start in range(len(journal) + 1):  # trimmed anywhere before the snapshot
+        again = JournalState.read([*journal[start:], *chunks, *after], CAPACITY)
         assert view(again) == view(state)
 
 
-def test_a_snapshot_that_was_cut_is_passed_over_wherever_it_was_cut() -> None:
+def test_an_incomplete_snapshot_is_ignored_wherever_it_ends() -> None:
     state = JournalState(CAPACITY)
-    log = log_of(state, 0, 10)
+    journal = journal_of(state, 0, 10)
     with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     for cut in range(len(chunks)):
-        now = JournalState.read([*log, *chunks[:cut]], CAPACITY)
+        now = JournalState.read([*journal, *chunks[:cut]], CAPACITY)
         assert view(now) == view(state)
-        after = log_of(now, 10, 3)
-        assert view(JournalState.read([*log, *chunks[:cut], *after], CAPACITY)) == view(now)
+        after = journal_of(now, 10, 3)
+        assert view(JournalState.read([*journal, *chunks[:cut], *after], CAPACITY)) == view(now)
         with patch.object(journal_state, "_CHUNK_BYTES", 100):
             second = now.snapshot()
-        # The end of one and the beginning of another are not taken for a whole.
+        # The end of one snapshot and the beginning of another are not a complete one.
         again = JournalState.read([*chunks[cut:], *second], CAPACITY)
         assert view(again) == view(now)
-        again = JournalState.read([*log, *chunks[:cut], *after, *second[:-1]], CAPACITY)
+        again = JournalState.read([*journal, *chunks[:cut], *after, *second[:-1]], CAPACITY)
         assert view(again) == view(now)
 
 
-def test_records_between_the_parts_of_a_snapshot_count() -> None:
+def test_records_between_the_chunks_of_a_snapshot_count() -> None:
     state = JournalState(CAPACITY)
-    log = log_of(state, 0, 10)
+    journal = journal_of(state, 0, 10)
     with patch.object(journal_state, "_CHUNK_BYTES", 100):
         chunks = state.snapshot()
     rng = random.Random(1)
     for _ in range(20):
-        live = JournalState.read(log, CAPACITY)
+        live = JournalState.read(journal, CAPACITY)
         mixed, rest, number = [chunks[0]], chunks[1:], 10
         while rest:
             if rng.random() < 0.5:
                 mixed.append(rest.pop(0))
             else:
-                mixed += log_of(live, number, 1)
+                mixed += journal_of(live, number, 1)
                 number += 1
-        assert view(JournalState.read(log + mixed, CAPACITY)) == view(live)
-        assert view(JournalState.read(log[5:] + mixed, CAPACITY)) == view(live)
+        assert view(JournalState.read(journal + mixed, CAPACITY)) == view(live)
+        assert view(JournalState.read(journal[5:] + mixed, CAPACITY)) == view(live)
 
 
-def test_a_large_snapshot_is_cut_small_enough_for_a_broker() -> None:
+def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
     state = JournalState(1_000_000)
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 1 << 62, 250_000)
@@ -386,6 +388,6 @@ def test_the_memory_keeps_to_its_capacity() -> None:
     state = JournalState(4)
     for number in range(8):
         state.apply(intent(number, number))
-        state.apply(done(number))
+        state.apply(commit(number))
     assert remembered(state) == {4, 5, 6, 7}
     assert remembered(JournalState.read(state.snapshot(), 4)) == {4, 5, 6, 7}
