@@ -80,11 +80,7 @@ def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -
 class Membership:
     """The membership of this process in the dispatchers of one level topic.
 
-    Args:
-        client: a ``pulsar.Client``, not closed here.
-        admin: the admin interface.
-        description: description of the level topic.
-        name: name of this dispatcher; derived from host and process if None.
+    Its name is derived from host and process if none is given.
 
     Raises:
         BrokerError: the journal topic cannot be read.

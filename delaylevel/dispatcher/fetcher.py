@@ -30,11 +30,7 @@ class CaughtUp:
 
 
 class EntryEnd(NamedTuple):
-    """Event: the last message that was read is the last one of its entry.
-
-    Attributes:
-        ledger_id, entry_id: position of the message.
-    """
+    """Event: the last message that was read, at this position, is the last one of its entry."""
 
     ledger_id: int
     entry_id: int
@@ -44,7 +40,6 @@ class Fetcher(threading.Thread):
     """Reader of a window partition, which passes messages on in batches.
 
     Args:
-        client: a ``pulsar.Client``, not closed here.
         topic: full name of the window partition.
         start: first position to read.
         end: last position that was stored at the takeover; None for an empty partition.

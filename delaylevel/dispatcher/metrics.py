@@ -27,12 +27,7 @@ _GAUGES = (
 
 
 class DispatchCollector:
-    """Collector that reads a dispatcher's statistics at each scrape.
-
-    Args:
-        dispatcher: the dispatcher.
-        clock: source of the current time.
-    """
+    """Collector that reads a dispatcher's statistics at each scrape."""
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher

@@ -55,14 +55,10 @@ class PartitionOwner(threading.Thread):
     """The owner of one window partition, until it is stopped or loses the partition.
 
     Args:
-        client: a ``pulsar.Client``, not closed here.
-        admin: the admin interface.
         description: function that returns the current description of the level topic.
         partition: index of the window partition.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use.
-        settings: settings of the dispatcher.
-        clock: source of the current time.
 
     Attributes:
         partition: index of the window partition.

@@ -41,15 +41,8 @@ class _UncommittedBatch:
 class BatchPublisher:
     """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
 
-    Args:
-        delay_queue: the queue from which the batches come.
-        targets: the producers of the business topics.
-        journal: the journal of the window partition.
-        set_aside: the topics for messages that are refused.
-        clock: source of the current time.
-        stats: statistics of the window partition.
-        answered: function that is called with a target batch, in the client's thread, after the
-            broker has answered. The owner then passes the target batch to :meth:`finish`.
+    The client's thread calls ``answered`` with each target batch that has been flushed. The owner
+    then passes the target batch to :meth:`finish`.
     """
 
     def __init__(
@@ -164,7 +157,7 @@ class BatchPublisher:
                 first = target.next_sequence_id
                 targets.append((target_name(*target.key), first))
                 target_index[part.indices] = place
-                part.sequence_ids = list(range(first, first + count))
+                part.sequence_ids = range(first, first + count)
                 target.next_sequence_id = first + count
         intent = self._queue.intent(batch, tuple(targets), target_index)
         began = time.monotonic()

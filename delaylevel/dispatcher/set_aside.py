@@ -20,14 +20,7 @@ _Outgoing: TypeAlias = "tuple[WindowMessage, dict[str, str], int | None]"
 
 
 class SetAsideTopics:
-    """The held and the dead-letter topic of a level topic.
-
-    Args:
-        client: a ``pulsar.Client``, not closed here.
-        description: function that returns the current description of the level topic.
-        clock: source of the current time.
-        stats: statistics of the window partition.
-    """
+    """The held and the dead-letter topic of a level topic."""
 
     def __init__(
         self,

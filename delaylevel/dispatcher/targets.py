@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ UNCONFIRMED_BYTES = 64 << 20
 _TargetKey = tuple[str, str, int]  # topic, schema, partition (-1: the client chooses)
 
 
+@dataclass(eq=False, slots=True)
 class TargetBatch:
     """The messages of one batch that go to one target.
 
@@ -50,20 +51,19 @@ class TargetBatch:
         number: number of the batch.
         indices: indices of the messages in the batch, ascending.
         sequence_ids: their sequence IDs, if the broker deduplicates.
+        outcomes: a dict for each message that was sent; its key is the client's result.
+        size: total size of the payloads, in bytes.
         started_s: time of sending, by the monotonic clock.
     """
 
-    __slots__ = ("indices", "number", "outcomes", "sequence_ids", "size", "started_s", "target")
-
-    def __init__(self, target: Target, number: int) -> None:
-        self.target = target
-        self.number = number
-        self.indices: list[int] = []
-        self.sequence_ids: list[int] = []
-        # A dict's own setdefault as the callback: no Python code runs in the client's thread.
-        self.outcomes: list[dict[Any, Any]] = []
-        self.size = 0
-        self.started_s = time.monotonic()
+    target: Target
+    number: int
+    indices: list[int] = field(default_factory=list)
+    sequence_ids: Sequence[int] = ()
+    # A dict's own setdefault as the callback: no Python code runs in the client's thread.
+    outcomes: list[dict[Any, Any]] = field(default_factory=list)
+    size: int = 0
+    started_s: float = field(default_factory=time.monotonic)
 
     @property
     def answered(self) -> bool:
@@ -122,8 +122,6 @@ class Targets:
     """The targets of one window partition.
 
     Args:
-        client: a ``pulsar.Client``, not closed here.
-        admin: the admin interface.
         name: name of the producers. Each window partition has its own name, so that the broker
             accepts no other publisher for it while this owner is connected.
         delivery: the guarantee. Effectively once, the producers send unbatched messages with

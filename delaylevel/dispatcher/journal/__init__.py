@@ -21,15 +21,17 @@ Order in time
 -------------
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too.
-2. Within a target, sequence IDs rise, and a message is sent only after all messages before it were
-   handed to the same producer. The broker stores them in this order, so its last sequence ID tells
-   how much of an intent it has stored. After an unclear failure only a new producer can ask for it.
+2. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The
+   broker stores the messages in this order, so its last sequence ID tells how much of an intent it
+   has stored. Sending stops at the first message of a batch that the client refuses. After an
+   unclear failure, the producer is replaced: only a new one can ask for the last sequence ID.
 3. A commit is written after every message of the intent is confirmed by its target, by the held or
    the dead-letter topic, or is dropped because its target does not exist.
 4. The source is acknowledged up to a low watermark only after the journal has confirmed that
    low watermark.
 5. After a takeover, the unresolved intents of a target are resolved before anything is published
-   to it. A later sequence ID would make an earlier message look stored.
+   to it. A later sequence ID would make an earlier message look stored. `PartitionOwner` resolves
+   all of them, and has this confirmed, before it reads the window topic.
 
 States of one message
 ---------------------
@@ -38,7 +40,8 @@ States of one message
 - *released*: published, or set aside for good. The journal has its position. It also has its ID,
   so that copies are recognized, unless it was held: a held message comes back with its ID.
 - *below*: its position is below the low watermark. The source may be acknowledged up to there, and
-  the journal forgets the position but not the ID. A copy that was left out gets here from pending.
+  the journal forgets the position. It keeps the ID until enough newer ones replace it. A copy that
+  was left out gets here from pending.
 
 State and record -> state; "-" marks pairs that an owner never writes. A Commit or Resolved record
 whose intent is older than the journal's first record is ignored.
@@ -69,7 +72,7 @@ Recovery
 4. Write a snapshot, and acknowledge the journal up to its first chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
    Skip released positions, leave out copies by their IDs, and put the rest into the delay queue.
-6. Publish nothing until all that was stored at the takeover has been read, or for 60 s.
+6. Publish nothing until all messages stored at the takeover are read, but wait at most 60 s.
 
 A crash leads to this:
 
@@ -82,8 +85,10 @@ after that, before the message is sent          Resolved without it: pending aga
 after the message is stored, before the commit  With deduplication: Resolved lists it, not
                                                 published again. Without: pending again, a second
                                                 copy with the same ID.
-after the message is held or dead-lettered,     Pending again, unless a later message of its
-before the commit                               target is stored: a second copy with the same ID.
+after its target refused it, before the commit  Pending again; a second copy with the same ID if
+                                                it was set aside already. With deduplication it
+                                                counts as stored if a later message of its target
+                                                was stored meanwhile.
 after the commit, before the low watermark      Released. Read again, and skipped.
 after the low watermark, before the source is   Below. Reading starts at the low watermark, and
 acknowledged                                    the next checkpoint acknowledges.

@@ -28,11 +28,7 @@ class Journal:
     When another dispatcher opens the partition, the broker fences this producer: it can write no
     further record.
 
-    Args:
-        client: a ``pulsar.Client``, not closed here.
-        admin: the admin interface.
-        source: the journal partition.
-        lock: the lock that holds the subscription of the partition.
+    The lock holds the subscription of the partition, so that snapshots can acknowledge.
 
     Raises:
         BrokerError: the partition cannot be opened.
