@@ -14,7 +14,8 @@ class DispatchSettings:
 
     Attributes:
         directory: directory for spill files; each process creates its own folder in it.
-        delivery: the guarantee: batched, or unbatched with broker deduplication on every target.
+        delivery: at least once (batched), or effectively once (unbatched, with broker deduplication
+            on every target).
         checkpoint_ms: time between two acknowledgements, in ms.
         memory_bytes: memory limit for pending payloads of each level topic.
         remember: number of IDs to remember for each target and source partition.

@@ -34,7 +34,8 @@ class OwnerStats:
         pending: number of messages that wait for their due time.
         in_flight: number of messages that are being published.
         next_due_ms: earliest due time of the pending messages, ms since the epoch, or None.
-        lateness: number of messages for each bound of `LATENESS_BOUNDS_MS`, and of later ones.
+        lateness: counts of messages by lateness: one for each bound of `LATENESS_BOUNDS_MS`, and
+            one for messages beyond the last bound.
         lateness_ms: sum of the lateness of all messages, in ms.
         latest_ms: largest lateness, in ms.
         memory_bytes, disk_bytes: approximate size of the pending messages.

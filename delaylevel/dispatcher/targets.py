@@ -124,8 +124,7 @@ class Targets:
     Args:
         name: name of the producers. Each window partition has its own name, so that the broker
             accepts no other publisher for it while this owner is connected.
-        delivery: the guarantee. Effectively once, the producers send unbatched messages with
-            sequence IDs.
+        delivery: at least once (batched), or effectively once (unbatched, with sequence IDs).
         sequences: function that returns a target's next sequence ID in the journal, by name.
         pause_ms: time for which a target is paused after a refusal.
 
