@@ -1,6 +1,6 @@
-"""Looking at what is pending: when it comes out, who it is for, and what it is.
+"""Queries about pending messages: their numbers by time until due, and the messages themselves.
 
-Everything here only reads: nothing is acknowledged, moved or locked, and no subscription is left.
+All queries only read. They acknowledge, move and lock nothing, and leave no subscription behind.
 
     with Inspector.connect(connection, "orders") as orders:
         print(orders.horizon().messages)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from delaylevel.cluster.port import PartitionStats, TopicAdmin
@@ -22,8 +24,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.stats import MemberStats, read_stats, topic_stats
 
 _THREADS = 8
-_TAIL = 20
-_MOST_TAILS = 16
+# The lateness comes from the last messages of the first partitions of business topics.
+_LAST_MESSAGES = 20
+_MOST_PARTITIONS = 16
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,13 @@ class Stage:
     name: str
     role: Role | None
     pending_entries: int | None
-    estimate: bool
-    messages_in: int
-    messages_out: int | None
-    behind_ms: int | None
-    next_hand_off_ms: int | None
-    alive: tuple[str, ...]
-    unattended: int
+    estimate: bool = False
+    messages_in: int = 0
+    messages_out: int | None = None
+    behind_ms: int | None = None
+    next_hand_off_ms: int | None = None
+    alive: tuple[str, ...] = ()
+    unattended: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,9 @@ class Rates:
     pending: float | None
 
 
-def look(admin: TopicAdmin, client: Any, description: LevelTopicDescription, now_ms: int) -> Flow:
+def read_flow(
+    admin: TopicAdmin, client: Any, description: LevelTopicDescription, now_ms: int
+) -> Flow:
     """Return the state of every stage; nothing is acknowledged or moved.
 
     Args:
@@ -105,12 +110,9 @@ def look(admin: TopicAdmin, client: Any, description: LevelTopicDescription, now
     targets = [TopicName.parse(target) for target in description.targets]
     with ThreadPoolExecutor(_THREADS, "delaylevel-top") as pool:
         found = list(pool.map(lambda target: topic_stats(admin, target) or {}, targets))
-        tails = [partition for stats in found for partition in stats][:_MOST_TAILS]
-        late = [
-            one
-            for some in pool.map(lambda tail: _lateness(admin, client, tail), tails)
-            for one in some
-        ]
+        partitions = [partition for stats in found for partition in stats][:_MOST_PARTITIONS]
+        late = chain.from_iterable(pool.map(partial(_lateness, admin, client), partitions))
+        late_ms = tuple(sorted(late))
     window = [_stage(member, now_ms) for member in level_topic.of(Role.WINDOW)]
     if description.final_window is FinalWindow.BROKER:
         window = [_broker_window(found)]
@@ -122,7 +124,7 @@ def look(admin: TopicAdmin, client: Any, description: LevelTopicDescription, now
         *(_stage(member, now_ms) for member in level_topic.of(Role.DEAD_LETTER)),
     )
     producers = {name for member in level_topic.of(Role.LEVEL) for name in member.producers}
-    return Flow(description.topic, now_ms, stages, len(producers), tuple(sorted(late)))
+    return Flow(description.topic, now_ms, stages, len(producers), late_ms)
 
 
 def rates(before: Flow | None, now: Flow) -> Mapping[str, Rates]:
@@ -162,9 +164,7 @@ def _stage(stats: MemberStats, now_ms: int) -> Stage:
         name=stats.level_name,
         role=stats.member.role,
         pending_entries=stats.backlog_entries,
-        estimate=False,
         messages_in=stats.messages_in,
-        messages_out=None,
         behind_ms=stats.behind_ms(now_ms) or None,
         next_hand_off_ms=min((at for at in stats.hand_offs_ms if at >= now_ms), default=None),
         alive=tuple(sorted(stats.consumers)),
@@ -182,7 +182,7 @@ def _broker_window(business: Sequence[Mapping[TopicName, PartitionStats]]) -> St
         for partitions in business
         for stats in partitions.values()
     )
-    return Stage(Role.WINDOW.value, Role.WINDOW, held, True, 0, None, None, None, (), 0)
+    return Stage(Role.WINDOW.value, Role.WINDOW, held, estimate=True)
 
 
 def _target(name: str, stats: Mapping[TopicName, PartitionStats]) -> Stage:
@@ -190,15 +190,11 @@ def _target(name: str, stats: Mapping[TopicName, PartitionStats]) -> Stage:
     alive = {consumer.name for one in subscriptions for consumer in one.consumers}
     return Stage(
         name,
-        None,
-        None,
-        False,
-        sum(one.messages_in for one in stats.values()),
-        sum(one.messages_out for one in subscriptions),
-        None,
-        None,
-        tuple(sorted(alive)),
-        0,
+        role=None,
+        pending_entries=None,
+        messages_in=sum(one.messages_in for one in stats.values()),
+        messages_out=sum(one.messages_out for one in subscriptions),
+        alive=tuple(sorted(alive)),
     )
 
 
@@ -210,13 +206,13 @@ def _lateness(admin: TopicAdmin, client: Any, partition: TopicName) -> list[int]
         return []
     if last is None or last.entry < 0:
         return []
-    start = Position(last.ledger, max(0, last.entry - _TAIL + 1))
+    start = Position(last.ledger, max(0, last.entry - _LAST_MESSAGES + 1))
     found = []
     with closing(
-        messages_in_range(client, partition.full, start, last.next_entry, queue=_TAIL)
+        messages_in_range(client, partition.full, start, last.next_entry, queue=_LAST_MESSAGES)
     ) as messages:
         for message, *_ in messages:
             due_ms = due_of(message.properties())
             if due_ms is not None:
                 found.append(max(0, message.publish_timestamp() - due_ms))
-    return found[-_TAIL:]
+    return found[-_LAST_MESSAGES:]

@@ -1,57 +1,55 @@
-"""What is pending for one level topic, asked in Python: one object, one method a question."""
+"""The public queries about the pending messages of one level topic."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
-from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, PendingRange, Window, pending_ranges
+from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, PendingRange, Window
 
-from .counting import count_all
-from .flow import Flow, look
-from .horizon import Horizon, Part, Pieces, Tally, build, edges
-from .parallel import Progress, side_by_side
-from .sampling import CountingAdmin, expected, sample
+from .counting import count
+from .distribution import CountedDistribution, SampledDistribution, leading_window
+from .flow import Flow, read_flow
+from .horizon import Horizon, Part, build, edges
+from .parallel import ReadProgress
+from .sampling import sample
 from .selection import Selection
-from .window_view import WindowView, window_view
+from .snapshot import CountingAdmin, PendingSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .query import Average, HistogramBar, Rows
+    from .query import Average, HistogramBar
     from .rows import PendingRow
 
-Tell = Callable[[int], None]
-# An estimate reads no more records of each partition's release log, which takes 0.1 s.
-_LOG_RECORDS = 4000
-# The first rows of so many messages are looked for where the estimate has them, and of all else
-# only where that was wrong.
-_MANY = 50_000
-_MARGIN = 500
-_NEARLY_MS = 1000
+OnMessages = Callable[[int], None]
+AnyDistribution = TypeVar("AnyDistribution", SampledDistribution, CountedDistribution)
+# An estimate reads at most this many records of each partition's journal, which takes 0.1 s.
+_JOURNAL_RECORDS = 4000
 
 
 class Inspector:
-    """Looks at what is pending in a level topic; never acknowledges, moves or locks anything.
+    """Inspector of the pending messages of a level topic.
+
+    It acknowledges, moves and locks nothing.
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         admin: the cluster.
-        topic: a business topic, its level topic, or another topic of its family.
-        target: a business topic, to leave out what is pending for others.
-        slack_ms: outages and differences of clocks that searches by due time allow for; see
-            :mod:`delaylevel.topics.scan`.
-        clock: says what time it is.
+        topic: a business topic, its level topic, or any member topic.
+        target: the only business topic to include; None for all.
+        slack_ms: the longest outage or clock difference that a search by due time allows for, in
+            ms; see :mod:`delaylevel.topics.scan`.
+        clock: the clock; by default that of this machine.
 
     Raises:
         LevelTopicError: there is no such level topic.
@@ -83,37 +81,27 @@ class Inspector:
 
     @classmethod
     def connect(cls, connection: Connection, topic: str, **options: Any) -> Inspector:
-        """Return an inspector with connections of its own; close it, or use it in a ``with``.
+        """Return an inspector with its own connections; close it, or use it in a ``with``.
 
         Args:
-            connection: where the cluster is.
+            connection: the cluster's addresses and credentials.
             topic: as for the class.
-            options: ``target``, ``slack_ms``, ``clock``, as for the class; and ``client_options``,
-                a dict of further arguments of ``pulsar.Client``.
+            options: ``target``, ``slack_ms`` and ``clock``, as for the class; and
+                ``client_options``, a dict of further arguments of ``pulsar.Client``.
         """
         from delaylevel.cluster.admin import Admin
 
         client_options = options.pop("client_options", {})
-        admin = Admin.from_connection(connection)
-        client = None
-        try:
+        with ExitStack() as stack:
+            admin = stack.enter_context(Admin.from_connection(connection))
             client = connection.open_client(**client_options)
+            stack.callback(client.close)
             made = cls(client, admin, topic, **options)
-        except BaseException:
-            if client is not None:
-                client.close()
-            admin.close()
-            raise
-
-        def close() -> None:
-            client.close()
-            admin.close()
-
-        made._close = close
+            made._close = stack.pop_all().close
         return made
 
     def close(self) -> None:
-        """Close the connections that :meth:`connect` has made."""
+        """Close the connections of :meth:`connect`."""
         self._close()
 
     def __enter__(self) -> Inspector:
@@ -122,56 +110,65 @@ class Inspector:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- when ------------------------------------------------------------------------------
+    # --- numbers of messages ----------------------------------------------------------------
 
     def horizon(
         self,
         *,
         exact: bool = False,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> Horizon:
-        """Return how much is due within the next minute, hour, day and week, and in all.
+        """Return the numbers of messages due in the next minute, hour, day and week, and in total.
 
-        By default a few places of each partition are looked at: what is small is counted, the
-        rest is an estimate.
+        By default, some entries of each partition are sampled. Small partitions are counted, and
+        the rest is an estimate.
 
         Args:
-            exact: read every message instead.
-            tell: called with numbers of messages as they are read.
-            expect: called once, before, with an estimate of how many that will be.
+            exact: True to read every message instead.
+            tell: called with the number of messages read since the last call.
+            expect: called once, before the read, with an estimate of the number of messages.
         """
         now_ms = self._clock.now_ms()
-        parts, targets, by_clock = self._sampled(now_ms)
+        snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
+        sampled = zip(snapshot.ranges, sample(snapshot), strict=True)
         estimate = build(
             self.description.topic,
             now_ms,
-            list(parts.items()),
+            self._by_part(sampled, SampledDistribution),
             target=self.target,
-            targets=targets,
-            damaged=sum(pieces.damaged for pieces in parts.values()),
-            looked_at=sum(pieces.looked_at for pieces in parts.values()),
-            window_by_clock=by_clock,
+            window_by_clock=not all(snapshot.exact(item.source) for item in snapshot.ranges),
         )
         if not exact:
             return estimate
         if expect is not None:
             expect(estimate.messages)
-        return self._counted(now_ms, estimate.last_due_ms, tell)
+        times_ms = edges(now_ms, estimate.last_due_ms)
+        counted = count(self._snapshot(now_ms), times_ms, ReadProgress(tell))
+        return build(
+            self.description.topic,
+            now_ms,
+            self._by_part(counted, partial(CountedDistribution, times_ms)),
+            target=self.target,
+            last_due_ms=estimate.last_due_ms,
+        )
 
-    def _sampled(self, now_ms: int) -> tuple[dict[Part, Pieces], Counter[str], bool]:
-        """Return the spread of each part, messages by target, and whether the clock was asked."""
-        view = self._view(now_ms, _LOG_RECORDS)
-        ranges = self._ranges(now_ms, view)
-        parts: dict[Part, Pieces] = {part: Pieces() for part in self.parts()}
-        targets: Counter[str] = Counter()
-        for one in sample(self._client, self._admin, ranges, view, self.target):
-            _gather(parts[self.part_of(one.item.source)], one.pieces)
-            targets.update(one.targets)
-        windows = (item.source for item in ranges if item.source.role is Role.WINDOW)
-        return parts, targets, any(not view.known(source) for source in windows)
+    def flow(self) -> Flow:
+        """Return the present state of every stage; two of them give rates."""
+        return read_flow(self._admin, self._client, self.description, self._clock.now_ms())
 
-    # --- what ------------------------------------------------------------------------------
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts in which messages wait: levels coarse to fine, window, held messages."""
+        levels = (Part(level.name, Role.LEVEL, level.index) for level in self.description.levels)
+        return (*levels, Part("window", Role.WINDOW), Part("held", Role.HELD))
+
+    def part_of(self, source: SourcePartition) -> Part:
+        """Return the part to which a partition belongs."""
+        if source.role is Role.LEVEL:
+            return Part(self.description.levels[source.level].name, Role.LEVEL, source.level)
+        return Part(source.role.value, source.role)
+
+    # --- messages ---------------------------------------------------------------------------
 
     def rows(
         self,
@@ -179,27 +176,27 @@ class Inspector:
         *,
         limit: int | None = None,
         value: bool = False,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> Iterator[PendingRow]:
-        """Yield pending messages in due order; equal due times as they were published.
+        """Yield pending messages in due order; those with equal due times in publish order.
 
         Args:
-            selection: which; all by default.
-            limit: the most; without one, all are sorted, on disk where they do not fit.
-            value: with their payloads.
-            tell: called with numbers of messages as they are read.
-            expect: called before, with an estimate of how many that will be; 0 where the broker
-                does not know. Once more where more has to be read after all.
+            selection: the conditions; by default all messages.
+            limit: the largest number of rows; by default all are sorted, on disk if necessary.
+            value: True to include payloads.
+            tell: called with the number of messages read since the last call.
+            expect: called before the read with an estimate of the number of messages; 0 if the
+                broker does not know it. It is called again if a second read is necessary.
 
         Raises:
-            InvalidInputError: the condition cannot be used.
+            InvalidInputError: the SQL condition is not valid.
             MissingExtraError: an extra is not installed.
         """
-        from .rows import SCHEMA, rows_of
+        from .rows import row_columns, rows_of
 
-        columns = [name for name in SCHEMA.names if value or name != "value"]
-        yield from rows_of(self._ordered(selection, columns, limit, Progress(tell, expect)))
+        progress = ReadProgress(tell, expect)
+        yield from rows_of(self._ordered(selection, row_columns(value), limit, progress))
 
     def table(
         self,
@@ -207,21 +204,22 @@ class Inspector:
         *,
         columns: Sequence[str] | None = None,
         limit: int | None = None,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> pa.Table:
         """Return pending messages in due order as an Arrow table.
 
         Args:
             selection, limit, tell, expect: as for :meth:`rows`.
-            columns: of :data:`delaylevel.inspection.rows.SCHEMA`; by default all but ``value``.
+            columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`; by default all
+                but ``value``.
         """
         import pyarrow as pa
 
-        from .rows import SCHEMA
+        from .rows import SCHEMA, row_columns
 
-        names = list(columns or (name for name in SCHEMA.names if name != "value"))
-        batches = list(self._ordered(selection, names, limit, Progress(tell, expect)))
+        names = list(columns or row_columns(value=False))
+        batches = list(self._ordered(selection, names, limit, ReadProgress(tell, expect)))
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
 
@@ -230,8 +228,8 @@ class Inspector:
         selection: Selection | None = None,
         *,
         columns: Sequence[str],
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield pending messages in due order as record batches.
 
@@ -241,277 +239,155 @@ class Inspector:
             selection, tell, expect: as for :meth:`rows`.
             columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`.
         """
-        yield from self._ordered(selection, list(columns), None, Progress(tell, expect))
+        yield from self._ordered(selection, list(columns), None, ReadProgress(tell, expect))
 
     def batches(
         self,
         selection: Selection | None = None,
         *,
         columns: Sequence[str] | None = None,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield pending messages as record batches while they are read, in no order.
+        """Yield pending messages as record batches while they are read, in any order.
 
         Args:
-            selection: which; without ``where``.
+            selection: the conditions, without ``where``.
             columns, tell, expect: as for :meth:`table`.
 
         Raises:
-            InvalidInputError: the selection has a condition in SQL.
+            InvalidInputError: the selection has an SQL condition.
         """
-        from .rows import SCHEMA
+        from .rows import row_columns
 
         chosen = selection or Selection()
         if chosen.where is not None:
             raise InvalidInputError("batches() takes no condition in SQL: use table() or rows()")
-        names = set(columns or (name for name in SCHEMA.names if name != "value"))
-        yield from self._stream(chosen, names, Progress(tell, expect))[1]
+        names = set(columns or row_columns(value=False))
+        yield from self._read(ReadProgress(tell, expect), chosen, names)[1]
 
     def histogram(
         self,
         by: str,
         selection: Selection | None = None,
         *,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> list[HistogramBar]:
-        """Return how many messages there are by hour, day, size, key or anything else.
+        """Return the numbers of messages by hour, day, size, key or another attribute.
 
         Args:
             by: ``hour``, ``day`` (both UTC), ``size`` (powers of two), ``key``, ``target``,
                 ``place``, or the name of a property.
             selection, tell, expect: as for :meth:`rows`.
         """
-        from .query import bucket_sql
+        from .query import histogram
 
-        bucket, columns = bucket_sql(by)
-        progress = Progress(tell, expect)
-        asked = self._asked(selection, columns | {"due_ms", "size"}, progress)
-        return asked.histogram(bucket)
+        read = partial(self._read, ReadProgress(tell, expect))
+        return histogram(read, selection or Selection(), by)
 
     def average(
         self,
         attribute: str,
         selection: Selection | None = None,
         *,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> Average:
-        """Return the mean of a number over messages.
+        """Return the mean of a numeric attribute.
 
         Args:
-            attribute: ``size``, ``delay`` (ms from publishing until due), or a property; messages
-                without a number there are counted apart.
+            attribute: ``size``, ``delay`` (ms from publishing until due), or the name of a
+                property; messages for which it is no number are counted separately.
             selection, tell, expect: as for :meth:`rows`.
         """
-        from .query import attribute_sql
+        from .query import average
 
-        number, columns = attribute_sql(attribute)
-        asked = self._asked(selection, columns, Progress(tell, expect))
-        return asked.average(attribute, number)
+        read = partial(self._read, ReadProgress(tell, expect))
+        return average(read, selection or Selection(), attribute)
 
     def find(
         self,
         message_id: str,
         *,
         value: bool = False,
-        tell: Tell | None = None,
-        expect: Tell | None = None,
+        tell: OnMessages | None = None,
+        expect: OnMessages | None = None,
     ) -> list[PendingRow]:
-        """Return the message with an id, wherever it waits; an empty list where it does not.
+        """Return the pending message with an ID; an empty list if there is none.
 
-        While a mover sends it on it can be seen in two places. An id that is a position is looked
-        for there first, which takes one read; otherwise everything is read.
+        A message that a mover forwards meanwhile may be found twice. If the ID is a position, that
+        position is read first. Otherwise everything is read.
 
         Args:
-            message_id: its stable identity, ``delaylevel.id`` on the business message.
+            message_id: the stable identity, ``delaylevel.id`` on the business message.
             value, tell, expect: as for :meth:`rows`.
         """
-        from .rows import SCHEMA, rows_of
+        from .rows import read_rows, row_columns, rows_of
 
-        columns = {name for name in SCHEMA.names if value or name != "value"}
-        selection = Selection(id=message_id)
-        for only in (message_id, None):
-            progress = Progress(tell, expect if only is None else None)
-            found = list(rows_of(self._stream(selection, columns, progress, only)[1]))
-            if found:
-                break
+        selection, columns = Selection(id=message_id), set(row_columns(value))
+        snapshot = self._snapshot(self._clock.now_ms()).at_id(message_id)
+        _, batches = read_rows(snapshot, selection, columns, ReadProgress(tell))
+        found = list(rows_of(batches))
+        if not found:
+            _, batches = self._read(ReadProgress(tell, expect), selection, columns)
+            found = list(rows_of(batches))
         return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
+
+    # --- reads ------------------------------------------------------------------------------
+
+    def _snapshot(
+        self, now_ms: int, due: Window = ALWAYS, most_journal_records: int | None = None
+    ) -> PendingSnapshot:
+        return take_snapshot(
+            self._client,
+            self._admin,
+            self.description,
+            now_ms,
+            target=self.target,
+            slack_ms=self._slack_ms,
+            due=due,
+            most_journal_records=most_journal_records,
+        )
+
+    def _by_part(
+        self,
+        found: Iterable[tuple[PendingRange, AnyDistribution]],
+        empty: Callable[[], AnyDistribution],
+    ) -> dict[Part, AnyDistribution]:
+        """Return the distribution of each part, from those of its partitions."""
+        parts = {part: empty() for part in self.parts()}
+        for item, distribution in found:
+            parts[self.part_of(item.source)].merge(distribution)
+        return parts
 
     def _ordered(
         self,
         selection: Selection | None,
         columns: list[str],
         limit: int | None,
-        progress: Progress,
+        progress: ReadProgress,
     ) -> Iterator[pa.RecordBatch]:
-        from .rows import ORDER
+        from .query import ordered
 
-        chosen, names = selection or Selection(), {*columns, *ORDER}
+        chosen, read = selection or Selection(), partial(self._read, progress)
         if limit and chosen == Selection(chosen.due):
-            soon = self._soon(chosen.due, limit)
-            if soon is not None:
-                asked = self._asked(Selection(soon), names, progress)
-                first = list(asked.ordered(columns, limit))
+            # The first rows of many messages are read from the range that the estimate selects,
+            # and from the whole range only if that had too few.
+            snapshot = self._snapshot(self._clock.now_ms(), most_journal_records=_JOURNAL_RECORDS)
+            window = leading_window(sample(snapshot), chosen.due, limit)
+            if window is not None:
+                first = list(ordered(read, Selection(window), columns, limit))
                 if sum(map(len, first)) == limit:
                     yield from first
                     return
-        yield from self._asked(chosen, names, progress).ordered(columns, limit)
+        yield from ordered(read, chosen, columns, limit)
 
-    def _soon(self, due: Window, limit: int) -> Window | None:
-        """Return a shorter window that has at least so many messages by the estimate.
-
-        None where little is pending, so that all of it is read as well.
-        """
-        now_ms = self._clock.now_ms()
-        parts = list(self._sampled(now_ms)[0].values())
-        last = max((p.last_due_ms for p in parts if p.last_due_ms is not None), default=None)
-        if last is None or sum(part.total for part in parts) < _MANY:
-            return None
-        first = due.from_ms if due.from_ms is not None else 0
-        wanted = sum(part.before(first) for part in parts) + limit * 1.5 + _MARGIN
-        low, high = first, last if due.before_ms is None else min(last, due.before_ms)
-        if sum(part.before(high) for part in parts) < wanted:
-            return None
-        while high - low > _NEARLY_MS:
-            middle = (low + high) // 2
-            if sum(part.before(middle) for part in parts) < wanted:
-                low = middle
-            else:
-                high = middle
-        return Window(due.from_ms, high)
-
-    def _asked(self, selection: Selection | None, columns: set[str], progress: Progress) -> Rows:
-        """Return what answers questions about a selection."""
-        from .query import Rows, check_where, needed
-
-        chosen = selection or Selection()
-        check_where(chosen.where)
-        names = needed(chosen.where, columns)
-        return Rows(*self._stream(chosen, names, progress), chosen.where)
-
-    def _stream(
-        self,
-        selection: Selection,
-        columns: set[str],
-        progress: Progress,
-        position: str | None = None,
+    def _read(
+        self, progress: ReadProgress, selection: Selection, columns: set[str]
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Return a stream of what is selected, and its schema.
+        """Return the schema and a stream of the selected rows; ignore the SQL condition."""
+        from .rows import read_rows
 
-        Args:
-            selection, columns: as elsewhere; ``where`` is not looked at.
-            progress: told what is read.
-            position: an id; look only where it says, if it is a position that is pending.
-        """
-        from .rows import RowReader
-
-        now_ms = self._clock.now_ms()
-        view = self._view(now_ms)
-        ranges = self._ranges(now_ms, view, selection.due)
-        if position is not None:
-            ranges = _at_position(ranges, position)
-        if progress.expect is not None:
-            progress.expect(expected(self._admin, ranges))
-        reader = RowReader(
-            self._client,
-            self.description,
-            view,
-            selection,
-            columns,
-            target=self.target,
-            progress=progress,
-        )
-        return reader.schema, side_by_side(ranges, reader.batches)
-
-    # --- when, counted ------------------------------------------------------------------------
-
-    def flow(self) -> Flow:
-        """Return how every stage of the way stands now; two of them make rates."""
-        return look(self._admin, self._client, self.description, self._clock.now_ms())
-
-    def parts(self) -> tuple[Part, ...]:
-        """Return where messages can wait: levels coarse to fine, the window, held ones."""
-        levels = (Part(level.name, Role.LEVEL, level.index) for level in self.description.levels)
-        return (*levels, Part("window", Role.WINDOW), Part("held", Role.HELD))
-
-    def part_of(self, source: SourcePartition) -> Part:
-        """Return where a partition belongs."""
-        if source.role is Role.LEVEL:
-            return Part(self.description.levels[source.level].name, Role.LEVEL, source.level)
-        return Part(source.role.value, source.role)
-
-    def _counted(self, now_ms: int, last_due_ms: int | None, tell: Tell | None) -> Horizon:
-        view = self._view(now_ms)
-        progress = Progress(tell)
-        counted = count_all(
-            self._client,
-            self._ranges(now_ms, view),
-            view,
-            edges(now_ms, last_due_ms),
-            self.target,
-            progress,
-        )
-        spreads = []
-        for part in self.parts():
-            tally = Tally(edges(now_ms, last_due_ms))
-            for item, one in counted.tallies:
-                if self.part_of(item.source) == part:
-                    tally.merge(one)
-            spreads.append((part, tally))
-        return build(
-            self.description.topic,
-            now_ms,
-            spreads,
-            target=self.target,
-            targets=counted.targets,
-            last_due_ms=last_due_ms,
-            damaged=sum(tally.damaged for _, tally in spreads),
-            looked_at=progress.messages,
-        )
-
-    # --- what they share ---------------------------------------------------------------------
-
-    def _view(self, now_ms: int, most_log_records: int | None = None) -> WindowView:
-        return window_view(
-            self._client,
-            self._admin,
-            self.description,
-            now_ms,
-            targets=None if self.target is None else (self.target,),
-            most_log_records=most_log_records,
-        )
-
-    def _ranges(self, now_ms: int, view: WindowView, due: Window = ALWAYS) -> list[PendingRange]:
-        """Return where everything stands: levels before the window, as messages travel.
-
-        What a mover sends on meanwhile is then in one of the ranges, or in both.
-        """
-        found = pending_ranges(
-            self._admin, [self.description], now_ms, due=due, slack_ms=self._slack_ms
-        )
-        return [*found, *view.ranges(due)]
-
-
-def _at_position(ranges: list[PendingRange], id_: str) -> list[PendingRange]:
-    """Return the one message that an id names, if it is a position in one of the ranges."""
-    topic, separator, rest = id_.partition(":")
-    try:
-        at = Position.parse(rest)
-    except InvalidInputError:
-        return []
-    return [
-        replace(item, start=at, end=at.next)
-        for item in ranges
-        if separator
-        and item.source.topic == f"persistent://{topic}"
-        and item.start <= at < item.end
-    ]
-
-
-def _gather(into: Pieces, one: Pieces) -> None:
-    into.pieces += one.pieces
-    into.exact = into.exact and one.exact
-    into.damaged += one.damaged
-    into.looked_at += one.looked_at
+        snapshot = self._snapshot(self._clock.now_ms(), selection.due)
+        return read_rows(snapshot, selection, columns, progress)

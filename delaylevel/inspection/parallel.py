@@ -1,4 +1,4 @@
-"""Reading ranges side by side: a few threads read, one generator hands out what they make."""
+"""Parallel reads: a few threads read ranges, and one generator yields their results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 
-THREADS = 4
-_AHEAD = 8
+_THREADS = 4
+_QUEUED_RESULTS = 8
 _POLL_S = 0.2
 
 
-class Progress:
-    """Counts what was read, from several threads, and tells whoever wants to know.
+class ReadProgress:
+    """Progress of a read by several threads.
 
     Args:
-        tell: called with the number of messages since the last call, by one thread at a time.
-        expect: called with an estimate of how many will be read, before they are.
+        tell: called with the number of messages read since the last call, by one thread at a time.
+        expect: called with an estimate of the number of messages before they are read.
     """
 
     def __init__(
@@ -32,72 +32,68 @@ class Progress:
         self._tell = tell
         self.expect = expect
         self._lock = threading.Lock()
-        self.messages = 0
 
     def add(self, messages: int) -> None:
-        """Count some more."""
-        with self._lock:
-            self.messages += messages
-            if self._tell is not None:
+        """Report messages that were read."""
+        if self._tell is not None:
+            with self._lock:
                 self._tell(messages)
 
 
-def side_by_side(
-    items: Sequence[S], read: Callable[[S], Iterable[T]], threads: int = THREADS
+def read_in_parallel(
+    items: Sequence[S], read: Callable[[S], Iterable[T]]
 ) -> Generator[T, None, None]:
-    """Yield what ``read`` makes of each item, in whatever order it comes.
+    """Yield the results of ``read`` for each item, in any order.
 
     At most eight results wait for the caller, so that memory is bounded by their size. When the
     caller closes the generator, the threads end at their next result.
 
     Args:
-        items: what is read; the first ones are begun first.
-        read: called in a thread; yields results.
-        threads: how many items are read at once.
+        items: arguments of ``read``; reads begin in this order.
+        read: function that yields the results of an item; called in a thread.
 
     Raises:
-        Exception: whatever ``read`` raises, after the other threads have ended.
+        Exception: the exception of ``read``, after the other threads have ended.
     """
-    if not items:
-        return
-    waiting = iter(items)
-    results: queue.Queue[T | BaseException | None] = queue.Queue(_AHEAD)
+    waiting: queue.SimpleQueue[S] = queue.SimpleQueue()
+    for item in items:
+        waiting.put(item)
+    results: queue.Queue[T | BaseException | None] = queue.Queue(_QUEUED_RESULTS)
     stop = threading.Event()
-    lock = threading.Lock()
 
-    def put(result: T | BaseException | None) -> bool:
+    def put(result: T | BaseException | None) -> None:
         while not stop.is_set():
             with contextlib.suppress(queue.Full):
                 results.put(result, timeout=_POLL_S)
-                return True
-        return False
+                return
 
     def work() -> None:
         try:
             while not stop.is_set():
-                with lock:
-                    item = next(waiting, _END)
-                if item is _END:
+                try:
+                    item = waiting.get_nowait()
+                except queue.Empty:
                     break
-                for result in read(item):  # type: ignore[arg-type]
-                    if not put(result):
+                for result in read(item):
+                    put(result)
+                    if stop.is_set():
                         return
             put(None)
-        except BaseException as error:  # handed to the caller
+        except BaseException as error:  # raised again in the caller's thread
             put(error)
 
-    count = min(threads, len(items))
+    running = min(_THREADS, len(items))
     workers = [
         threading.Thread(target=work, name=f"delaylevel-inspect-{number}", daemon=True)
-        for number in range(count)
+        for number in range(running)
     ]
     for worker in workers:
         worker.start()
     try:
-        while count:
+        while running:
             result = results.get()
             if result is None:
-                count -= 1
+                running -= 1
             elif isinstance(result, BaseException):
                 raise result
             else:
@@ -106,10 +102,3 @@ def side_by_side(
         stop.set()
         for worker in workers:
             worker.join()
-
-
-class _End:
-    """Marks the end of the items, which may be anything themselves."""
-
-
-_END = _End()

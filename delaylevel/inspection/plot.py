@@ -1,4 +1,4 @@
-"""A horizon as a picture."""
+"""Plots of a horizon."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_plot(path: Path) -> None:
-    """See that a picture can be drawn into a file.
+    """Check that a plot can be saved to a file.
 
     Raises:
-        InvalidInputError: it is neither PNG nor SVG, or its folder does not exist.
+        InvalidInputError: the file is neither PNG nor SVG, or its folder does not exist.
         MissingExtraError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise InvalidInputError(f"{path} is neither .png nor .svg: name it accordingly")
+        raise InvalidInputError(f"{path} is neither .png nor .svg: use one of these endings")
     if not path.absolute().parent.is_dir():
-        raise InvalidInputError(f"{path.absolute().parent} is no folder: make it first")
+        raise InvalidInputError(f"{path.absolute().parent} is no folder: create it first")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"pictures need {error.name}: pip install 'delaylevel[inspect]'"
+            f"plots need {error.name}: pip install 'delaylevel[inspect]'"
         ) from error
 
 
 def save_plot(found: Horizon, path: Path) -> None:
-    """Draw what is due when, stacked by where it waits.
+    """Save a plot of messages by due time, stacked by the parts in which they wait.
 
     Args:
         found: the horizon.
-        path: a .png or .svg file; it is replaced.
+        path: a .png or .svg file; an existing one is replaced.
 
     Raises:
         InvalidInputError, MissingExtraError: see :func:`check_plot`.
         DelayLevelError: the file cannot be written.
     """
     check_plot(path)
-    # Without pyplot: it would look for a display, and keep every figure.
+    # Not pyplot, which would look for a display and keep every figure in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -59,7 +59,7 @@ def save_plot(found: Horizon, path: Path) -> None:
 
 
 def _draw(axes: Any, found: Horizon) -> None:
-    starts = [_moment(row.from_ms) for row in found.profile]
+    starts = [_utc(row.from_ms) for row in found.profile]
     days = [
         ((row.before_ms or row.from_ms + found.bucket_ms) - row.from_ms) / 86_400_000
         for row in found.profile
@@ -73,7 +73,7 @@ def _draw(axes: Any, found: Horizon) -> None:
     about = "" if found.exact else "about "
     topic = (found.target or found.topic).rpartition("/")[2]
     axes.set_title(f"{topic}: {about}{found.messages:,} messages pending", loc="left")
-    axes.set_xlabel(f"due (UTC), seen from {_moment(found.now_ms):%Y-%m-%d %H:%M:%S}")
+    axes.set_xlabel(f"due (UTC), seen from {_utc(found.now_ms):%Y-%m-%d %H:%M:%S}")
     axes.set_ylabel("messages")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -86,5 +86,5 @@ def _draw(axes: Any, found: Horizon) -> None:
         axes.set_yticks([])
 
 
-def _moment(time_ms: int) -> datetime:
+def _utc(time_ms: int) -> datetime:
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc)

@@ -1,10 +1,9 @@
-"""What the release log of a window partition says is released, without the ids it remembers."""
+"""Released positions of a window partition, read from its journal without the message IDs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,36 +13,26 @@ from delaylevel.cluster.reader import messages_in_range
 from delaylevel.dispatcher.journal.records import pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.topics.scan import pending_start
 
-Released = Callable[[Sequence[tuple[int, int, int]]], list[bool]]
-_TRIES = 4
+from .distribution import RawPosition
 
-
-@dataclass(frozen=True)
-class LogLimit:
-    """How much of a log is worth reading.
-
-    Attributes:
-        records: a snapshot is a few, a release is two.
-        bytes: of all of them.
-    """
-
-    records: int
-    bytes: int
+_ATTEMPTS = 4
+# Snapshots with very many IDs take too long to read for an estimate.
+_LIMITED_BYTES = 8 << 20
 
 
-class LongLogError(Exception):
-    """The log is longer than the caller wants to read."""
+class LongJournalError(Exception):
+    """A journal that is longer than the caller's limit."""
 
 
-class _Forgetful(Deduplicator):
-    """Remembers no id: there may be a hundred million of them, and inspection asks for none."""
+class _DiscardingDeduplicator(Deduplicator):
+    """A deduplicator that keeps no ID: a journal may have a hundred million, none needed here."""
 
-    def save(self, id: int, key: str) -> None:  # noqa: A002 - the name that callers know
+    def save(self, id: int, key: str) -> None:  # noqa: A002 - the name in the superclass
         pass
 
     def save_all(self, ids: Any, key: str) -> None:
@@ -53,52 +42,50 @@ class _Forgetful(Deduplicator):
         pass
 
 
-class _Positions(JournalState):
-    """The same state, positions only."""
+class _ReleasedPositions(JournalState):
+    """The state of a journal without message IDs."""
 
     def __init__(self, capacity: int = 2) -> None:
         super().__init__(2)
-        self.memory = _Forgetful(2)
+        self.memory = _DiscardingDeduplicator(2)
 
 
-def released_by_log(
-    client: Any, admin: TopicAdmin, log: TopicName, limit: LogLimit | None = None
-) -> Released:
-    """Read a release log, and return what says which positions are released by it.
+def released_by_journal(
+    client: Any, admin: TopicAdmin, journal: TopicName, most_records: int | None = None
+) -> Callable[[Sequence[RawPosition]], list[bool]]:
+    """Read a journal, and return a function that tells which positions it marks as released.
+
+    Without a journal, no position is released.
 
     Args:
         client: a ``pulsar.Client``.
         admin: the cluster.
-        log: the partition of the log topic.
-        limit: give up where there is more to read; None for no limit.
-
-    Returns:
-        For places (ledger, entry, batch index; -1 where it was not batched) whether each is
-        released. Nothing is, where there is no log.
+        journal: the partition of the journal topic.
+        most_records: the longest journal to read, in records; None for no limit. With a limit,
+            the size of all records is limited too.
 
     Raises:
-        LongLogError: there is more.
-        DamagedJournalError: a record is not as it was written.
+        LongJournalError: the journal is longer than the limit.
+        DamagedJournalError: a record is damaged.
     """
-    state: JournalState = _Positions()
-    for _ in range(_TRIES):
-        # The front before the end: a dispatcher that lets go of old records writes a snapshot
-        # first, and what is between a newer front and an older end would be no whole state.
-        start = _front(admin, log)
-        try:
-            last = admin.last_message_id(log)
-        except NotFoundError:
-            last = None
+    state: JournalState = _ReleasedPositions()
+    for _ in range(_ATTEMPTS):
+        # The front is read before the end. A dispatcher writes a snapshot before it deletes older
+        # records, so the records from a newer front to an older end may lack a whole state.
+        start = pending_start(admin, journal)
+        last = _last_message_id(admin, journal)
         if last is None:
             break
-        with closing(messages_in_range(client, log.full, start, last.next_entry)) as found:
-            state = _Positions.read(_limited((message.data() for message, *_ in found), limit))
-        if _front(admin, log) == start:
+        with closing(messages_in_range(client, journal.full, start, last.next_entry)) as found:
+            data = (message.data() for message, *_ in found)
+            state = _ReleasedPositions.read(_limited(data, most_records))
+        if pending_start(admin, journal) == start:
             break
-        # What was read may have been deleted meanwhile: again, from the newer snapshot.
+        # Some of these records may have been deleted before they were read. The newer snapshot
+        # that replaces them is behind the new front.
 
-    def released(places: Sequence[tuple[int, int, int]]) -> list[bool]:
-        columns = np.array(places, dtype=np.int64).reshape(-1, 3)
+    def released(positions: Sequence[RawPosition]) -> list[bool]:
+        columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
         entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
         found: list[bool] = state.is_released(pack(columns[:, 0], entry_ids)).tolist()
         return found
@@ -106,35 +93,32 @@ def released_by_log(
     return released
 
 
-def _front(admin: TopicAdmin, log: TopicName) -> Position:
-    try:
-        return admin.mark_delete_position(log, SUBSCRIPTION).next_entry
-    except NotFoundError:
-        return EARLIEST
+def last_written_ms(client: Any, admin: TopicAdmin, journal: TopicName) -> int:
+    """Return the publish time of a journal's last record; 0 if there is none.
 
-
-def last_written_ms(client: Any, admin: TopicAdmin, log: TopicName) -> int:
-    """Return when the last record of a log was written; 0 where there is none.
-
-    A dispatcher releases in due order and writes it down: by then it has released what was due,
-    and since then nothing.
+    A dispatcher releases in due order and then writes a record. By that time it had released
+    everything that was due, and it has released nothing since.
     """
-    try:
-        last = admin.last_message_id(log)
-    except NotFoundError:
-        last = None
+    last = _last_message_id(admin, journal)
     if last is None:
         return 0
     with closing(
-        messages_in_range(client, log.full, last.entry_start, last.next_entry, queue=1)
+        messages_in_range(client, journal.full, last.entry_start, last.next_entry, queue=1)
     ) as found:
         return max((message.publish_timestamp() for message, *_ in found), default=0)
 
 
-def _limited(records: Iterable[bytes], limit: LogLimit | None) -> Iterator[bytes]:
+def _last_message_id(admin: TopicAdmin, journal: TopicName) -> Position | None:
+    try:
+        return admin.last_message_id(journal)
+    except NotFoundError:
+        return None
+
+
+def _limited(records: Iterable[bytes], most: int | None) -> Iterator[bytes]:
     size = 0
     for number, record in enumerate(records):
         size += len(record)
-        if limit is not None and (number >= limit.records or size > limit.bytes):
-            raise LongLogError
+        if most is not None and (number >= most or size > _LIMITED_BYTES):
+            raise LongJournalError
         yield record

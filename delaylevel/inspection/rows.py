@@ -1,27 +1,28 @@
-"""Pending messages as Arrow rows: the schema, and the reading of a range into record batches.
+"""Rows of pending messages: their schema, and the reader that builds record batches of a range.
 
-Only the requested columns are built. A message that is not due in the window, or does not have the
-requested key or properties, costs no row.
+Only the requested columns are built. Messages that are not due in the window, or do not have the
+requested key or properties, are left out before they become rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from itertools import compress, starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.columns import in_chunks, nullable_schema_of, to_record_batch
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.message import LazyMessage
-from delaylevel.model.position import Position, stable_id
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import PendingRange
 
-from .parallel import Progress
+from .parallel import ReadProgress, read_in_parallel
+from .sampling import expected_messages
 from .selection import Selection
-from .window_view import WindowView
+from .snapshot import PendingSnapshot, own_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,141 +97,105 @@ class PendingRow(NamedTuple):
     value: bytes | None = None
 
 
-class RowReader:
-    """Reader of ranges into record batches.
+def read_rows(
+    snapshot: PendingSnapshot,
+    selection: Selection,
+    columns: Iterable[str],
+    progress: ReadProgress,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema and a stream of the selected rows.
 
     Args:
-        client: a ``pulsar.Client``.
-        description: the level topic.
-        view: view of the final window, which knows the messages that are pending there.
-        selection: the requested messages; ``where`` is ignored here.
+        snapshot: the pending messages.
+        selection: the conditions; ``where`` is ignored here.
         columns: names of columns of ``SCHEMA``.
-        target: full name of a business topic, to leave out messages for others.
-        progress: counter of the messages read.
+        progress: the display of the number of messages that were read.
 
     Raises:
-        InvalidInputError: a column that does not exist.
+        InvalidInputError: a column does not exist.
     """
+    wanted = set(columns)
+    unknown = wanted - set(SCHEMA.names)
+    if unknown:
+        raise InvalidInputError(
+            f"there is no column {', '.join(sorted(unknown))}; there are {', '.join(SCHEMA.names)}"
+        )
+    if progress.expect is not None:
+        progress.expect(expected_messages(snapshot))
+    schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
 
-    def __init__(
-        self,
-        client: Any,
-        description: LevelTopicDescription,
-        view: WindowView,
-        selection: Selection,
-        columns: Iterable[str],
-        *,
-        target: str | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        wanted = set(columns)
-        unknown = wanted - set(SCHEMA.names)
-        if unknown:
-            raise InvalidInputError(
-                f"there is no column {', '.join(sorted(unknown))}; there are "
-                f"{', '.join(SCHEMA.names)}"
-            )
-        self.schema = nullable_schema_of(name for name in SCHEMA.names if name in wanted)
-        self._client = client
-        self._description = description
-        self._view = view
-        self._selection = selection
-        self._target = target
-        self._progress = progress or Progress()
-
-    def batches(self, item: PendingRange) -> Iterator[pa.RecordBatch]:
-        """Yield the selected messages of a range."""
-        with closing(self._selected(item)) as found:
+    def batches(item: PendingRange) -> Iterator[pa.RecordBatch]:
+        constants = {"place": _place(snapshot.description, item.source)}
+        with closing(_selected(snapshot, selection, item, progress)) as found:
             for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
-                waiting = self._waiting(item, chunk)
-                if waiting:
-                    constants = {"place": self._place(item)}
-                    yield to_record_batch(waiting, item.source, self.schema, constants)
+                positions = [(one.ledger, one.entry, one.batch) for one in chunk]
+                pending = snapshot.pending(item.source, positions, [one.due_ms for one in chunk])
+                rows = list(compress(chunk, pending))
+                if rows:
+                    yield to_record_batch(rows, item.source, schema, constants)
 
-    def _selected(self, item: PendingRange) -> Generator[LazyMessage, None, None]:
-        chosen = self._chooser(item)
-        read = 0
-        with closing(
-            messages_in_range(self._client, item.source.topic, item.start, item.end)
-        ) as messages:
-            for message, ledger, entry, batch in messages:
-                read += 1
-                if not read % 1000:
-                    self._progress.add(1000)
-                properties = message.properties()
-                due_ms = env.due_of(properties)
-                if chosen(message, properties, due_ms, ledger, entry, batch):
-                    yield LazyMessage(message, ledger, entry, batch, due_ms, properties)
-        self._progress.add(read % 1000)
+    return schema, read_in_parallel(snapshot.ranges, batches)
 
-    def _chooser(self, item: PendingRange) -> Callable[..., bool]:
-        """Return a predicate that is true for requested messages."""
-        selection, target = self._selection, self._target
-        due, bounded = selection.due, selection.due.bounded
-        low = due.from_ms if due.from_ms is not None else -1
-        high = due.before_ms if due.before_ms is not None else 1 << 62
-        wanted = list(selection.properties.items())
-        own = item.source.name.without_partition.full
-        others = (
-            selection.key is not None or wanted or selection.id is not None or target is not None
-        )
 
-        def chosen(
-            message: Any,
-            properties: dict[str, str],
-            due_ms: int | None,
-            ledger: int,
-            entry: int,
-            batch: int,
-        ) -> bool:
-            if bounded and (due_ms is None or not low <= due_ms < high):
-                return False
-            if not others:
-                return True
-            if target is not None and (properties.get(env.TARGET) or own) != target:
-                return False
-            if selection.key is not None and message.partition_key() != selection.key:
-                return False
-            if wanted and any(properties.get(name) != value for name, value in wanted):
-                return False
-            if selection.id is None:
-                return True
-            known = properties.get(env.ID)
-            if known is None:
-                known = stable_id(item.source.topic, Position(ledger, entry, batch))
-            return known == selection.id
+def _selected(
+    snapshot: PendingSnapshot, selection: Selection, item: PendingRange, progress: ReadProgress
+) -> Generator[LazyMessage, None, None]:
+    matches = _predicate(selection, snapshot.target, item.source)
+    read = 0
+    with closing(snapshot.read(item)) as messages:
+        for message, ledger, entry, batch in messages:
+            read += 1
+            if not read % 1000:
+                progress.add(1000)
+            properties = message.properties()
+            due_ms = env.due_of(properties)
+            found = LazyMessage(message, ledger, entry, batch, due_ms, properties)
+            if matches(found):
+                yield found
+    progress.add(read % 1000)
 
-        return chosen
 
-    def _waiting(self, item: PendingRange, chunk: list[LazyMessage]) -> list[LazyMessage]:
-        """Return the messages that are still pending; in the final window some may be published."""
-        if item.source.role is not Role.WINDOW:
-            return chunk
-        pending = self._view.waiting(
-            item.source,
-            [(one.ledger, one.entry, one.batch) for one in chunk],
-            [one.due_ms for one in chunk],
-        )
-        return [one for one, waits in zip(chunk, pending, strict=True) if waits]
+def _predicate(
+    selection: Selection, target: str | None, source: SourcePartition
+) -> Callable[[LazyMessage], bool]:
+    """Return a function that returns True for the selected messages of a partition."""
+    due, key, id_ = selection.due, selection.key, selection.id
+    bounded = due.bounded
+    wanted = list(selection.properties.items())
+    own = own_topic(source)
 
-    def _place(self, item: PendingRange) -> str:
-        source = item.source
-        level = self._description.levels[source.level] if source.role is Role.LEVEL else None
-        return f"{level.name if level else source.role.value} {source.partition}"
+    def matches(message: LazyMessage) -> bool:
+        if bounded and (message.due_ms is None or message.due_ms not in due):
+            return False
+        properties = message.properties
+        if target is not None and (properties.get(env.TARGET) or own) != target:
+            return False
+        if key is not None and message.key != key:
+            return False
+        if wanted and any(properties.get(name) != value for name, value in wanted):
+            return False
+        if id_ is None:
+            return True
+        return (properties.get(env.ID) or message.stable_id(source.topic)) == id_
+
+    return matches
+
+
+def _place(description: LevelTopicDescription, source: SourcePartition) -> str:
+    level = source.role is Role.LEVEL
+    name = description.levels[source.level].name if level else source.role.value
+    return f"{name} {source.partition}"
+
+
+def row_columns(value: bool) -> list[str]:
+    """Return the names of the columns of a :class:`PendingRow`, with or without its payload."""
+    return [name for name in SCHEMA.names if value or name != "value"]
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[PendingRow]:
     """Yield the rows of record batches; ``value`` may be missing in them."""
-    names = [name for name in PendingRow._fields if name != "value"]
     for batch in batches:
-        columns = [batch.column(name).to_pylist() for name in names]
-        columns[names.index("properties")] = [
-            dict(one) for one in columns[names.index("properties")]
-        ]
-        values: Sequence[bytes | None] = (
-            batch.column("value").to_pylist()
-            if "value" in batch.schema.names
-            else [None] * len(batch)
-        )
-        for row in zip(*columns, values, strict=True):
-            yield PendingRow(*row)
+        names = [name for name in PendingRow._fields if name in batch.schema.names]
+        columns: dict[str, Iterable[Any]] = {name: batch.column(name).to_pylist() for name in names}
+        columns["properties"] = map(dict, columns["properties"])
+        yield from starmap(PendingRow, zip(*columns.values(), strict=True))

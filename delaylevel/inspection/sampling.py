@@ -1,322 +1,208 @@
-"""The spread of due times in level topics, from a look at some places of each partition.
+"""Estimated distributions of due times, from sampled entries of each partition.
 
-One reader for each place reads an entry, and is closed. Partitions that turn out small are read
-whole, and so counted.
+A reader is opened for each sampled entry. Small partitions are read completely, so their messages
+are counted.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from delaylevel.cluster.entries import Entries, choose_places
-from delaylevel.cluster.port import LedgerInfo, TopicAdmin
-from delaylevel.cluster.reader import messages_in_range
 from delaylevel.model.delivery import LARGEST_BATCH
-from delaylevel.model.envelope import TARGET, due_of
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size
-from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange
 
-from .horizon import Piece, Pieces
-from .window_view import Place, WindowView
+from .distribution import Observation, SampledDistribution
+from .snapshot import PendingSnapshot, observe, own_topic
 
 _THREADS = 8
-# Places in all level partitions together, and how many a partition has at the most.
-_PLACES = 110
-_MOST_PLACES = 24
-# So many messages are read at a place where entries have less.
+# Number of sampled entries in all partitions together, and the largest number in one.
+_ENTRIES = 110
+_MOST_ENTRIES = 24
+# Smallest number of messages in a sample: small entries are sampled together with the next ones.
 _LEAST_MESSAGES = 16
-# Of a batch no more than this.
-_MOST_MESSAGES = 48
 _WINDOW_MESSAGES = 200
-# So many messages may be read beyond the samples, to count what is small.
+# Largest number of messages of one batch in a sample.
+_MOST_MESSAGES = 48
+# Number of messages that may be read, in addition to the samples, to count small partitions.
 _COUNTED = 8_000
 
 
-class CountingAdmin(TopicAdmin, Protocol):
-    """A cluster that counts messages and entries."""
+def sample(snapshot: PendingSnapshot) -> list[SampledDistribution]:
+    """Return the estimated distribution of each range of a snapshot, in their order."""
+    ranges = snapshot.ranges
+    if not ranges:
+        return []
+    with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
+        samplers = [
+            _RangeSampler(snapshot, item, entries, mean)
+            for item, (entries, mean) in zip(ranges, _sizes(pool, snapshot), strict=True)
+        ]
+        small = _small(samplers)
+        large = [sampler for sampler in samplers if sampler not in small]
+        # The first sample of a range shows the size of its entries, and so which to sample next.
+        list(pool.map(lambda sampler: sampler.sample(0), large))
+        most = max(1, min(_MOST_ENTRIES, _ENTRIES // len(ranges)))
+        work = [(sampler, number) for sampler in large for number in sampler.further_entries(most)]
+        list(pool.map(lambda one: one[0].sample(one[1]), work))
+        return list(pool.map(lambda one: one.count() if one in small else one.estimate(), samplers))
 
-    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and the entries it has got since the broker opened it."""
-        ...
 
-    def messages_in(self, topic: TopicName) -> Mapping[TopicName, int]:
-        """Return the messages that each partition has got since the broker opened it.
+def expected_messages(snapshot: PendingSnapshot) -> int:
+    """Return the approximate number of messages in all ranges; 0 if the broker does not know it."""
+    if not snapshot.ranges:
+        return 0
+    with ThreadPoolExecutor(min(_THREADS, len(snapshot.ranges)), "delaylevel-expected") as pool:
+        sizes = list(_sizes(pool, snapshot))
+    if any(mean is None and len(entries) for entries, mean in sizes):
+        return 0
+    return round(sum(len(entries) * (mean or 0.0) for entries, mean in sizes))
 
-        A topic that has no partitions is its only one. Nothing for one that does not exist.
-        """
-        ...
+
+def _sizes(
+    pool: ThreadPoolExecutor, snapshot: PendingSnapshot
+) -> Iterator[tuple[Entries, float | None]]:
+    """Yield the entries of each range, and the mean number of messages in one if it is known."""
+    admin = snapshot.admin
+    # Messages before entries: a message that is published in between must not raise the mean.
+    messages: dict[TopicName, int] = {}
+    topics = {item.source.name.without_partition for item in snapshot.ranges}
+    for found in pool.map(admin.messages_in, topics):
+        messages.update(found)
+    contents = pool.map(lambda item: admin.contents(item.source.name), snapshot.ranges)
+    for item, (ledgers, added) in zip(snapshot.ranges, contents, strict=True):
+        entries = Entries(ledgers, item.start, item.end)
+        count = messages.get(item.source.name, 0)
+        # The broker's counters begin when it opens a topic, and may not include all entries.
+        known = added and count and added >= len(entries)
+        yield entries, count / added if known else None
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen at one place.
+class _EntrySample:
+    """The sampled messages of an entry, or of several small ones.
 
     Attributes:
-        number: of the entry in its range.
-        publish_ms: when it was published.
-        per_entry: messages an entry has here.
-        messages: due time (None where it cannot be read), target and whether it is pending.
+        number: number of the first entry in its range.
+        publish_ms: publish time of its first message.
+        per_entry: number of messages in an entry.
+        read: number of messages that were read.
+        pending: the pending messages among them, for the requested target.
     """
 
     number: int
     publish_ms: int
     per_entry: float
-    messages: tuple[tuple[int | None, str, bool], ...]
+    read: int
+    pending: list[Observation]
 
 
-@dataclass
-class Sampled:
-    """The spread of one partition.
-
-    Attributes:
-        item: what was looked at.
-        pieces: the spread of its due times.
-        targets: messages for each business topic.
-    """
-
-    item: PendingRange
-    pieces: Pieces = field(default_factory=Pieces)
-    targets: Counter[str] = field(default_factory=Counter)
-
-
-def sample(
-    client: Any,
-    admin: CountingAdmin,
-    ranges: Sequence[PendingRange],
-    view: WindowView,
-    target: str | None = None,
-) -> list[Sampled]:
-    """Look at some places of each range.
+class _RangeSampler:
+    """Sampler of one range.
 
     Args:
-        client: a ``pulsar.Client``.
-        admin: the cluster.
-        ranges: what is pending.
-        view: says which messages of the final window are.
-        target: the full name of a business topic, to leave out the messages of others.
-
-    Returns:
-        The spread of each range, in their order.
+        snapshot: the snapshot that contains the range.
+        item: the range.
+        entries: its entries.
+        per_entry: mean number of messages in an entry; None if it is unknown.
     """
-    if not ranges:
-        return []
-    with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-sample") as pool:
-        measured = _measured(pool, admin, ranges)
-        entries = [own for own, _ in measured]
-        ratios = [ratio for _, ratio in measured]
-        looks = [_Look(client, item, own, view) for item, own in zip(ranges, entries, strict=True)]
-        fronts = list(pool.map(lambda look: look.at(0), looks))
-        small = _small(entries, ratios)
-        share = max(1, min(_MOST_PLACES, _PLACES // len(ranges)))
-        work = [
-            (index, number)
-            for index, whole in enumerate(small)
-            if not whole
-            for number in looks[index].places(share)
-        ]
-        seen = [[] if front is None else [front] for front in fronts]
-        others = pool.map(lambda one: (one[0], looks[one[0]].at(one[1])), work)
-        for index, other in others:
-            if other is not None:
-                seen[index].append(other)
 
-        def finish(index: int) -> Sampled:
-            look = looks[index]
-            if small[index]:
-                return _counted(look, look.everything(), target)
-            return _estimated(look, seen[index], target, ratios[index])
-
-        return list(pool.map(finish, range(len(looks))))
-
-
-def expected(admin: CountingAdmin, ranges: Sequence[PendingRange]) -> int:
-    """Return about how many messages ranges hold; 0 where the broker does not know."""
-    if not ranges:
-        return 0
-    with ThreadPoolExecutor(min(_THREADS, len(ranges)), "delaylevel-expected") as pool:
-        measured = _measured(pool, admin, ranges)
-    if any(ratio is None and len(entries) for entries, ratio in measured):
-        return 0
-    return round(sum(len(entries) * (ratio or 0.0) for entries, ratio in measured))
-
-
-def _measured(
-    pool: ThreadPoolExecutor, admin: CountingAdmin, ranges: Sequence[PendingRange]
-) -> list[tuple[Entries, float | None]]:
-    """Return the entries of each range, and how many messages one has where that is known."""
-    # Messages before entries: what comes in between makes no entry look too full.
-    counted: dict[TopicName, int] = {}
-    for found in pool.map(
-        admin.messages_in, {item.source.name.without_partition for item in ranges}
-    ):
-        counted.update(found)
-    measured = []
-    contents = pool.map(lambda item: admin.contents(item.source.name), ranges)
-    for item, (ledgers, added) in zip(ranges, contents, strict=True):
-        entries = Entries(ledgers, item.start, item.end)
-        ratio = _ratio(counted.get(item.source.name, 0), len(entries), added)
-        measured.append((entries, ratio))
-    return measured
-
-
-def _ratio(messages: int, entries: int, added: int) -> float | None:
-    """Return how many messages an entry has on the average; None where the broker forgot it."""
-    return messages / added if added >= entries and added and messages else None
-
-
-class _Look:
-    """Reads places of one range."""
-
-    def __init__(self, client: Any, item: PendingRange, entries: Entries, view: WindowView) -> None:
-        self._client = client
-        self._view = view
-        self.item = item
-        self.entries = entries
-        window = item.source.role is Role.WINDOW
-        self._least = _WINDOW_MESSAGES if window else _LEAST_MESSAGES
-        # Not known before the first look. More than is needed costs more than asking again.
-        self._queue = _WINDOW_MESSAGES // 4 if window else 1
+    def __init__(
+        self,
+        snapshot: PendingSnapshot,
+        item: PendingRange,
+        entries: Entries,
+        per_entry: float | None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._item = item
+        self._entries = entries
+        self._per_entry = per_entry
+        self._own_topic = own_topic(item.source)
+        self._in_window = item.source.role is Role.WINDOW
+        self._least = _WINDOW_MESSAGES if self._in_window else _LEAST_MESSAGES
+        # The number of entries in a sample is unknown before the first one. Prefetching too many
+        # entries costs more than another request.
+        self._queue = _WINDOW_MESSAGES // 4 if self._in_window else 1
+        self._samples: list[_EntrySample] = []
 
     @property
-    def known(self) -> bool:
-        """Whether what is pending of it is known, and not supposed."""
-        return self.item.source.role is not Role.WINDOW or self._view.known(self.item.source)
+    def most_messages(self) -> float:
+        """The approximate number of messages; the largest possible one if it is unknown."""
+        return len(self._entries) * (self._per_entry or LARGEST_BATCH)
 
-    def places(self, share: int) -> list[int]:
-        """Return the numbers of further entries that are worth a look; looks do not overlap."""
-        apart = max(1, len(self.entries) // max(1, 2 * self._queue))
-        return [number for number in choose_places(len(self.entries), min(share, apart)) if number]
+    def further_entries(self, most: int) -> list[int]:
+        """Return the numbers of further entries to sample, so that samples do not overlap."""
+        room = max(1, len(self._entries) // max(1, 2 * self._queue))
+        return [number for number in choose_places(len(self._entries), min(most, room)) if number]
 
-    def at(self, number: int) -> Seen | None:
-        """Read an entry, or several small ones; None where nothing is there (any more)."""
-        if number >= len(self.entries):
-            return None
-        found: list[tuple[Place, int | None, str]] = []
-        entries: set[tuple[int, int]] = set()
+    def sample(self, number: int) -> None:
+        """Sample an entry, or several small ones; skip entries that no longer exist."""
+        if number >= len(self._entries):
+            return
+        found: list[Observation] = []
         first: Any = None
         size = 0
-        with closing(self._read(self.entries.position(number), self._queue)) as messages:
-            for message, *place in messages:
-                at: Place = (place[0], place[1], place[2])
+        start = self._entries.position(number)
+        with closing(self._snapshot.read(self._item, start, self._queue)) as messages:
+            for message, ledger, entry, batch in messages:
                 if first is None:
                     first, size = message, max(1, batch_size(message.message_id()))
-                entries.add(at[:2])
-                found.append(_glance(message, at))
+                found.append(observe(message, (ledger, entry, batch), self._own_topic))
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
         if first is None:
-            return None
-        # The last entry may not have been read to its end.
-        per_entry = float(size) if size > 1 else len(found) / len(entries)
+            return
+        # Of the last entry, only a part may have been read.
+        entries = len({one.position[:2] for one in found})
+        per_entry = float(size) if size > 1 else len(found) / entries
         self._queue = max(1, int(self._least / per_entry))
-        return Seen(number, first.publish_timestamp(), per_entry, self._judged(found))
+        pending = self._snapshot.select(self._item.source, found)
+        self._samples.append(
+            _EntrySample(number, first.publish_timestamp(), per_entry, len(found), pending)
+        )
 
-    def everything(self) -> Seen:
+    def count(self) -> SampledDistribution:
         """Read the whole range."""
-        with closing(self._read(self.item.start, 2000)) as messages:
-            found = [_glance(message, (a, b, c)) for message, a, b, c in messages]
-        return Seen(0, 0, 1.0, self._judged(found))
+        with closing(self._snapshot.read(self._item)) as messages:
+            found = [observe(one, (a, b, c), self._own_topic) for one, a, b, c in messages]
+        source = self._item.source
+        result = SampledDistribution(exact=self._snapshot.exact(source), looked_at=len(found))
+        result.add(self._snapshot.select(source, found))
+        return result
 
-    def _read(self, start: Position, queue: int) -> Any:
-        return messages_in_range(
-            self._client, self.item.source.topic, start, self.item.end, queue=queue
-        )
-
-    def _judged(
-        self, found: list[tuple[Place, int | None, str]]
-    ) -> tuple[tuple[int | None, str, bool], ...]:
-        if self.item.source.role is not Role.WINDOW:
-            return tuple((due, target, True) for _, due, target in found)
-        waiting = self._view.waiting(
-            self.item.source, [place for place, _, _ in found], [due for _, due, _ in found]
-        )
-        return tuple(
-            (due, target or self.item.source.name.without_partition.full, pending)
-            for (_, due, target), pending in zip(found, waiting, strict=True)
-        )
-
-
-def _glance(message: Any, place: Place) -> tuple[Place, int | None, str]:
-    properties = message.properties()
-    return place, due_of(properties), properties.get(TARGET, "")
+    def estimate(self) -> SampledDistribution:
+        """Return the distribution in which each sample represents the entries up to the next."""
+        samples = sorted(self._samples, key=lambda one: one.number)
+        result = SampledDistribution(exact=False, looked_at=sum(one.read for one in samples))
+        for here, there in pairwise(samples):
+            per_entry = self._per_entry or (here.per_entry + there.per_entry) / 2
+            weight = (there.number - here.number) * per_entry / here.read
+            spread_ms = 0 if self._in_window else there.publish_ms - here.publish_ms
+            result.add(here.pending, weight, spread_ms)
+        if samples:
+            last = samples[-1]
+            per_entry = self._per_entry or last.per_entry
+            weight = (len(self._entries) - last.number) * per_entry / last.read
+            result.add(last.pending, weight)
+        return result
 
 
-def _small(entries: Sequence[Entries], ratios: Sequence[float | None]) -> list[bool]:
-    """Return which ranges are read whole: the smallest, as many as may be."""
-    guessed = [
-        len(counted) * (LARGEST_BATCH if ratio is None else ratio)
-        for counted, ratio in zip(entries, ratios, strict=True)
-    ]
-    chosen = [False] * len(guessed)
+def _small(samplers: Sequence[_RangeSampler]) -> set[_RangeSampler]:
+    """Return the smallest ranges, as many as may be read completely."""
+    chosen = set()
     left = float(_COUNTED)
-    for index in sorted(range(len(guessed)), key=guessed.__getitem__):
-        left -= guessed[index]
+    for sampler in sorted(samplers, key=lambda one: one.most_messages):
+        left -= sampler.most_messages
         if left < 0:
             break
-        chosen[index] = True
+        chosen.add(sampler)
     return chosen
-
-
-def _counted(look: _Look, seen: Seen, target: str | None) -> Sampled:
-    result = Sampled(look.item)
-    _add(result, seen.messages, 1.0, 0, target)
-    result.pieces.looked_at = len(seen.messages)
-    result.pieces.exact = look.known
-    return result
-
-
-def _estimated(
-    look: _Look, seen: list[Seen], target: str | None, per_entry: float | None
-) -> Sampled:
-    """Let each place stand for the entries up to the next one.
-
-    Args:
-        look: what was looked at.
-        seen: what was seen there.
-        target: the business topic that counts; None for all.
-        per_entry: how many messages an entry has, where that is known.
-    """
-    result = Sampled(look.item)
-    result.pieces.exact = False
-    result.pieces.looked_at = sum(len(one.messages) for one in seen)
-    seen = sorted(seen, key=lambda one: one.number)
-    spreading = look.item.source.role is not Role.WINDOW
-    for here, there in pairwise(seen):
-        entries = there.number - here.number
-        messages = entries * (per_entry or (here.per_entry + there.per_entry) / 2)
-        spread_ms = there.publish_ms - here.publish_ms if spreading else 0
-        _add(result, here.messages, messages / len(here.messages), spread_ms, target)
-    if seen:
-        last = seen[-1]
-        messages = (len(look.entries) - last.number) * (per_entry or last.per_entry)
-        _add(result, last.messages, messages / len(last.messages), 0, target)
-    return result
-
-
-def _add(
-    result: Sampled,
-    messages: Sequence[tuple[int | None, str, bool]],
-    each: float,
-    spread_ms: int,
-    target: str | None,
-) -> None:
-    dues = []
-    for due, wanted, pending in messages:
-        if not pending or (target is not None and wanted != target):
-            continue
-        if due is None:
-            result.pieces.damaged += each
-        else:
-            dues.append(due)
-            result.targets[wanted] += each  # type: ignore[assignment]
-    if dues:
-        result.pieces.pieces.append(Piece(dues, each, spread_ms))

@@ -1,4 +1,4 @@
-"""Which pending messages are meant."""
+"""Conditions that select pending messages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from delaylevel.topics.scan import ALWAYS, Window
 
 @dataclass(frozen=True)
 class Selection:
-    """Which messages are meant.
+    """Conditions that select pending messages; a message must meet all of them.
 
     Attributes:
-        due: the window of due times; where it is bounded, messages without one are left out.
-        where: a condition in SQL on the columns of
+        due: the window of due times; if it has a bound, messages without a due time are left out.
+        where: an SQL condition on the columns of
             :data:`delaylevel.inspection.rows.SCHEMA`, e.g. ``size > 1000``.
         key: the partition key.
         properties: properties of the application, with their values.

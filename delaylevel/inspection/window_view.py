@@ -1,7 +1,7 @@
-"""What waits in the final window: where it stands, and what of that is still pending.
+"""Pending messages of the final window: their ranges, and which messages there are still pending.
 
-``WindowView`` is all that the rest of inspection knows of it, so that another source of the same
-(a dispatcher that says what it holds) is one more class here.
+The rest of inspection knows the final window only as a ``WindowView``. Another source, such as a
+running dispatcher, would be one more class here.
 """
 
 from __future__ import annotations
@@ -12,55 +12,54 @@ from typing import Any, Protocol
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import MissingExtraError, NotFoundError
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.scan import PendingRange, Window
+from delaylevel.topics.scan import PendingRange, Window, pending_start
+
+from .distribution import RawPosition
 
 _THREADS = 4
-# Snapshots with very many ids are not read for an estimate.
-_LOG_BYTES = 8 << 20
-Place = tuple[int, int, int]  # ledger, entry, batch index
 
 
 class WindowView(Protocol):
-    """What waits in the final window of a level topic. May be used by several threads at once."""
+    """View of the final window of a level topic. Several threads may use it at the same time."""
 
     def ranges(self, due: Window) -> list[PendingRange]:
-        """Return where the messages stand that are pending and due in a window.
-
-        The ranges may hold others too.
-        """
+        """Return ranges with all pending messages that are due in a window, and maybe others."""
         ...
 
-    def waiting(
-        self, source: SourcePartition, places: Sequence[Place], due_ms: Sequence[int | None]
+    def pending(
+        self,
+        source: SourcePartition,
+        positions: Sequence[RawPosition],
+        due_ms: Sequence[int | None],
     ) -> list[bool]:
         """Return which messages of a partition are pending.
 
         Args:
             source: the partition.
-            places: where they stand there.
-            due_ms: when they are due; None where that is not known.
+            positions: positions of the messages there.
+            due_ms: due times of the messages, ms since the epoch; None for unknown ones.
         """
         ...
 
-    def known(self, source: SourcePartition) -> bool:
-        """Return whether that is known of a partition of :meth:`ranges`, and not supposed."""
+    def exact(self, source: SourcePartition) -> bool:
+        """Return True if :meth:`pending` is exact for a partition, False if the clock decides."""
         ...
 
 
 class BrokerWindow:
-    """With ``broker``: messages of the business topics whose due time has not come.
+    """View with final window ``broker``: messages of business topics that are not due yet.
 
-    They were published when they were near-due, so that no more than that time is read back.
+    They were published when they were near-due, so only that time is read back.
 
     Args:
         admin: the cluster.
         description: the level topic.
-        targets: the business topics to look into.
-        now_ms: the present.
+        targets: the business topics to read.
+        now_ms: the present, ms since the epoch.
     """
 
     def __init__(
@@ -76,7 +75,6 @@ class BrokerWindow:
         self._now_ms = now_ms
 
     def ranges(self, due: Window) -> list[PendingRange]:
-        """Return where messages stand that can be due from now on, and in a window."""
         from_ms = max(self._now_ms, due.from_ms if due.from_ms is not None else self._now_ms)
         since_ms = from_ms - _longest_stay_ms(self._description)
         if since_ms > self._now_ms or (due.before_ms is not None and due.before_ms <= from_ms):
@@ -87,36 +85,37 @@ class BrokerWindow:
                 source = SourcePartition(
                     self._description.topic, partition.full, Role.WINDOW, -1, index, 0
                 )
-                item = _since(self._admin, source, EARLIEST, since_ms)
+                item = _published_since(self._admin, source, EARLIEST, since_ms)
                 if item is not None:
                     found.append(item)
         return found
 
-    def waiting(
-        self, source: SourcePartition, places: Sequence[Place], due_ms: Sequence[int | None]
+    def pending(
+        self,
+        source: SourcePartition,
+        positions: Sequence[RawPosition],
+        due_ms: Sequence[int | None],
     ) -> list[bool]:
-        """Return which messages are due later than now."""
         return [due is not None and due > self._now_ms for due in due_ms]
 
-    def known(self, source: SourcePartition) -> bool:
-        """Return True: the broker delivers by the clock."""
-        return True
+    def exact(self, source: SourcePartition) -> bool:
+        return True  # the broker itself delivers by the clock
 
 
 class TrackerWindow:
-    """With ``tracker``: the window topic behind its mark, without what the release log has.
+    """View with final window ``tracker``: unacknowledged messages that no journal has as released.
 
-    Where a log has more than ``most_log_records``, what was due when its last one was written is
-    taken for released: dispatchers release in due order. Where logs cannot be read without an
-    extra that is not installed, what is due now is.
+    If a journal has more than ``most_journal_records``, messages that were due when its last record
+    was written count as released, because dispatchers release in due order. If the extra that
+    reads journals is not installed, messages that are due now count as released.
 
     Args:
         client: a ``pulsar.Client``.
         admin: the cluster.
         description: the level topic.
-        now_ms: the present.
-        most_log_records: how many records of a partition's release log are read at the most;
-            None for all of them, whatever it takes.
+        now_ms: the present, ms since the epoch.
+        most_journal_records: the longest journal of a partition to read, in records; None for no
+            limit.
     """
 
     def __init__(
@@ -125,18 +124,19 @@ class TrackerWindow:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         now_ms: int,
-        most_log_records: int | None,
+        most_journal_records: int | None,
     ) -> None:
         self._client = client
         self._admin = admin
         self._description = description
         self._now_ms = now_ms
-        self._most_log_records = most_log_records
-        self._released: dict[int, Callable[[Sequence[Place]], list[bool]]] = {}
-        self._until_ms: dict[int, int] = {}
+        self._most_journal_records = most_journal_records
+        # By partition: a function that tells released positions, or else the time until which
+        # everything counts as released.
+        self._released: dict[int, Callable[[Sequence[RawPosition]], list[bool]]] = {}
+        self._released_until_ms: dict[int, int] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
-        """Return what stands behind the mark of each partition, and can be due in a window."""
         since_ms = None
         if due.from_ms is not None:
             since_ms = due.from_ms - _longest_stay_ms(self._description)
@@ -144,87 +144,57 @@ class TrackerWindow:
                 return []
         count = self._description.window_partitions
         with ThreadPoolExecutor(min(_THREADS, count), "delaylevel-window") as pool:
-            # Logs before ranges: what is released from now on is still shown, what was released
-            # is not.
-            list(pool.map(self._read_log, range(count)))
+            # Journals are read before ranges: a message that is released in between is still
+            # shown, and one that was released earlier is not.
+            list(pool.map(self._read_journal, range(count)))
             found = list(pool.map(lambda index: self._range(index, since_ms), range(count)))
         return [item for item in found if item is not None]
 
-    def waiting(
-        self, source: SourcePartition, places: Sequence[Place], due_ms: Sequence[int | None]
+    def pending(
+        self,
+        source: SourcePartition,
+        positions: Sequence[RawPosition],
+        due_ms: Sequence[int | None],
     ) -> list[bool]:
-        """Return which messages are not released."""
         released = self._released.get(source.partition)
         if released is None:
-            until_ms = self._until_ms[source.partition]
+            until_ms = self._released_until_ms[source.partition]
             return [due is not None and due > until_ms for due in due_ms]
-        return [not one for one in released(places)]
+        return [not one for one in released(positions)]
 
-    def known(self, source: SourcePartition) -> bool:
-        """Return whether the release log says what is pending, and not the clock."""
+    def exact(self, source: SourcePartition) -> bool:
         return source.partition in self._released
 
     def _range(self, index: int, since_ms: int | None) -> PendingRange | None:
         name = self._description.window_topic.partition(index)
         source = SourcePartition(self._description.topic, name.full, Role.WINDOW, -1, index, 0)
-        try:
-            mark = self._admin.mark_delete_position(name, SUBSCRIPTION).next_entry
-        except NotFoundError:
-            mark = EARLIEST
-        return _since(self._admin, source, mark, since_ms)
+        return _published_since(self._admin, source, pending_start(self._admin, name), since_ms)
 
-    def _read_log(self, index: int) -> None:
-        """Find out which positions of a window partition are released, or until when."""
-        most = self._most_log_records
+    def _read_journal(self, index: int) -> None:
+        """Read which positions of a window partition are released, or until when."""
+        most = self._most_journal_records
         try:
-            from .released import LogLimit, LongLogError, last_written_ms, released_by_log
+            from .released import LongJournalError, last_written_ms, released_by_journal
         except ModuleNotFoundError as error:
             if most is not None:
-                self._until_ms[index] = self._now_ms
+                self._released_until_ms[index] = self._now_ms
                 return
             raise MissingExtraError(
-                f"the release log cannot be read without {error.name}: "
+                f"the window's journal cannot be read without {error.name}: "
                 "pip install 'delaylevel[window]'"
             ) from error
-        log = self._description.journal_topic.partition(index)
-        limit = None if most is None else LogLimit(most, _LOG_BYTES)
+        journal = self._description.journal_topic.partition(index)
         try:
-            self._released[index] = released_by_log(self._client, self._admin, log, limit)
-        except LongLogError:
-            written_ms = last_written_ms(self._client, self._admin, log)
-            self._until_ms[index] = min(written_ms, self._now_ms)
-
-
-def window_view(
-    client: Any,
-    admin: TopicAdmin,
-    description: LevelTopicDescription,
-    now_ms: int,
-    *,
-    targets: Sequence[str] | None = None,
-    most_log_records: int | None = None,
-) -> WindowView:
-    """Return the view of a level topic's final window.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: the cluster.
-        description: the level topic.
-        now_ms: the present.
-        targets: the business topics that are asked for; all of them by default.
-        most_log_records: as for :class:`TrackerWindow`.
-    """
-    if description.final_window is FinalWindow.TRACKER:
-        return TrackerWindow(client, admin, description, now_ms, most_log_records)
-    return BrokerWindow(
-        admin, description, description.targets if targets is None else targets, now_ms
-    )
+            self._released[index] = released_by_journal(self._client, self._admin, journal, most)
+        except LongJournalError:
+            written_ms = last_written_ms(self._client, self._admin, journal)
+            self._released_until_ms[index] = min(written_ms, self._now_ms)
 
 
 def _longest_stay_ms(description: LevelTopicDescription) -> int:
-    """Return how long before its due time a message can have been published into the window.
+    """Return the longest time before its due time at which a message can enter the window, in ms.
 
-    By a producer whose clock is off by less than the lead.
+    It allows for a producer's clock that is off by less than the lead.
     """
     finest = description.levels[len(description.levels) - 1]
     return finest.near_due_ms + finest.lead_ms
@@ -238,10 +208,10 @@ def _partitions(admin: TopicAdmin, topic: TopicName) -> list[TopicName]:
     return [topic.partition(index) for index in range(count)] if count else [topic]
 
 
-def _since(
+def _published_since(
     admin: TopicAdmin, source: SourcePartition, start: Position, since_ms: int | None
 ) -> PendingRange | None:
-    """Return what a partition has from a position on, published since a time; None for nothing."""
+    """Return the range of a partition from a position and publish time on; None if it is empty."""
     try:
         last = admin.last_message_id(source.name)
         if last is None or last.entry < 0:
@@ -252,6 +222,6 @@ def _since(
                 return None
             start = max(start, first.entry_start)
     except NotFoundError:
-        return None  # a target that was deleted
+        return None  # a deleted target
     end = last.next_entry
     return PendingRange(source, start, end) if start < end else None

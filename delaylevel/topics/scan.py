@@ -29,6 +29,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Ro
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
 
 # A clock that is set to a wrong time zone and an outage over night are within it.
 DEFAULT_SLACK_MS = 86_400_000
@@ -142,7 +143,7 @@ def pending_ranges(
         return []
     with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-pending") as pool:
         sources = [source for source, _ in chosen]
-        starts = list(pool.map(lambda source: _front(admin, source), sources))
+        starts = list(pool.map(lambda source: pending_start(admin, source.name), sources))
         ends = list(pool.map(lambda source: _behind_last(admin, source), sources))
         items = [
             (PendingRange(source, start, end), published)
@@ -155,11 +156,12 @@ def pending_ranges(
     return [item for item in found if item.start < item.end]
 
 
-def _front(admin: TopicAdmin, source: SourcePartition) -> Position:
+def pending_start(admin: TopicAdmin, partition: TopicName) -> Position:
+    """Return the position behind everything that the mover or dispatcher has acknowledged."""
     try:
-        return admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+        return admin.mark_delete_position(partition, SUBSCRIPTION).next_entry
     except NotFoundError:
-        return EARLIEST  # nobody has acknowledged anything; a missing topic is found at its end
+        return EARLIEST  # nothing is acknowledged; a missing topic shows when its end is read
 
 
 def _behind_last(admin: TopicAdmin, source: SourcePartition) -> Position:

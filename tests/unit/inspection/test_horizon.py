@@ -25,14 +25,16 @@ from delaylevel.cluster.entries import Entries, choose_places
 from delaylevel.cluster.port import LedgerInfo
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
+from delaylevel.inspection.distribution import (
+    CountedDistribution,
+    SampledDistribution,
+    Stratum,
+)
 from delaylevel.inspection.horizon import (
     DAY,
     HOUR,
     MINUTE,
     WEEK,
-    Piece,
-    Pieces,
-    Tally,
     bucket_edges,
     build,
     edges,
@@ -52,21 +54,21 @@ times = st.integers(NOW - 1000, NOW + 1000)
 
 
 @given(st.lists(times, max_size=20), st.integers(0, 300), times)
-def test_a_piece_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
-    piece = Piece(dues, 2.0, spread)
+def test_a_stratum_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
+    stratum = Stratum(dues, 2.0, spread)
     # The part of (due, due + spread) that lies before the time.
     parts = [min(max((at - due) / spread, 0.0), 1.0) if spread else float(due < at) for due in dues]
-    assert piece.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
-    assert piece.total == 2 * len(dues)
-    assert piece.before(NOW + 2000) == pytest.approx(piece.total)
-    assert piece.last_due_ms == (max(dues) + spread if dues else None)
+    assert stratum.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
+    assert stratum.total == 2 * len(dues)
+    assert stratum.before(NOW + 2000) == pytest.approx(stratum.total)
+    assert stratum.last_due_ms == (max(dues) + spread if dues else None)
 
 
 @given(st.lists(times, max_size=30), st.lists(times, min_size=1, max_size=5))
-def test_a_tally_counts_like_a_list(dues: list[int], asked: list[int]) -> None:
-    one, other = Tally(asked), Tally(asked)
+def test_a_counted_distribution_counts_like_a_list(dues: list[int], asked: list[int]) -> None:
+    one, other = CountedDistribution(asked), CountedDistribution(asked)
     for number, due in enumerate(dues):
-        (one if number % 2 else other).add(due)
+        (one if number % 2 else other).add(due, "orders")
     one.merge(other)
     for at in asked:
         assert one.before(at) == sum(due < at for due in dues)
@@ -234,12 +236,14 @@ def test_a_topic_that_is_not_there() -> None:
 
 def horizon_of(*counts: int, each: float = 1.0, exact: bool = True) -> Horizon:
     """A horizon with so many messages in DAY, HOUR and the window, each 10 minutes apart."""
-    spreads = []
+    parts: dict[Part, SampledDistribution] = {}
     for part, messages in zip(PARTS, counts, strict=True):
         first = {"DAY": 2 * DAY, "HOUR": 2 * HOUR, "window": 0}[part.name]
         dues = [NOW + first + number * 10 * MINUTE for number in range(1, messages + 1)]
-        spreads.append((part, Pieces([Piece(dues, each)], exact)))
-    return build("persistent://public/default/orders-delay-level", NOW, spreads, looked_at=77)
+        parts[part] = SampledDistribution(
+            [Stratum(dues, each)], exact, looked_at=77 if not parts else 0
+        )
+    return build("persistent://public/default/orders-delay-level", NOW, parts)
 
 
 def test_a_horizon_for_a_person() -> None:
@@ -279,13 +283,16 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
         Part("window", Role.WINDOW),
         Part("held", Role.HELD),
     ]
-    spreads = [(part, Pieces([Piece([NOW + DAY], messages)], exact)) for part in parts[2:]]
-    empty = [(part, Pieces([], exact)) for part in parts[:2]]
+    found_in = {part: SampledDistribution([], exact) for part in parts[:2]}
+    for part in parts[2:]:
+        found_in[part] = SampledDistribution([Stratum([NOW + DAY], messages)], exact)
+    found_in[parts[0]].targets = {
+        f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)
+    }
     found = build(
         "persistent://public/default/" + "orders" * 9,
         NOW,
-        [*empty, *spreads],
-        targets={f"persistent://public/default/{'t' * 99}{n}": messages for n in range(2)},
+        found_in,
     )
     lines = horizon_text(found, 80, bars=True).splitlines()
     assert max(map(len, lines)) <= 80

@@ -24,7 +24,7 @@ from delaylevel.cli.inspecting import reading
 from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
-from delaylevel.inspection.parallel import side_by_side
+from delaylevel.inspection.parallel import read_in_parallel
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
@@ -232,15 +232,15 @@ def test_other_input_that_cannot_be_used() -> None:
             list(look.batches(Selection(where="size > 1")))
 
 
-def test_reading_side_by_side() -> None:
+def test_reading_read_in_parallel() -> None:
     def read(item: int) -> Iterator[int]:
         yield from (item * 10 + n for n in range(3))
 
-    assert sorted(side_by_side(range(5), read)) == [
+    assert sorted(read_in_parallel(range(5), read)) == [
         n for i in range(5) for n in range(i * 10, i * 10 + 3)
     ]
-    assert list(side_by_side([], read)) == []
-    endless = side_by_side([1, 2], lambda item: iter(int, 1))
+    assert list(read_in_parallel([], read)) == []
+    endless = read_in_parallel([1, 2], lambda item: iter(int, 1))
     assert [next(endless), next(endless)] == [0, 0]
     endless.close()  # its threads end
 
@@ -249,7 +249,7 @@ def test_reading_side_by_side() -> None:
         raise BrokerError("no more")
 
     with pytest.raises(BrokerError, match="no more"):
-        list(side_by_side([1, 2, 3], broken))
+        list(read_in_parallel([1, 2, 3], broken))
 
 
 def test_an_error_while_reading_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_an_error_while_reading_keeps_its_words(monkeypatch: pytest.MonkeyPatch)
 
     with filled(20) as (memory, _):
         look = inspector(memory)
-        monkeypatch.setattr("delaylevel.inspection.rows.messages_in_range", broken)
+        monkeypatch.setattr("delaylevel.inspection.snapshot.messages_in_range", broken)
         with pytest.raises(BrokerError, match="overloaded"):
             look.average("size")
 
@@ -485,7 +485,7 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
             found = look.horizon(exact=exact)
             assert (found.messages, found.exact) == (len(left), True)
         # A log that is too long for an estimate: its last record's time decides, and that is said.
-        monkeypatch.setattr("delaylevel.inspection.inspector._LOG_RECORDS", 1)
+        monkeypatch.setattr("delaylevel.inspection.inspector._JOURNAL_RECORDS", 1)
         memory.clock.advance(timedelta(minutes=20))
         producer.send(encode(LowWatermark(0)))
         written = memory.clock.now_ms()
@@ -514,13 +514,13 @@ def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> No
     np = pytest.importorskip("numpy")
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
-    from delaylevel.inspection.released import released_by_log
+    from delaylevel.inspection.released import released_by_journal
 
     with MemoryPulsar() as memory:
         client, log = memory.client(), TopicName.parse("log")
         client.subscribe("log", SUBSCRIPTION)
         producer = client.create_producer("log")
-        assert released_by_log(client, memory.admin, log)([(1, 0, -1)]) == [False]
+        assert released_by_journal(client, memory.admin, log)([(1, 0, -1)]) == [False]
 
         def release(state: JournalState, number: int, entries: range) -> None:
             positions = np.array([pack(1, entry << 10) for entry in entries])
@@ -538,7 +538,7 @@ def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> No
             producer.send(chunk)
         release(state, 1, range(1, 10, 2))
         asked = [(1, entry, -1) for entry in range(1002)]
-        found = released_by_log(client, memory.admin, log)(asked)
+        found = released_by_journal(client, memory.admin, log)(asked)
         assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
 
 
@@ -561,14 +561,14 @@ def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
             yield from ()
 
         monkeypatch.setattr(released, "messages_in_range", read)
-        released.released_by_log(client, memory.admin, log)
+        released.released_by_journal(client, memory.admin, log)
         assert len(starts) == 2
         assert starts[0] < starts[1]
 
 
 def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.inspection.inspector._MANY", 100)
-    monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", 5)
+    monkeypatch.setattr("delaylevel.inspection.distribution._LARGE_BACKLOG", 100)
+    monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", 5)
     with filled(400) as (memory, sent):
         look = Inspector(
             memory.client(), memory.admin, "orders", clock=memory.clock, slack_ms=60_000
@@ -583,7 +583,7 @@ def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.Monke
         assert [row.id for row in look.rows(later, limit=10)] == every[200:210]
         assert [row.id for row in look.rows(limit=1000)] == every
         # An estimate that promises too much costs another read, and no row.
-        monkeypatch.setattr("delaylevel.inspection.inspector._MARGIN", -20)
+        monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", -20)
         assert [row.id for row in look.rows(limit=10)] == every[:10]
 
 

@@ -1,0 +1,209 @@
+"""Distributions of due times, estimated from samples or counted message by message; no I/O.
+
+A message that was published at p and is due at d has the offset d - p. Between two sampled entries
+of a partition, publish times are assumed to rise evenly, and offsets to be those of the sampled
+messages. Such a stretch of a partition is a :class:`Stratum`: its sampled due times, the number of
+messages that each of them represents, and the time over which these are spread. In a partition
+that was read completely, each message represents itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from delaylevel.topics.scan import Window
+
+# The first rows of this many messages or more are read from a window that the estimate selects.
+_LARGE_BACKLOG = 50_000
+_MARGIN = 500
+
+RawPosition = tuple[int, int, int]  # ledger, entry, batch index (-1 for an unbatched entry)
+
+
+class Observation(NamedTuple):
+    """The facts about a message that decide when, where and for whom it is pending.
+
+    Attributes:
+        position: its position in its partition.
+        due_ms: the due time, ms since the epoch; None if it cannot be read.
+        target: the full name of its business topic.
+    """
+
+    position: RawPosition
+    due_ms: int | None
+    target: str
+
+
+class Stratum:
+    """A stretch of a partition, represented by sampled due times.
+
+    Args:
+        due_ms: due times of the sampled messages.
+        weight: the number of messages that each of them represents.
+        spread_ms: the time after each due time over which these are spread evenly.
+    """
+
+    def __init__(self, due_ms: Iterable[int], weight: float = 1.0, spread_ms: int = 0) -> None:
+        self._dues = sorted(due_ms)
+        self._sums = [0, *accumulate(self._dues)]
+        self._weight = weight
+        self._spread_ms = max(0, spread_ms)
+
+    @property
+    def total(self) -> float:
+        """The number of messages."""
+        return self._weight * len(self._dues)
+
+    @property
+    def last_due_ms(self) -> int | None:
+        """The last due time; None if there is no message."""
+        return self._dues[-1] + self._spread_ms if self._dues else None
+
+    def before(self, time_ms: int) -> float:
+        """Return the number of messages that are due before a time."""
+        begun = bisect_left(self._dues, time_ms)
+        if not self._spread_ms:
+            return self._weight * begun
+        ended = bisect_right(self._dues, time_ms - self._spread_ms)
+        elapsed_ms = (begun - ended) * time_ms - (self._sums[begun] - self._sums[ended])
+        return self._weight * (ended + elapsed_ms / self._spread_ms)
+
+
+@dataclass
+class SampledDistribution:
+    """The distribution of due times in sampled partitions.
+
+    Attributes:
+        strata: the stretches of the partitions.
+        exact: True if every message was read.
+        damaged: number of messages whose due time cannot be read; no other count includes them.
+        looked_at: number of messages that were read.
+        targets: number of messages for each business topic.
+    """
+
+    strata: list[Stratum] = field(default_factory=list)
+    exact: bool = True
+    damaged: float = 0.0
+    looked_at: int = 0
+    targets: dict[str, float] = field(default_factory=dict)
+
+    def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
+        """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
+        dues = []
+        for _, due_ms, target in messages:
+            if due_ms is None:
+                self.damaged += weight
+            else:
+                dues.append(due_ms)
+                self.targets[target] = self.targets.get(target, 0.0) + weight
+        if dues:
+            self.strata.append(Stratum(dues, weight, spread_ms))
+
+    def merge(self, other: SampledDistribution) -> None:
+        """Add the messages of another distribution."""
+        self.strata += other.strata
+        self.exact = self.exact and other.exact
+        self.damaged += other.damaged
+        self.looked_at += other.looked_at
+        for target, messages in other.targets.items():
+            self.targets[target] = self.targets.get(target, 0.0) + messages
+
+    @property
+    def total(self) -> float:
+        """The number of messages."""
+        return sum(stratum.total for stratum in self.strata)
+
+    @property
+    def last_due_ms(self) -> int | None:
+        """The last due time; None if there is no message."""
+        times = (stratum.last_due_ms for stratum in self.strata)
+        return max((time for time in times if time is not None), default=None)
+
+    def before(self, time_ms: int) -> float:
+        """Return the number of messages that are due before a time."""
+        return sum(stratum.before(time_ms) for stratum in self.strata)
+
+
+class CountedDistribution:
+    """The distribution of due times in partitions that are read completely, in constant memory.
+
+    Args:
+        edges_ms: the only times for which :meth:`before` can be called.
+
+    Attributes:
+        exact, damaged, looked_at, targets: as in :class:`SampledDistribution`.
+        last_due_ms: the last due time; None if there is no message.
+    """
+
+    exact = True
+
+    def __init__(self, edges_ms: Iterable[int]) -> None:
+        self._edges = sorted(set(edges_ms))
+        self._counts = [0] * (len(self._edges) + 1)
+        self.damaged = 0
+        self.looked_at = 0
+        self.targets: Counter[str] = Counter()
+        self.last_due_ms: int | None = None
+
+    def add(self, due_ms: int | None, target: str) -> None:
+        """Count a message."""
+        if due_ms is None:
+            self.damaged += 1
+            return
+        self.targets[target] += 1
+        self._counts[bisect_right(self._edges, due_ms)] += 1
+        if self.last_due_ms is None or due_ms > self.last_due_ms:
+            self.last_due_ms = due_ms
+
+    def merge(self, other: CountedDistribution) -> None:
+        """Add the counts of another distribution with the same edges."""
+        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        self.damaged += other.damaged
+        self.looked_at += other.looked_at
+        self.targets.update(other.targets)
+        times = [time for time in (self.last_due_ms, other.last_due_ms) if time is not None]
+        self.last_due_ms = max(times, default=None)
+
+    @property
+    def total(self) -> int:
+        """The number of messages."""
+        return sum(self._counts)
+
+    def before(self, time_ms: int) -> int:
+        """Return the number of messages that are due before one of the edges."""
+        return sum(self._counts[: self._edges.index(time_ms) + 1])
+
+
+Distribution = SampledDistribution | CountedDistribution
+
+
+def leading_window(
+    partitions: Iterable[SampledDistribution], due: Window, limit: int
+) -> Window | None:
+    """Return the beginning of a window that probably contains enough messages.
+
+    Args:
+        partitions: the distributions of all partitions.
+        due: the window of due times.
+        limit: the number of messages that the result should contain.
+
+    Returns:
+        None if the whole window should be read, because few messages are pending anyway.
+    """
+    found = SampledDistribution()
+    for one in partitions:
+        found.merge(one)
+    last_ms = found.last_due_ms
+    if last_ms is None or found.total < _LARGE_BACKLOG:
+        return None
+    first_ms = due.from_ms if due.from_ms is not None else 0
+    end_ms = last_ms if due.before_ms is None else min(last_ms, due.before_ms)
+    wanted = found.before(first_ms) + limit * 1.5 + _MARGIN
+    times = range(first_ms, end_ms + 1)
+    index = bisect_left(times, wanted, key=found.before)
+    return Window(due.from_ms, times[index]) if index < len(times) else None

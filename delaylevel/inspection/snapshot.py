@@ -1,0 +1,157 @@
+"""The pending messages of a level topic at one moment: ranges to read, and the window's view."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Any, Protocol
+
+from delaylevel.cluster.port import LedgerInfo, TopicAdmin
+from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.envelope import TARGET, due_of
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import RawMessage
+from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.scan import PendingRange, Window, pending_ranges
+
+from .distribution import Observation, RawPosition
+from .window_view import BrokerWindow, TrackerWindow, WindowView
+
+
+class CountingAdmin(TopicAdmin, Protocol):
+    """A cluster that counts messages and entries."""
+
+    def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
+        """Return a partition's ledgers, and its entries since the broker opened it."""
+        ...
+
+    def messages_in(self, topic: TopicName) -> Mapping[TopicName, int]:
+        """Return the number of messages of each partition since the broker opened it.
+
+        A topic without partitions is its only one. The result is empty if there is no topic.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PendingSnapshot:
+    """The pending messages of a level topic at one moment.
+
+    Attributes:
+        client: a ``pulsar.Client``.
+        admin: the cluster.
+        description: the level topic.
+        target: full name of the only business topic to include; None for all.
+        window: the view of the final window.
+        ranges: ranges with all pending messages, and maybe others.
+    """
+
+    client: Any
+    admin: CountingAdmin
+    description: LevelTopicDescription
+    target: str | None
+    window: WindowView
+    ranges: Sequence[PendingRange]
+
+    def at_id(self, message_id: str) -> PendingSnapshot:
+        """Return a snapshot of only the position that an ID names; empty if it names none."""
+        topic, _, rest = message_id.partition(":")
+        try:
+            at = Position.parse(rest)
+        except InvalidInputError:
+            return replace(self, ranges=[])
+        ranges = [
+            replace(item, start=at, end=at.next)
+            for item in self.ranges
+            if item.source.topic == f"persistent://{topic}" and item.start <= at < item.end
+        ]
+        return replace(self, ranges=ranges)
+
+    def read(
+        self, item: PendingRange, start: Position | None = None, queue: int = RECEIVER_QUEUE_SIZE
+    ) -> Generator[RawMessage, None, None]:
+        """Yield the messages of a range, or those from a position in it on.
+
+        Args:
+            item: the range.
+            start: the first position; by default that of the range.
+            queue: number of messages that the client prefetches.
+        """
+        start = item.start if start is None else start
+        return messages_in_range(self.client, item.source.topic, start, item.end, queue=queue)
+
+    def pending(
+        self,
+        source: SourcePartition,
+        positions: Sequence[RawPosition],
+        due_ms: Sequence[int | None],
+    ) -> list[bool]:
+        """Return which messages of a partition are pending; arguments as in ``WindowView``."""
+        if source.role is Role.WINDOW:
+            return self.window.pending(source, positions, due_ms)
+        return [True] * len(positions)
+
+    def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
+        """Return the observed messages that are pending, and are for the requested target."""
+        pending = self.pending(
+            source, [one.position for one in found], [one.due_ms for one in found]
+        )
+        return [
+            one
+            for one in compress(found, pending)
+            if self.target is None or one.target == self.target
+        ]
+
+    def exact(self, source: SourcePartition) -> bool:
+        """Return True if it is certain which messages of a partition are pending."""
+        return source.role is not Role.WINDOW or self.window.exact(source)
+
+
+def take_snapshot(
+    client: Any,
+    admin: CountingAdmin,
+    description: LevelTopicDescription,
+    now_ms: int,
+    *,
+    target: str | None,
+    slack_ms: int,
+    due: Window,
+    most_journal_records: int | None,
+) -> PendingSnapshot:
+    """Find the ranges of all pending messages that are due in a window.
+
+    ``most_journal_records`` is as for ``TrackerWindow``; the other arguments are as for
+    ``Inspector``.
+    """
+    window: WindowView
+    if description.final_window is FinalWindow.TRACKER:
+        window = TrackerWindow(client, admin, description, now_ms, most_journal_records)
+    else:
+        targets = description.targets if target is None else (target,)
+        window = BrokerWindow(admin, description, targets, now_ms)
+    # Levels before the window, in the direction of messages: one that a mover forwards meanwhile is
+    # in one of the ranges, or in both.
+    levels = pending_ranges(admin, [description], now_ms, due=due, slack_ms=slack_ms)
+    ranges = [*levels, *window.ranges(due)]
+    return PendingSnapshot(client, admin, description, target, window, ranges)
+
+
+def observe(message: Any, position: RawPosition, own: str) -> Observation:
+    """Return the facts about a message.
+
+    Args:
+        message: a message of the client's core.
+        position: its position.
+        own: the target of a message that names none, i.e. the topic in which it waits.
+    """
+    properties = message.properties()
+    return Observation(position, due_of(properties), properties.get(TARGET) or own)
+
+
+def own_topic(source: SourcePartition) -> str:
+    """Return the full name of the topic to which a partition belongs."""
+    return source.name.without_partition.full
