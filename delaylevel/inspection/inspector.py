@@ -14,7 +14,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, PendingRange, Window
+from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
 
 from .counting import count
 from .distribution import CountedDistribution, SampledDistribution, leading_window
@@ -23,7 +23,7 @@ from .horizon import Horizon, Part, build, edges
 from .parallel import ReadProgress
 from .sampling import sample
 from .selection import Selection
-from .snapshot import CountingAdmin, PendingSnapshot, take_snapshot
+from .snapshot import CountingAdmin, take_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,8 +75,15 @@ class Inspector:
             )
         self._client = client
         self._admin = admin
-        self._slack_ms = slack_ms
         self._clock = clock or SystemClock()
+        self._snapshot = partial(
+            take_snapshot,
+            client,
+            admin,
+            self.description,
+            target=self.target,
+            slack_ms=slack_ms,
+        )
         self._close: Callable[[], None] = lambda: None
 
     @classmethod
@@ -336,20 +343,6 @@ class Inspector:
 
     # --- reads ------------------------------------------------------------------------------
 
-    def _snapshot(
-        self, now_ms: int, due: Window = ALWAYS, most_journal_records: int | None = None
-    ) -> PendingSnapshot:
-        return take_snapshot(
-            self._client,
-            self._admin,
-            self.description,
-            now_ms,
-            target=self.target,
-            slack_ms=self._slack_ms,
-            due=due,
-            most_journal_records=most_journal_records,
-        )
-
     def _by_part(
         self,
         found: Iterable[tuple[PendingRange, AnyDistribution]],
@@ -374,7 +367,8 @@ class Inspector:
         if limit and chosen == Selection(chosen.due):
             # The first rows of many messages are read from the range that the estimate selects,
             # and from the whole range only if that had too few.
-            snapshot = self._snapshot(self._clock.now_ms(), most_journal_records=_JOURNAL_RECORDS)
+            now_ms = self._clock.now_ms()
+            snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
             window = leading_window(sample(snapshot), chosen.due, limit)
             if window is not None:
                 first = list(ordered(read, Selection(window), columns, limit))
@@ -389,5 +383,5 @@ class Inspector:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 
-        snapshot = self._snapshot(self._clock.now_ms(), selection.due)
+        snapshot = self._snapshot(self._clock.now_ms(), due=selection.due)
         return read_rows(snapshot, selection, columns, progress)

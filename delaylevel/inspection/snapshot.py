@@ -16,7 +16,7 @@ from delaylevel.model.message import RawMessage
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.scan import PendingRange, Window, pending_ranges
+from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
 from .distribution import Observation, RawPosition
 from .window_view import BrokerWindow, TrackerWindow, WindowView
@@ -119,8 +119,8 @@ def take_snapshot(
     *,
     target: str | None,
     slack_ms: int,
-    due: Window,
-    most_journal_records: int | None,
+    due: Window = ALWAYS,
+    most_journal_records: int | None = None,
 ) -> PendingSnapshot:
     """Find the ranges of all pending messages that are due in a window.
 
