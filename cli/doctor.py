@@ -18,7 +18,7 @@ _COLUMNS = (
     Column("state"),
     Column("check"),
     Column("subject", wide=True),
-    Column("says"),
+    Column("says", head="RESULT"),
 )
 _MARKS = {State.OK: "ok", State.FAILED: "FAIL", State.SKIPPED: "-"}
 

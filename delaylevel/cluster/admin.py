@@ -345,13 +345,6 @@ class Admin:
         """Return the figures of one partition."""
         return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
-    def delayed_counts(self, partition: TopicName) -> dict[str, int]:
-        """Return how many messages each subscription's delayed-delivery index holds, by name."""
-        value = self._rest.get(f"{partition.rest_path}/stats")
-        return {
-            name: int(item.get("msgDelayed", 0)) for name, item in value["subscriptions"].items()
-        }
-
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         """Return the figures of all partitions of a partitioned topic, by number.
 

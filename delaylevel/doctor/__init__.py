@@ -1,6 +1,6 @@
-"""Looking for what is wrong with broker, level topics, movers and clocks; nothing is changed.
+"""Read-only checks of broker, level topics, movers and clocks, with remedies.
 
-:func:`examine` runs every check and returns a line for each, with a remedy for what has failed.
+:func:`examine` runs every check and yields a finding for each, with a remedy for each problem.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the cluster itself: is it there, may we ask it, and what time does it think it is?"""
+"""Checks of the cluster itself: its addresses, permissions and clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from delaylevel.model.formatting import format_duration
 from .context import ClusterContext
 from .finding import Outcome, Problem
 
-# Brokers before this were not tried, and say less of missing topics.
+# Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)
-_KNOCK_S = 5.0
+_CONNECT_TIMEOUT_S = 5.0
 _SKEW_MS = 5000
 
 
 def broker(cluster: ClusterContext) -> Outcome:
-    """Both addresses answer, and the version is one that this release was made for."""
+    """Check that both addresses answer, and that this release supports the broker's version."""
     problems = []
     connection, version = cluster.connection, ""
     try:
@@ -26,95 +26,94 @@ def broker(cluster: ClusterContext) -> Outcome:
     except BrokerUnreachableError as error:
         problems.append(Problem(str(error), "start the broker, or name its --admin-url"))
     except PermissionDeniedError:
-        version = "unknown"  # said by the next check
-    refusal = _knock(connection.service_url)
-    if refusal:
+        version = "unknown"  # the next check reports it
+    failure = _connect(connection.service_url)
+    if failure:
         problems.append(
             Problem(
-                f"nothing answers at {connection.service_url}: {refusal}",
+                f"nothing answers at {connection.service_url}: {failure}",
                 "start the broker, or name its --service-url",
             )
         )
-    if version and version != "unknown" and _number(version) < _OLDEST:
+    if version and version != "unknown" and _release(version) < _OLDEST:
         problems.append(
             Problem(
                 f"the broker is Pulsar {version}",
-                "upgrade to 4.0; nothing before 3.0 was tried with this release",
+                "upgrade to 4.0; this release was not tested with versions before 3.0",
             )
         )
-    return Outcome.of(*problems, note=f"Pulsar {version} at {connection.service_url}")
+    return Outcome.of(problems, f"Pulsar {version} at {connection.service_url}")
 
 
 def rights(cluster: ClusterContext, namespace: str) -> Outcome:
-    """The token may do what producers, movers and operators ask for."""
+    """Check that the token has the permissions of producers, movers and operators."""
     problems = []
-    for what, ask in (
+    for action, request in (
         ("read the policies of", lambda: cluster.admin.namespace_policies(namespace)),
         ("list the topics of", lambda: cluster.admin.list_partitioned_topics(namespace)),
     ):
         try:
-            ask()
+            request()
         except PermissionDeniedError as error:
             problems.append(
                 Problem(
-                    f"the token may not {what} {namespace} ({error.status}: {error.reason})",
+                    f"the token may not {action} {namespace} ({error.status}: {error.reason})",
                     "give its role the tenant's admin rights (`pulsar-admin tenants update "
-                    "--admin-roles`), or use the token of one that has them",
+                    "--admin-roles`), or use the token of a role that has them",
                 )
             )
         except AdminError as error:
             problems.append(
                 Problem(
-                    f"cannot {what} {namespace}: {error.reason or error}",
-                    f"does it exist? `pulsar-admin namespaces create {namespace}`",
+                    f"cannot {action} {namespace}: {error.reason or error}",
+                    f"create it if it does not exist: `pulsar-admin namespaces create {namespace}`",
                 )
             )
     note = ""
     if cluster.configuration is None:
         note = "no superuser: checks of the broker's own settings are left out"
-    return Outcome.of(*problems, note=note)
+    return Outcome.of(problems, note)
 
 
 def clock(cluster: ClusterContext) -> Outcome:
-    """The clocks of this machine and of the broker agree within some seconds."""
+    """Check that the clocks of this machine and of the broker differ by a few seconds at most."""
     before_ms = cluster.clock.now_ms()
-    said_ms = cluster.admin.clock_ms()
+    broker_ms = cluster.admin.clock_ms()
     after_ms = cluster.clock.now_ms()
-    if said_ms is None:
-        return Outcome.skip("the broker does not say what time it is")
-    # The broker's time has whole seconds, and was that of some moment in between.
-    skew_ms = min(0, said_ms + 999 - before_ms) or max(0, said_ms - after_ms)
+    if broker_ms is None:
+        return Outcome.skip("the broker does not report its time")
+    # The broker reports whole seconds, of some moment between the two local times.
+    skew_ms = min(0, broker_ms + 999 - before_ms) or max(0, broker_ms - after_ms)
     if abs(skew_ms) <= _SKEW_MS:
-        return Outcome.of(note="this machine and the broker agree")
-    which = "behind" if skew_ms > 0 else "ahead of"
-    return Outcome.of(
-        Problem(
-            f"this machine's clock is {format_duration(abs(skew_ms))} {which} the broker's",
-            "set both by NTP (chrony): due times are the producer's own, and the broker releases "
-            "by its clock",
-        )
+        return Outcome(note="this machine and the broker agree")
+    direction = "behind" if skew_ms > 0 else "ahead of"
+    return Outcome.failed(
+        f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the broker's",
+        "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
+        "broker delivers by its own",
     )
 
 
-def _knock(service_url: str) -> str:
+def _connect(service_url: str) -> str:
+    """Return why no host of a service URL accepts a connection; empty if one does."""
     secure = service_url.startswith("pulsar+ssl")
-    refusal = "no host is named"
+    failure = "the address names no host"
     for host in service_url.partition("://")[2].split("/")[0].split(","):
         try:
             parts = urlsplit(f"//{host.strip()}")
             port = parts.port or (6651 if secure else 6650)
-            with socket.create_connection((parts.hostname or "", port), _KNOCK_S):
+            with socket.create_connection((parts.hostname or "", port), _CONNECT_TIMEOUT_S):
                 return ""
         except ValueError:
-            refusal = "it is no host and port"
+            failure = "the address is not a host and a port"
         except OSError as error:
-            refusal = error.strerror or str(error)
-    return refusal
+            failure = error.strerror or str(error)
+    return failure
 
 
-def _number(version: str) -> tuple[int, int]:
+def _release(version: str) -> tuple[int, int]:
     parts = version.split(".")
     try:
         return int(parts[0]), int(parts[1])
     except (IndexError, ValueError):
-        return _OLDEST  # a version of somebody's own making
+        return _OLDEST  # a custom version, which cannot be judged

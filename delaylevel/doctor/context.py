@@ -1,4 +1,4 @@
-"""What checks look at: one cluster, one level topic of it, asked once for each fact."""
+"""The facts that checks use: a cluster and one of its level topics, each fact requested once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
-from delaylevel.topics import members as family
+from delaylevel.topics import members
 from delaylevel.topics.stats import LevelTopicStats, read_stats, topic_stats
 from delaylevel.topics.status import LevelTopicStatus, status_of
 
@@ -34,13 +34,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ExamOptions:
-    """What the cluster cannot say of itself.
+    """Facts that the cluster does not know.
 
     Attributes:
-        delivery: what the mover promises.
-        trigger_ms: how often the mover looks, where that is known.
-        spill_dir: where the dispatcher of this machine spills, to look at its disk.
-        bookie_conf: a bookie's configuration file.
+        delivery: the delivery guarantee of the mover.
+        trigger_ms: the interval between two batches of the mover, in ms; None if it is unknown.
+        spill_dir: the spill directory of a dispatcher on this machine, to check its disk.
+        bookie_conf: the configuration file of a bookie.
     """
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -49,50 +49,36 @@ class ExamOptions:
     bookie_conf: Path | None = None
 
 
+@dataclass
 class ClusterContext:
-    """A cluster, as far as checks ask for it.
+    """Facts about a cluster; ``clock`` is that of this machine."""
 
-    Args:
-        connection: where it is.
-        admin: its admin interface.
-        clock: the clock of this machine.
-        options: what it cannot say of itself.
-    """
-
-    def __init__(
-        self, connection: Connection, admin: Admin, clock: Clock, options: ExamOptions
-    ) -> None:
-        self.connection = connection
-        self.admin = admin
-        self.clock = clock
-        self.options = options
+    connection: Connection
+    admin: Admin
+    clock: Clock
+    options: ExamOptions
 
     @cached_property
     def settings(self) -> BrokerSettings:
-        """The broker's own configuration; all None where it may not be read."""
+        """The broker's settings for topics; all None without the permission to read them."""
         return self.admin.broker_settings()
 
     @cached_property
     def configuration(self) -> dict[str, str] | None:
-        """Every setting of the broker; None where they may not be read."""
+        """All settings of the broker; None without the permission to read them."""
         try:
             return self.admin.runtime_configuration()
         except PermissionDeniedError:
             return None
 
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Ask for several things side by side; results are in the order of the items."""
+    def in_parallel(self, request: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Return the results of a request for each item, in the order of the items."""
         with ThreadPoolExecutor(_THREADS, "delaylevel-doctor") as pool:
-            return list(pool.map(function, items))
+            return list(pool.map(request, items))
 
 
 class LevelTopicContext:
-    """One level topic.
-
-    Args:
-        cluster: its cluster.
-        description: what it says of itself.
-    """
+    """Facts about one level topic."""
 
     def __init__(self, cluster: ClusterContext, description: LevelTopicDescription) -> None:
         self.cluster = cluster
@@ -104,7 +90,7 @@ class LevelTopicContext:
 
     @cached_property
     def policies(self) -> NamespacePolicies:
-        """What applies in its namespace."""
+        """The policies of its namespace."""
         return self.admin.namespace_policies(self.description.name.namespace_path)
 
     @cached_property
@@ -119,28 +105,37 @@ class LevelTopicContext:
 
     @cached_property
     def metadata(self) -> dict[Member, TopicMetadata | None]:
-        """Partitions and properties of every member; None for one that is missing."""
-        found = self.cluster.each(lambda m: family.metadata_of(self.admin, m.topic), self.members)
+        """Partitions and properties of every member topic; None for a missing one."""
+        found = self.cluster.in_parallel(
+            lambda member: members.metadata_of(self.admin, member.topic), self.members
+        )
         return dict(zip(self.members, found, strict=True))
 
     @cached_property
     def topic_policies(self) -> dict[Member, TopicPolicies]:
-        """The policies that are set for every member that exists."""
+        """The policies of every member topic that exists."""
         if self.cluster.settings.topic_policies is False:
             return {}
         there = [member for member, found in self.metadata.items() if found is not None]
-        found = self.cluster.each(lambda m: self.admin.topic_policies(m.topic), there)
+        found = self.cluster.in_parallel(lambda m: self.admin.topic_policies(m.topic), there)
         return dict(zip(there, found, strict=True))
 
     @cached_property
     def targets(self) -> dict[TopicName, dict[TopicName, PartitionStats] | None]:
-        """The statistics of every target's partitions; None for a target that is missing."""
+        """The statistics of every target's partitions; None for a missing target."""
         names = [TopicName.parse(target) for target in self.description.targets]
-        found = self.cluster.each(lambda name: topic_stats(self.admin, name), names)
+        found = self.cluster.in_parallel(lambda name: topic_stats(self.admin, name), names)
         return dict(zip(names, found, strict=True))
 
+    @property
+    def target_partitions(self) -> dict[TopicName, PartitionStats]:
+        """The statistics of the partitions of all targets that exist."""
+        return {
+            name: stats for found in self.targets.values() for name, stats in (found or {}).items()
+        }
+
     def cursors(self, partition: TopicName) -> dict[str, Any]:
-        """Return the cursors of a partition, as the broker says them; none if it is missing."""
+        """Return the broker's cursors of a partition by subscription; none if it is missing."""
         try:
             found: dict[str, Any] = self.admin.internal_stats(partition)["cursors"]
         except NotFoundError:

@@ -1,4 +1,4 @@
-"""All checks in their order, and what runs them."""
+"""The checks in their order, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def examine(
     options: ExamOptions | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Finding]:
-    """Run every check and yield a line for each, in their order; nothing is changed.
+    """Run every check and yield a finding for each, in their order; nothing is changed.
 
     Args:
-        connection: the cluster.
-        topic: a business topic, its level topic, or any of its family; None for every level topic
+        connection: the cluster's addresses and credentials.
+        topic: a business topic, its level topic, or any member topic; None for every level topic
             of the namespace.
-        namespace: ``tenant/namespace`` to look in where no topic is named.
-        options: what the cluster cannot say of itself.
+        namespace: ``tenant/namespace`` of the level topics if no topic is given.
+        options: facts that the cluster does not know.
         clock: the clock of this machine.
     """
     if topic is not None:
@@ -73,25 +73,25 @@ def examine(
         cluster = ClusterContext(
             connection, admin, clock or SystemClock(), options or ExamOptions()
         )
-        found = Finding("broker", connection.admin_url, _guarded(cluster_checks.broker, cluster))
+        found = Finding("broker", connection.admin_url, _run(cluster_checks.broker, cluster))
         yield found
         if found.outcome.problems:
-            return  # nothing else can be asked
+            return  # every other check needs the broker
         found = Finding(
             "admin rights",
             namespace,
-            _guarded(lambda c: cluster_checks.rights(c, namespace), cluster),
+            _run(lambda c: cluster_checks.rights(c, namespace), cluster),
         )
         yield found
-        yield Finding("clock", connection.admin_url, _guarded(cluster_checks.clock, cluster))
+        yield Finding("clock", connection.admin_url, _run(cluster_checks.clock, cluster))
         if found.outcome.problems:
             return
         descriptions, finding = _level_topics(admin, topic, namespace)
         yield finding
         for description in descriptions:
-            patient = LevelTopicContext(cluster, description)
+            context = LevelTopicContext(cluster, description)
             for name, check in TOPIC_CHECKS:
-                yield Finding(name, description.topic, _guarded(check, patient))
+                yield Finding(name, description.topic, _run(check, context))
 
 
 def _level_topics(
@@ -102,31 +102,34 @@ def _level_topics(
         try:
             described = topics.describe(admin, topic, search=True)
         except LevelTopicError as error:
-            problem = Problem(str(error), f"`delaylevel levels create {topic}`")
-            return (), Finding("level topic", subject, Outcome.of(problem))
-        return (described,), Finding("level topic", subject, Outcome.of(note=described.topic))
+            outcome = Outcome.failed(str(error), f"`delaylevel levels create {topic}`")
+            return (), Finding("level topic", subject, outcome)
+        return (described,), Finding("level topic", subject, Outcome(note=described.topic))
     found = topics.list_level_topics(admin, namespace)
     bad = [
-        Problem(f"{item.topic}: {item.problem}", "`delaylevel levels create` with its own strategy")
+        Problem(
+            f"{item.topic}: {item.problem}", "run `delaylevel levels create` with its own strategy"
+        )
         for item in found
         if item.description is None
     ]
     descriptions = [item.description for item in found if item.description is not None]
     note = f"{len(descriptions)} level topics"
-    return descriptions, Finding("level topic", subject, Outcome.of(*bad, note=note))
+    return descriptions, Finding("level topic", subject, Outcome.of(bad, note))
 
 
-def _guarded(
-    check: Callable[[LevelTopicContext], Outcome] | Callable[[ClusterContext], Outcome], of: object
+def _run(
+    check: Callable[[LevelTopicContext], Outcome] | Callable[[ClusterContext], Outcome],
+    context: object,
 ) -> Outcome:
-    """Run a check; that it cannot ask is an outcome, too."""
+    """Run a check; a failed request is an outcome too."""
     try:
-        return check(of)  # type: ignore[arg-type]
+        return check(context)  # type: ignore[arg-type]
     except PermissionDeniedError as error:
-        return Outcome.skip(f"the token may not look ({error.reason})")
+        return Outcome.skip(f"the token has no permission ({error.reason})")
     except BrokerUnreachableError as error:
-        return Outcome.of(Problem(str(error), "start the broker, or name its --admin-url"))
+        return Outcome.failed(str(error), "start the broker, or name its --admin-url")
     except NotFoundError as error:
-        return Outcome.skip(f"gone meanwhile: {error.reason}")
+        return Outcome.skip(f"deleted during the check: {error.reason}")
     except BrokerError as error:
-        return Outcome.of(Problem(str(error), "try again; the broker's own log says more"))
+        return Outcome.failed(str(error), "try again; the broker's own log has details")

@@ -1,13 +1,14 @@
-"""What a check says."""
+"""Results of checks."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
 class State(str, enum.Enum):
-    """How a check ended."""
+    """The result of a check."""
 
     OK = "ok"
     FAILED = "failed"
@@ -16,11 +17,11 @@ class State(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that is wrong.
+    """A problem that a check found.
 
     Attributes:
-        says: what, in one line.
-        remedy: what to do about it, in one line.
+        says: a description in one line.
+        remedy: a remedy in one line.
     """
 
     says: str
@@ -29,12 +30,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check returns.
+    """The return value of a check.
 
     Attributes:
-        problems: what is wrong, the worst first.
-        note: what is good to know where nothing is, or why the check was not made.
-        skipped: whether it was not made.
+        problems: the problems, the worst first.
+        note: a remark on a check without problems, or the reason why it was skipped.
+        skipped: True if the check could not run.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -42,24 +43,29 @@ class Outcome:
     skipped: bool = False
 
     @classmethod
-    def skip(cls, why: str) -> Outcome:
-        """Return the outcome of a check that was not made."""
-        return cls(note=why, skipped=True)
+    def skip(cls, reason: str) -> Outcome:
+        """Return the outcome of a check that could not run."""
+        return cls(note=reason, skipped=True)
 
     @classmethod
-    def of(cls, *problems: Problem, note: str = "") -> Outcome:
-        """Return an outcome."""
-        return cls(problems, note)
+    def failed(cls, says: str, remedy: str) -> Outcome:
+        """Return the outcome of a check that found one problem."""
+        return cls((Problem(says, remedy),))
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem], note: str = "") -> Outcome:
+        """Return the outcome of a check that may have found problems."""
+        return cls(tuple(problems), note)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of an examination.
+    """The result of one check on one subject.
 
     Attributes:
         check: the check's name.
         subject: the level topic, or the cluster.
-        outcome: what it says.
+        outcome: the check's outcome.
     """
 
     check: str
@@ -68,14 +74,14 @@ class Finding:
 
     @property
     def state(self) -> State:
-        """How the check ended."""
+        """The result of the check."""
         if self.outcome.problems:
             return State.FAILED
         return State.SKIPPED if self.outcome.skipped else State.OK
 
     @property
     def says(self) -> str:
-        """What is wrong, or what is good to know, in one line."""
+        """The first problem, or the remark, in one line."""
         problems = self.outcome.problems
         if not problems:
             return self.outcome.note
@@ -84,5 +90,5 @@ class Finding:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What to do, each once."""
+        """The remedies of all problems, without duplicates."""
         return tuple(dict.fromkeys(problem.remedy for problem in self.outcome.problems))

@@ -1,272 +1,249 @@
-"""Checks of what runs: movers, dispatcher, clocks of producers, and what piles up."""
+"""Checks of running processes: movers, dispatchers, producers' clocks, and growing backlogs."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.status import PartitionStatus
 
 from .context import LevelTopicContext
 from .finding import Outcome, Problem
 
-# Of the broker's limit of acknowledgement ranges that it keeps.
+# The tolerated share of the broker's limit of acknowledged ranges.
 _HOLES = 0.1
 _DEFAULT_RANGES = 10_000
-# Below so many a bookie's read-ahead does no harm that anybody would see.
-_SPREAD = 20_000
+# With fewer delayed messages, a bookie's read-ahead has no noticeable effect.
+_MANY_DELAYED = 20_000
 _READ_AHEAD = "dbStorage_readAheadCacheBatchSize"
 _READ_AHEAD_BEST = 20
 _READ_AHEAD_DEFAULT = 100
 _FREE_BYTES = 256 * 1024 * 1024
 
 
-def mover(patient: LevelTopicContext) -> Outcome:
-    """Somebody hands off what becomes near-due."""
-    description = patient.description
-    start = f"`delaylevel sync spark {description.topic}`"
+def mover(context: LevelTopicContext) -> Outcome:
+    """Check that every partition of the levels and the held topic has a mover."""
+    description = context.description
+    remedy = f"`delaylevel mover run {description.topic}`"
     problems = []
     if description.mover is Mover.FUNCTION:
-        start = f"`delaylevel function deploy {description.topic}`"
-        problems += _function_problems(patient)
-    rows = patient.status.mover_rows
+        remedy = f"`delaylevel mover deploy {description.topic}`"
+        problems += _function_problems(context, remedy)
+    rows = context.status.mover_rows
     idle = [row for row in rows if not row.consumers]
     if idle and not problems:
-        which = "nobody moves it" if len(idle) == len(rows) else f"nobody reads {idle[0].topic}"
-        problems.append(Problem(f"{which}: {len(idle)} of {len(rows)} partitions", start))
-    names = ", ".join(patient.status.consumers[:3])
-    return Outcome.of(*problems, note=names)
+        all_idle = len(idle) == len(rows)
+        missing = "no mover is connected" if all_idle else f"no mover reads {idle[0].topic}"
+        problems.append(_unattended(missing, idle, rows, remedy))
+    return Outcome.of(problems, ", ".join(context.status.consumers[:3]))
 
 
-def _function_problems(patient: LevelTopicContext) -> list[Problem]:
+def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]:
     from delaylevel.functions import health
     from delaylevel.functions.deployment import function_name
 
-    description = patient.description
+    description = context.description
     function = function_name(description)
-    again = f"`delaylevel function deploy {description.topic}`"
     try:
         found = health.status(
-            patient.cluster.connection, patient.admin, description, function, patient.now_ms
+            context.cluster.connection, context.admin, description, function, context.now_ms
         )
     except DelayLevelError as error:
-        return [Problem(f"function {function}: {error}", again)]
-    down = [str(item.number) for item in found.instances if not item.running]
-    if not down:
+        return [Problem(f"function {function}: {error}", deploy)]
+    if all(item.running for item in found.instances):
         return []
     return [
         Problem(
             f"function {function}: {found.problems[0] if found.problems else 'instances are down'}",
-            f"`delaylevel function restart {description.topic}`, and `delaylevel function logs`",
+            f"`delaylevel mover restart {description.topic}`, and read "
+            f"`delaylevel mover logs {description.topic}`",
         )
     ]
 
 
-def dispatcher(patient: LevelTopicContext) -> Outcome:
-    """With a tracker, every window partition has a dispatcher."""
-    description = patient.description
-    if description.final_window is not FinalWindow.TRACKER:
-        return Outcome.of(note="none needed: the broker holds what is near-due")
-    rows = patient.status.rows(Role.WINDOW)
+def dispatcher(context: LevelTopicContext) -> Outcome:
+    """Check that every window partition has a dispatcher, if the final window needs one."""
+    if context.description.final_window is not FinalWindow.TRACKER:
+        return Outcome(note="none needed: the broker holds near-due messages")
+    rows = context.status.rows(Role.WINDOW)
     idle = [row for row in rows if not row.consumers]
     if not idle:
-        return Outcome.of(note=", ".join(patient.status.dispatchers[:3]))
-    return Outcome.of(
-        Problem(
-            f"nobody releases what is due in {idle[0].topic}: {len(idle)} of {len(rows)} window "
-            "partitions",
-            f"`delaylevel dispatch run {description.topic}`",
-        )
+        return Outcome(note=", ".join(context.status.dispatchers[:3]))
+    remedy = f"`delaylevel dispatcher run {context.description.topic}`"
+    missing = f"no dispatcher serves {idle[0].topic}"
+    return Outcome.of([_unattended(missing, idle, rows, remedy)])
+
+
+def _unattended(
+    missing: str, idle: Sequence[PartitionStatus], rows: Sequence[PartitionStatus], remedy: str
+) -> Problem:
+    return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
+
+
+def lateness(context: LevelTopicContext) -> Outcome:
+    """Check that hand-offs are behind by less than the lead."""
+    behind_ms = context.status.behind_ms
+    lead_ms = context.description.levels.smallest_lead_ms
+    if not context.status.late or not context.status.mover_alive:
+        # A missing mover is the finding of another check.
+        return Outcome(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
+    return Outcome.failed(
+        f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
+        f"{format_duration(lead_ms)}: messages arrive late",
+        "find the cause of the delay (the mover's log, a slow target), or give the mover more "
+        "cores or instances; `delaylevel plan` computes their number",
     )
 
 
-def lateness(patient: LevelTopicContext) -> Outcome:
-    """Hand-offs are behind by less than the lead."""
-    behind_ms = patient.status.behind_ms
-    lead_ms = patient.description.levels.smallest_lead_ms
-    if not patient.status.late or not patient.status.mover_alive:
-        # Without a mover that is no news.
-        return Outcome.of(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
-    return Outcome.of(
-        Problem(
-            f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
-            f"{format_duration(lead_ms)}: messages arrive late",
-            "see what holds the mover up (its log, a slow target), or give it more cores or "
-            "instances; `delaylevel plan` says how many",
-        )
-    )
-
-
-def lead(patient: LevelTopicContext) -> Outcome:
-    """The lead covers a trigger of the mover."""
-    trigger_ms, levels = patient.options.trigger_ms, patient.description.levels
-    lead_ms = levels.smallest_lead_ms
+def lead(context: LevelTopicContext) -> Outcome:
+    """Check that the lead covers two triggers of the mover."""
+    trigger_ms, lead_ms = context.options.trigger_ms, context.description.levels.smallest_lead_ms
     if trigger_ms is None or 2 * trigger_ms <= lead_ms:
-        return Outcome.of(note=f"{format_duration(lead_ms)}")
-    return Outcome.of(
-        Problem(
-            f"the mover looks every {format_duration(trigger_ms)}, and the lead is "
-            f"{format_duration(lead_ms)}: a single batch that takes longer makes messages late",
-            f"a trigger of {format_duration(lead_ms // 2)} or less, or a level topic with a longer "
-            "lead",
-        )
+        return Outcome(note=format_duration(lead_ms))
+    return Outcome.failed(
+        f"the mover's trigger is {format_duration(trigger_ms)}, and the lead is "
+        f"{format_duration(lead_ms)}: a single slow batch makes messages late",
+        f"use a trigger of {format_duration(lead_ms // 2)} or less, or a level topic with a "
+        "longer lead",
     )
 
 
-def producer_clocks(patient: LevelTopicContext) -> Outcome:
-    """No parked message was published in the future."""
-    slack_ms = max(1000, patient.description.levels.smallest_lead_ms // 2)
-    rows = [row for row in patient.status.partitions if row.backlog_entries]
+def producer_clocks(context: LevelTopicContext) -> Outcome:
+    """Check that no parked message was published in the future."""
+    slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
+    rows = [row for row in context.status.partitions if row.backlog_entries]
 
-    def ahead_ms(row: Any) -> int:
+    def ahead_ms(row: PartitionStatus) -> int:
         name = TopicName.parse(row.topic)
-        last = patient.admin.last_message_id(name)
-        published = None if last is None else patient.admin.entry_publish_time(name, last)
-        return 0 if published is None else published - patient.cluster.clock.now_ms()
+        last = context.admin.last_message_id(name)
+        published = None if last is None else context.admin.entry_publish_time(name, last)
+        return 0 if published is None else published - context.cluster.clock.now_ms()
 
-    worst = max(
-        zip(patient.cluster.each(ahead_ms, rows), rows, strict=True),
-        default=None,
-        key=lambda pair: pair[0],
-    )
-    if worst is None or worst[0] <= slack_ms:
-        return Outcome.of()
-    return Outcome.of(
-        Problem(
-            f"a producer of {worst[1].topic} has a clock that is {format_duration(worst[0])} ahead",
-            "set the producers' clocks by NTP (chrony); nothing is lost, but due times that they "
-            "count from now are wrong by as much",
-        )
+    found = zip(context.cluster.in_parallel(ahead_ms, rows), rows, strict=True)
+    skew_ms, worst = max(found, default=(0, None), key=lambda pair: pair[0])
+    if worst is None or skew_ms <= slack_ms:
+        return Outcome()
+    return Outcome.failed(
+        f"the clock of a producer of {worst.topic} is {format_duration(skew_ms)} ahead",
+        "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
+        "times that are computed from this clock are wrong by as much",
     )
 
 
-def held(patient: LevelTopicContext) -> Outcome:
-    """Nothing is held because its target cannot be written."""
-    count = patient.status.held_entries
-    if not count:
-        return Outcome.of()
-    return Outcome.of(
-        Problem(
-            f"{count:,} entries are held: their target could not be written",
-            "they follow once it can be; the mover's log says why, and `delaylevel levels "
-            "orphans` which are gone",
-        )
+def held(context: LevelTopicContext) -> Outcome:
+    """Check that no messages are held because their target cannot be written."""
+    return _empty(
+        context.status.held_entries,
+        "entries are held because their target could not be written",
+        "the mover delivers them when it can write the target; its log has the reason, and "
+        "`delaylevel levels orphans` lists deleted targets",
     )
 
 
-def dead_letters(patient: LevelTopicContext) -> Outcome:
-    """No dead letters."""
-    count = patient.status.dead_letter_entries
-    if not count:
-        return Outcome.of()
-    topic = patient.description.topic
-    return Outcome.of(
-        Problem(
-            f"{count:,} entries could not be understood",
-            f"`delaylevel dlq list {topic}` says why; then replay or discard them",
-        )
+def dead_letters(context: LevelTopicContext) -> Outcome:
+    """Check that there are no dead letters."""
+    return _empty(
+        context.status.dead_letter_entries,
+        "entries are dead letters: the mover could not interpret them",
+        f"list them with `delaylevel dlq list {context.description.topic}`, then replay or discard "
+        "them",
     )
 
 
-def holes(patient: LevelTopicContext) -> Outcome:
-    """Subscriptions have few holes: the broker forgets ranges beyond its limit."""
+def _empty(entries: int, problem: str, remedy: str) -> Outcome:
+    return Outcome.failed(f"{entries:,} {problem}", remedy) if entries else Outcome()
+
+
+def holes(context: LevelTopicContext) -> Outcome:
+    """Check for holes in acknowledgements: the broker forgets ranges beyond a limit."""
     name = "managedLedgerMaxUnackedRangesToPersist"
-    limit = int((patient.cluster.configuration or {}).get(name, _DEFAULT_RANGES))
-    partitions = [TopicName.parse(row.topic) for row in patient.status.mover_rows]
-    watched: list[tuple[TopicName, tuple[str, ...]]] = [
-        (partition, (SUBSCRIPTION,)) for partition in partitions
-    ]
-    if patient.description.final_window is FinalWindow.BROKER:
-        watched += [
-            (partition, tuple(stats.subscriptions))
-            for found in patient.targets.values()
-            for partition, stats in (found or {}).items()
-        ]
+    limit = int((context.cluster.configuration or {}).get(name, _DEFAULT_RANGES))
+    watched: dict[TopicName, tuple[str, ...]] = {
+        TopicName.parse(row.topic): (SUBSCRIPTION,) for row in context.status.mover_rows
+    }
+    if context.description.final_window is FinalWindow.BROKER:
+        for partition, stats in context.target_partitions.items():
+            watched[partition] = tuple(stats.subscriptions)
 
     def count(item: tuple[TopicName, tuple[str, ...]]) -> list[tuple[int, str]]:
-        cursors = patient.cursors(item[0])
+        partition, subscriptions = item
+        cursors = context.cursors(partition)
         return [
             (
-                int(cursors[key].get("totalNonContiguousDeletedMessagesRange", 0)),
-                f"{key} of {item[0]}",
+                int(cursors[name].get("totalNonContiguousDeletedMessagesRange", 0)),
+                f"{name} of {partition}",
             )
-            for key in item[1]
-            if key in cursors
+            for name in subscriptions
+            if name in cursors
         ]
 
-    found = [pair for pairs in patient.cluster.each(count, watched) for pair in pairs]
-    bad = sorted((pair for pair in found if pair[0] > _HOLES * limit), reverse=True)
+    counts = chain.from_iterable(context.cluster.in_parallel(count, watched.items()))
+    bad = sorted((one for one in counts if one[0] > _HOLES * limit), reverse=True)
     return Outcome.of(
-        *(
-            Problem(
-                f"subscription {which} has {number:,} holes in what is acknowledged; the broker "
-                f"keeps {limit:,} over a restart, and delivers the rest again",
-                "see which consumer keeps messages for long, or has died with them; a finer level "
-                "below leaves less in the broker's hands",
-            )
-            for number, which in bad
+        Problem(
+            f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
+            f"broker keeps {limit:,} over a restart, and delivers the rest again",
+            "look for a consumer that keeps messages for long without acknowledging them; a "
+            "finer last level leaves fewer messages to the broker",
         )
+        for number, subscription in bad
     )
 
 
-def read_ahead(patient: LevelTopicContext) -> Outcome:
-    """Bookies do not read far ahead where due times are spread."""
-    if patient.description.final_window is not FinalWindow.BROKER:
-        return Outcome.of(note="no random reads: the dispatcher holds what is near-due")
-    conf = patient.options.bookie_conf
+def read_ahead(context: LevelTopicContext) -> Outcome:
+    """Check that bookies do not read far ahead if due times are spread."""
+    if context.description.final_window is not FinalWindow.BROKER:
+        return Outcome(note="no random reads: the dispatcher holds near-due messages")
+    conf = context.options.bookie_conf
+    remedy = f"set {_READ_AHEAD}={_READ_AHEAD_BEST} in bookkeeper.conf"
     if conf is not None:
         size = _setting(conf, _READ_AHEAD, _READ_AHEAD_DEFAULT)
         if size <= _READ_AHEAD_BEST:
-            return Outcome.of(note=f"{_READ_AHEAD}={size}")
-        return Outcome.of(
-            Problem(
-                f"{_READ_AHEAD}={size}: bookies read ahead what is delivered much later",
-                f"{_READ_AHEAD}={_READ_AHEAD_BEST} in bookkeeper.conf, or --final-window tracker",
-            )
+            return Outcome(note=f"{_READ_AHEAD}={size}")
+        return Outcome.failed(
+            f"{_READ_AHEAD}={size}: bookies read ahead messages that are delivered much later",
+            f"{remedy}, or use --final-window tracker",
         )
-
-    def delayed(partition: TopicName) -> int:
-        stats = patient.admin.delayed_counts(partition)
-        return max(stats.values(), default=0)
-
-    partitions = [name for found in patient.targets.values() for name in found or ()]
-    most = max(patient.cluster.each(delayed, partitions), default=0)
-    if most < _SPREAD:
-        return Outcome.of(note="few messages wait in the broker's timer")
-    return Outcome.of(
-        Problem(
-            f"{most:,} messages wait in the broker's timer: with due times that are spread, "
-            "delivery slows down to some hundreds a second",
-            f"{_READ_AHEAD}={_READ_AHEAD_BEST} in bookkeeper.conf (name the file with "
-            "--bookie-conf), a finer level below, or --final-window tracker",
-        )
+    delayed = [
+        subscription.delayed_entries
+        for stats in context.target_partitions.values()
+        for subscription in stats.subscriptions.values()
+    ]
+    most = max(delayed, default=0)
+    if most < _MANY_DELAYED:
+        return Outcome(note="few messages wait in the broker's timer")
+    return Outcome.failed(
+        f"{most:,} messages wait in the broker's timer: if their due times are spread, "
+        "delivery slows down to some hundreds per second",
+        f"{remedy} (name the file with --bookie-conf), add a finer last level, or use "
+        "--final-window tracker",
     )
 
 
-def disk(patient: LevelTopicContext) -> Outcome:
-    """The disk that the dispatcher spills to has room for the window."""
-    folder = patient.options.spill_dir
+def disk(context: LevelTopicContext) -> Outcome:
+    """Check that the disk of the dispatcher's spill directory has room for the window."""
+    folder = context.options.spill_dir
     if folder is None:
-        if patient.description.final_window is not FinalWindow.TRACKER:
-            return Outcome.of(note="nothing is spilled: the broker holds what is near-due")
+        if context.description.final_window is not FinalWindow.TRACKER:
+            return Outcome(note="nothing is spilled: the broker holds near-due messages")
         return Outcome.skip("name the dispatcher's directory with --spill-dir")
     if not folder.is_dir():
-        return Outcome.of(
-            Problem(f"{folder} is no directory", "make it, or name the dispatcher's own")
+        return Outcome.failed(
+            f"{folder} is no directory", "create it, or name the dispatcher's own"
         )
-    window = sum(row.storage_bytes for row in patient.status.rows(Role.WINDOW))
+    window = sum(row.storage_bytes for row in context.status.rows(Role.WINDOW))
     free, needed = shutil.disk_usage(folder).free, max(_FREE_BYTES, 2 * window)
     if free >= needed:
-        return Outcome.of(note=f"{free / 1e9:,.1f} GB free")
-    return Outcome.of(
-        Problem(
-            f"{folder} has {free / 1e6:,.0f} MB free; the window may need {needed / 1e6:,.0f} MB",
-            "free some, or another directory; a finer level below makes the window smaller",
-        )
+        return Outcome(note=f"{free / 1e9:,.1f} GB free")
+    return Outcome.failed(
+        f"{folder} has {free / 1e6:,.0f} MB free; the window may need {needed / 1e6:,.0f} MB",
+        "free some space, or use another directory; a finer last level makes the window smaller",
     )
 
 

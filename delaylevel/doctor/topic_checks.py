@@ -1,10 +1,14 @@
-"""Checks of a level topic's family and its targets: is everything there, and will it stay?"""
+"""Checks of member topics and targets: their existence, subscriptions and policies."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from delaylevel.cluster.port import PartitionStats
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
+from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions
 
@@ -13,179 +17,154 @@ from .finding import Outcome, Problem
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
-# Pulsar's default: the end of one dispatch lets a read begin anew before the next has run.
+# With this setting, Pulsar's default, a read may begin again before its entries are dispatched.
 _IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 
 
-def partitions(patient: LevelTopicContext) -> Outcome:
-    """Every topic of the family exists, with as many partitions as the description says."""
-    problems = []
-    topic = patient.description.topic
-    limit = patient.cluster.settings.max_partitions or 0
-    for member, metadata in patient.metadata.items():
-        if metadata is None:
-            problems.append(
-                Problem(f"{member.topic} does not exist", f"`delaylevel levels create` for {topic}")
-            )
-        elif metadata.partitions > member.partitions:
-            problems.append(
-                Problem(
-                    f"{member.topic} has {metadata.partitions} partitions, and the description "
-                    f"knows {member.partitions}: no mover reads the others",
-                    f"finish the expansion: `delaylevel levels expand {topic} --max …`",
+def partitions(context: LevelTopicContext) -> Outcome:
+    """Check that every member topic exists with the described number of partitions."""
+    topic = context.description.topic
+    limit = context.cluster.settings.max_partitions or 0
+
+    def problems() -> Iterator[Problem]:
+        for member, metadata in context.metadata.items():
+            name, described = member.topic, member.partitions
+            if metadata is None:
+                yield Problem(
+                    f"{name} does not exist", f"run `delaylevel levels create` for {topic}"
                 )
-            )
-        elif metadata.partitions < member.partitions:
-            problems.append(
-                Problem(
-                    f"{member.topic} has {metadata.partitions} partitions, and the description "
-                    f"says {member.partitions}",
-                    f"`pulsar-admin topics update-partitioned-topic {member.topic} -p "
-                    f"{member.partitions}`, then `delaylevel levels create` again",
+            elif metadata.partitions > described:
+                yield Problem(
+                    f"{name} has {metadata.partitions} partitions, and the description only "
+                    f"{described}: no mover reads the others",
+                    f"finish the expansion: `delaylevel levels expand {topic} --max-delay …`",
                 )
-            )
-        elif limit and member.partitions > limit:
-            problems.append(
-                Problem(
-                    f"{member.topic} has {member.partitions} partitions, more than the broker's "
-                    f"limit of {limit}",
-                    "raise maxNumPartitionsPerPartitionedTopic",
+            elif metadata.partitions < described:
+                yield Problem(
+                    f"{name} has {metadata.partitions} partitions, and the description {described}",
+                    f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
+                    "`delaylevel levels create` again",
                 )
-            )
-    most = max(member.partitions for member in patient.members)
-    note = f"{sum(member.partitions for member in patient.members)} partitions"
-    if limit and most > _NEAR_LIMIT * limit:
+            elif limit and described > limit:
+                yield Problem(
+                    f"{name} has {described} partitions, more than the broker's limit of {limit}",
+                    "raise maxNumPartitionsPerPartitionedTopic in broker.conf",
+                )
+
+    counts = [member.partitions for member in context.members]
+    note = f"{sum(counts)} partitions"
+    if limit and max(counts) > _NEAR_LIMIT * limit:
         note += f"; the broker's limit for a topic is {limit}"
-    return Outcome.of(*problems, note=note)
+    return Outcome.of(problems(), note)
 
 
-def subscriptions(patient: LevelTopicContext) -> Outcome:
-    """Every partition has the durable subscription that keeps its data."""
-    missing = {member.topic for member, found in patient.metadata.items() if found is None}
-    topic = patient.description.topic
+def subscriptions(context: LevelTopicContext) -> Outcome:
+    """Check that every partition has the durable subscription that keeps its data."""
+    missing = {member.topic for member, found in context.metadata.items() if found is None}
+    topic = context.description.topic
     return Outcome.of(
-        *(
-            Problem(line, f"make what is missing: `delaylevel levels create` again for {topic}")
-            for line in patient.status.problems
-            if not any(line.startswith(f"{name}-partition-") for name in missing)
+        Problem(line, f"run `delaylevel levels create` again for {topic}")
+        for line in context.status.problems
+        if not any(line.startswith(f"{name}-partition-") for name in missing)
+    )
+
+
+def expiry(context: LevelTopicContext) -> Outcome:
+    """Check that no message TTL applies to a topic that keeps parked messages."""
+    broker_s, namespace_s = context.cluster.settings.message_ttl_s, context.policies.message_ttl_s
+    default_s = broker_s if namespace_s is None else namespace_s
+    return Outcome.of(
+        Problem(
+            f"messages in {member.topic} expire after {format_duration(ttl_s * 1000)} (message "
+            "TTL)",
+            f"`pulsar-admin topicPolicies set-message-ttl {member.topic} --ttl 0`",
         )
+        for member, policies in context.topic_policies.items()
+        if (ttl_s := default_s if policies.message_ttl_s is None else policies.message_ttl_s)
     )
 
 
-def expiry(patient: LevelTopicContext) -> Outcome:
-    """No message TTL holds for a topic that keeps parked messages."""
-    problems = []
-    for member, policies in patient.topic_policies.items():
-        ttl_s = policies.message_ttl_s
-        if ttl_s is None:
-            ttl_s = _namespace_ttl(patient)
-        if ttl_s:
-            after = format_duration(ttl_s * 1000)
-            problems.append(
-                Problem(
-                    f"messages in {member.topic} expire after {after} (message TTL)",
-                    f"`pulsar-admin topicPolicies set-message-ttl {member.topic} --ttl 0`",
-                )
-            )
-    return Outcome.of(*problems)
-
-
-def _namespace_ttl(patient: LevelTopicContext) -> int:
-    own = patient.policies.message_ttl_s
-    return own if own is not None else patient.cluster.settings.message_ttl_s or 0
-
-
-def inactivity(patient: LevelTopicContext) -> Outcome:
-    """The broker may not delete a topic of the family because nobody is connected."""
-    if patient.cluster.settings.topic_policies is False:
-        return Outcome.of(note="by the broker's own settings: see namespace policies")
+def inactivity(context: LevelTopicContext) -> Outcome:
+    """Check that the broker does not delete a member topic without connections."""
+    if context.cluster.settings.topic_policies is False:
+        return Outcome(note="the broker's own settings apply: see namespace policies")
     return Outcome.of(
-        *(
-            Problem(
-                f"{member.topic} may be deleted while nobody is connected",
-                f"`delaylevel levels create` again for {patient.description.topic} sets "
-                "deleteWhileInactive=false",
-            )
-            for member, policies in patient.topic_policies.items()
-            if policies.delete_while_inactive is not False
+        Problem(
+            f"the broker may delete {member.topic} while no client is connected",
+            f"run `delaylevel levels create` again for {context.description.topic}, which sets "
+            "deleteWhileInactive=false",
         )
+        for member, policies in context.topic_policies.items()
+        if policies.delete_while_inactive is not False
     )
 
 
-def replication(patient: LevelTopicContext) -> Outcome:
-    """No topic of the family is replicated: a mover in each cluster would deliver everything."""
-    clusters = patient.policies.replication_clusters
+def replication(context: LevelTopicContext) -> Outcome:
+    """Check that no member topic is replicated: movers of both clusters would deliver messages."""
+    clusters = context.policies.replication_clusters
     return Outcome.of(
-        *(
-            Problem(
-                f"{member.topic} is replicated to {', '.join(sorted(found))}",
-                f"`delaylevel levels create` again for {patient.description.topic}, or a "
-                "namespace that is not replicated",
-            )
-            for member, policies in patient.topic_policies.items()
-            if len(found := policies.replication_clusters or clusters) > 1
+        Problem(
+            f"{member.topic} is replicated to {', '.join(sorted(found))}",
+            f"run `delaylevel levels create` again for {context.description.topic}, or use a "
+            "namespace that is not replicated",
         )
+        for member, policies in context.topic_policies.items()
+        if len(found := policies.replication_clusters or clusters) > 1
     )
 
 
-def namespace(patient: LevelTopicContext) -> Outcome:
-    """Quotas and expirations of the namespace neither eat nor block what is parked."""
-    settings = patient.cluster.settings
-    found = safety.problems(patient.description, patient.policies, settings)
-    notes = safety.notes(patient.description, patient.policies, settings)
-    return Outcome.of(
-        *(Problem(*_remedy_of(line)) for line in found), note=f"{notes[0]}" if notes else ""
-    )
+def namespace(context: LevelTopicContext) -> Outcome:
+    """Check that quotas and expirations of the namespace neither delete nor block messages."""
+    settings = context.cluster.settings
+    found = safety.problems(context.description, context.policies, settings)
+    notes = safety.notes(context.description, context.policies, settings)
+    return Outcome.of(map(_problem, found), notes[0] if notes else "")
 
 
-def _remedy_of(line: str) -> tuple[str, str]:
+def _problem(line: str) -> Problem:
     says, _, remedy = line.rpartition(": ")
-    return (says, remedy) if says else (line, line)
+    return Problem(says or remedy, remedy)
 
 
-def targets(patient: LevelTopicContext) -> Outcome:
-    """Every business topic exists."""
+def targets(context: LevelTopicContext) -> Outcome:
+    """Check that every business topic exists."""
     return Outcome.of(
-        *(
-            Problem(
-                f"{target} does not exist: what is due for it is held",
-                f"create it again, or end the level topic: `delaylevel levels delete "
-                f"{patient.description.topic}`",
-            )
-            for target, found in patient.targets.items()
-            if found is None
+        Problem(
+            f"{target} does not exist: messages that are due for it are held",
+            f"create it again, or delete the level topic: `delaylevel levels delete "
+            f"{context.description.topic}`",
         )
+        for target, found in context.targets.items()
+        if found is None
     )
 
 
-def target_subscriptions(patient: LevelTopicContext) -> Outcome:
-    """No subscription of a business topic ignores due times."""
-    if patient.description.final_window is not FinalWindow.BROKER:
-        return Outcome.of(note="any type: the dispatcher delivers plain messages")
+def target_subscriptions(context: LevelTopicContext) -> Outcome:
+    """Check that no subscription of a business topic ignores due times."""
+    if context.description.final_window is not FinalWindow.BROKER:
+        return Outcome(note="any type: the dispatcher publishes messages when they are due")
     return Outcome.of(
-        *(
-            Problem(
-                f"subscription {name} gets messages before they are due",
-                "use Shared or Key_Shared, or a level topic with --final-window tracker",
-            )
-            for name in early_subscriptions(patient.admin, patient.description)
+        Problem(
+            f"subscription {name} gets messages before they are due",
+            "use type Shared or Key_Shared, or a level topic with --final-window tracker",
         )
+        for name in early_subscriptions(context.admin, context.description)
     )
 
 
-def delayed_delivery(patient: LevelTopicContext) -> Outcome:
-    """The broker holds messages back in the final window, exactly enough."""
-    if patient.description.final_window is not FinalWindow.BROKER:
-        return Outcome.of(note="the dispatcher's own")
-    configuration = patient.cluster.configuration or {}
+def delayed_delivery(context: LevelTopicContext) -> Outcome:
+    """Check that the broker delays messages in the final window, and precisely enough."""
+    if context.description.final_window is not FinalWindow.BROKER:
+        return Outcome(note="not used: the dispatcher delays messages itself")
+    configuration = context.cluster.configuration or {}
     enabled = configuration.get("delayedDeliveryEnabled", "true") == "true"
     tick_ms = int(configuration.get("delayedDeliveryTickTimeMillis", "1000"))
     strict = configuration.get("isDelayedDeliveryDeliverAtTimeStrict") == "true"
     problems, ticks = [], set()
-    for target, found in patient.targets.items():
+    for target, found in context.targets.items():
         if found is None:
             continue
-        policy = patient.admin.delayed_delivery(target)
+        policy = context.admin.delayed_delivery(target)
         active = policy.active if policy is not None else enabled
         tick = policy.tick_ms if policy is not None else tick_ms
         ticks.add(tick)
@@ -194,15 +173,15 @@ def delayed_delivery(patient: LevelTopicContext) -> Outcome:
                 Problem(
                     f"{target} does not delay messages: they are delivered up to a unit early",
                     f"`pulsar-admin topicPolicies set-delayed-delivery {target} --enable --time "
-                    f"{tick_ms}ms`, or delayedDeliveryEnabled=true in broker.conf",
+                    f"{tick_ms}ms`, or set delayedDeliveryEnabled=true in broker.conf",
                 )
             )
-        elif tick > 2 * tick_ms or tick > patient.description.levels.smallest_lead_ms:
+        elif tick > 2 * tick_ms or tick > context.description.levels.smallest_lead_ms:
             problems.append(
                 Problem(
-                    f"{target} delays messages to {format_duration(tick)} exactly only",
+                    f"{target} delays messages with a precision of only {format_duration(tick)}",
                     f"`pulsar-admin topicPolicies set-delayed-delivery {target} --enable --time "
-                    "1s`, or a shorter delayedDeliveryTickTimeMillis in broker.conf",
+                    "1s`, or set a shorter delayedDeliveryTickTimeMillis in broker.conf",
                 )
             )
     most = format_duration(max(ticks, default=tick_ms))
@@ -213,55 +192,59 @@ def delayed_delivery(patient: LevelTopicContext) -> Outcome:
     )
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
-    return Outcome.of(*problems, note=note)
+    return Outcome.of(problems, note)
 
 
-def dispatch_thread(patient: LevelTopicContext) -> Outcome:
-    """Where a Function reads, the broker delivers no delayed message twice of its own accord.
+def dispatch_thread(context: LevelTopicContext) -> Outcome:
+    """Check that the broker does not deliver delayed messages to a Function twice.
 
-    Its levels are full of delayed messages on a Shared subscription. An instance leaves out what
-    it has had itself; what two instances get once each is written twice.
+    A Function has a Shared subscription on levels full of delayed messages. An instance drops a
+    message that it received before, but a message that two instances receive is published twice.
     """
-    if patient.description.mover is not Mover.FUNCTION:
-        return Outcome.of(note="the Spark job has no Shared subscription")
-    configuration = patient.cluster.configuration
+    if context.description.mover is not Mover.FUNCTION:
+        return Outcome(note="the Spark job has no Shared subscription")
+    configuration = context.cluster.configuration
     if configuration is None:
         return Outcome.skip("only superusers may read the broker's settings")
     if configuration.get(_IN_SUBSCRIPTION_THREAD) != "true":
-        return Outcome.of(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
-    return Outcome.of(
-        Problem(
-            "the broker delivers some delayed messages twice, each with the same message id "
-            f"({_IN_SUBSCRIPTION_THREAD}=true)",
-            f"`pulsar-admin brokers update-dynamic-config --config {_IN_SUBSCRIPTION_THREAD} "
-            "--value false`, and the same in broker.conf; it is dynamic",
-        )
+        return Outcome(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
+    return Outcome.failed(
+        "the broker delivers some delayed messages twice, each with the same message ID "
+        f"({_IN_SUBSCRIPTION_THREAD}=true)",
+        f"`pulsar-admin brokers update-dynamic-config --config {_IN_SUBSCRIPTION_THREAD} "
+        "--value false`, and the same in broker.conf for later restarts",
     )
 
 
-def deduplication(patient: LevelTopicContext) -> Outcome:
-    """Where the mover promises effectively once, every topic that it writes deduplicates."""
-    if patient.options.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return Outcome.of(note="at least once needs none")
+def deduplication(context: LevelTopicContext) -> Outcome:
+    """Check that every topic that an effectively-once mover writes has deduplication enabled."""
+    if context.options.delivery is not Delivery.EFFECTIVELY_ONCE:
+        return Outcome(note="not needed for at-least-once")
     problems = []
-    written = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
-    remedy = "`pulsar-admin topicPolicies set-deduplication {} --enable`, or for the namespace"
-    for item in patient.stats.members:
-        topic, role = item.member.topic, item.member.role
-        if role in written and not all(stats.deduplication for stats in item.broker_stats):
-            problems.append(Problem(f"{topic} does not deduplicate", remedy.format(topic)))
-    for target, found in patient.targets.items():
-        if found is not None and not all(stats.deduplication for stats in found.values()):
-            problems.append(Problem(f"{target} does not deduplicate", remedy.format(target)))
+    written: dict[TopicName, Iterable[PartitionStats]] = {
+        item.member.topic: item.broker_stats
+        for item in context.stats.members
+        if item.member.role in (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
+    }
+    written.update((target, (found or {}).values()) for target, found in context.targets.items())
+    for topic, stats in written.items():
+        if not all(one.deduplication for one in stats):
+            problems.append(
+                Problem(
+                    f"{topic} has deduplication disabled",
+                    f"`pulsar-admin topicPolicies set-deduplication {topic} --enable`, or enable "
+                    "it for the namespace",
+                )
+            )
     name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
-    minutes = int((patient.cluster.configuration or {}).get(name, _DEFAULT_DEDUPLICATION_MIN))
+    minutes = int((context.cluster.configuration or {}).get(name, _DEFAULT_DEDUPLICATION_MIN))
     memory = format_duration(minutes * 60_000)
     if minutes < _DEFAULT_DEDUPLICATION_MIN:
         problems.append(
             Problem(
-                f"the broker forgets a mover that is away for {memory}: after a longer outage "
-                "there are copies",
-                f"{name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
+                f"the broker forgets a mover that is away for {memory}: a longer outage causes "
+                "duplicates",
+                f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
             )
         )
-    return Outcome.of(*problems, note=f"a mover that is away for {memory} is forgotten")
+    return Outcome.of(problems, f"the broker forgets a mover that is away for {memory}")

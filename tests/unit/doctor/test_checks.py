@@ -22,7 +22,7 @@ from delaylevel.cluster.port import (
 )
 from delaylevel.doctor import cluster_checks, running_checks, topic_checks
 from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
-from delaylevel.doctor.examination import _guarded
+from delaylevel.doctor.examination import _run
 from delaylevel.doctor.finding import Finding, Outcome, Problem, State
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
@@ -98,7 +98,7 @@ def test_a_broker_that_says_no_time_is_not_blamed() -> None:
     [("2.11.4", True), ("3.0.0", False), ("4.0.8", False), ("4.1.0-SNAPSHOT", False), ("x", False)],
 )
 def test_old_brokers(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_checks, "_knock", lambda _: "")
+    monkeypatch.setattr(cluster_checks, "_connect", lambda _: "")
     outcome = cluster_checks.broker(cluster(version=version))
     assert says(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
 
@@ -161,8 +161,12 @@ def test_the_disk_of_another_machine_is_skipped() -> None:
 def test_many_messages_in_the_broker_s_timer_are_told_of_read_ahead() -> None:
     target = TopicName.parse("orders")
     for count, bad in ((19_999, False), (50_000, True)):
-        looked = patient(BROKER, delayed_counts={"app": count, "other": 1})
-        looked.__dict__["targets"] = {target: {target: PartitionStats(0, {})}}
+        subscriptions = {
+            name: SubscriptionStats(0, delayed_entries=delayed)
+            for name, delayed in (("app", count), ("other", 1))
+        }
+        looked = patient(BROKER)
+        looked.__dict__["targets"] = {target: {target: PartitionStats(0, subscriptions)}}
         outcome = running_checks.read_ahead(looked)
         assert bool(outcome.problems) == bad
     assert "dbStorage_readAheadCacheBatchSize=20" in outcome.problems[0].remedy
@@ -257,16 +261,16 @@ def test_a_check_that_cannot_ask_is_skipped_or_fails_but_never_raises() -> None:
 
         return fail
 
-    denied = _guarded(check(PermissionDeniedError("x", status=403, reason="no")), None)
+    denied = _run(check(PermissionDeniedError("x", status=403, reason="no")), None)
     assert (denied.skipped, denied.problems) == (True, ())
-    away = Finding("a", "b", _guarded(check(BrokerUnreachableError("away")), None))
+    away = Finding("a", "b", _run(check(BrokerUnreachableError("away")), None))
     assert (away.state, away.says) == (State.FAILED, "away")
     assert away.remedies
 
 
 def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
     problems = [Problem("one", "do this"), Problem("two", "do this"), Problem("three", "do that")]
-    finding = Finding("check", "topic", Outcome.of(*problems))
+    finding = Finding("check", "topic", Outcome.of(problems))
     assert finding.says == "one (and 2 more)"
     assert finding.remedies == ("do this", "do that")
 
@@ -281,10 +285,12 @@ def test_a_mover_that_reads_some_partitions_only() -> None:
     looked = patient(BROKER)
     looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())
     assert says(running_checks.mover(looked)) == [
-        f"nobody reads {BROKER.name.partition(1).full}: 1 of 2 partitions"
+        f"no mover reads {BROKER.name.partition(1).full}: 1 of 2 partitions have no consumer"
     ]
     looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0), row(1)), (), ())
-    assert says(running_checks.mover(looked)) == ["nobody moves it: 2 of 2 partitions"]
+    assert says(running_checks.mover(looked)) == [
+        "no mover is connected: 2 of 2 partitions have no consumer"
+    ]
 
 
 def test_subscription_types_of_a_target() -> None:
