@@ -35,13 +35,13 @@ def partitions(context: LevelTopicContext) -> Outcome:
                 )
             elif metadata.partitions > described:
                 yield Problem(
-                    f"{name} has {metadata.partitions} partitions, and the description only "
-                    f"{described}: no mover reads the others",
+                    f"{name} has {metadata.partitions} partitions instead of {described}: no "
+                    "mover reads the others",
                     f"finish the expansion: `delaylevel levels expand {topic} --max-delay …`",
                 )
             elif metadata.partitions < described:
                 yield Problem(
-                    f"{name} has {metadata.partitions} partitions, and the description {described}",
+                    f"{name} has only {metadata.partitions} of {described} partitions",
                     f"`pulsar-admin topics update-partitioned-topic {name} -p {described}`, then "
                     "`delaylevel levels create` again",
                 )
@@ -100,7 +100,7 @@ def inactivity(context: LevelTopicContext) -> Outcome:
 
 
 def replication(context: LevelTopicContext) -> Outcome:
-    """Check that no member topic is replicated: movers of both clusters would deliver messages."""
+    """Check that no member topic is replicated: a mover in each cluster would deliver messages."""
     clusters = context.policies.replication_clusters
     return Outcome.of(
         Problem(
