@@ -1,4 +1,4 @@
-"""What the doctor makes of facts that a test cannot easily give a real broker."""
+"""Checks on facts that a test cannot easily create on a real broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NOW = 1_800_000_000_000
 
 
 class ScriptedAdmin:
-    """An admin client with an answer for each method; an exception is raised."""
+    """An admin client with a fixed answer for each method; an answer may be an exception."""
 
     def __init__(self, **answers: Any) -> None:
         self._answers = answers
@@ -64,13 +64,13 @@ def cluster(options: ExamOptions | None = None, **answers: Any) -> ClusterContex
     return ClusterContext(Connection(), admin, ManualClock(NOW), options or ExamOptions())
 
 
-def patient(
+def topic_context(
     description: LevelTopicDescription, options: ExamOptions | None = None, **answers: Any
 ) -> LevelTopicContext:
     return LevelTopicContext(cluster(options, **answers), description)
 
 
-def says(outcome: Outcome) -> list[str]:
+def problems_of(outcome: Outcome) -> list[str]:
     return [problem.says for problem in outcome.problems]
 
 
@@ -85,11 +85,11 @@ def says(outcome: Outcome) -> list[str]:
         (NOW + 5_001, ["this machine's clock is 5.0s behind the broker's"]),
     ],
 )
-def test_whole_seconds_are_no_skew(said_ms: int, words: list[str]) -> None:
-    assert says(cluster_checks.clock(cluster(clock_ms=said_ms))) == words
+def test_whole_seconds_of_the_broker_are_no_skew(said_ms: int, words: list[str]) -> None:
+    assert problems_of(cluster_checks.clock(cluster(clock_ms=said_ms))) == words
 
 
-def test_a_broker_that_says_no_time_is_not_blamed() -> None:
+def test_a_broker_without_a_clock_is_skipped() -> None:
     assert cluster_checks.clock(cluster(clock_ms=None)).skipped
 
 
@@ -100,25 +100,25 @@ def test_a_broker_that_says_no_time_is_not_blamed() -> None:
 def test_old_brokers(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_checks, "_connect", lambda _: "")
     outcome = cluster_checks.broker(cluster(version=version))
-    assert says(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
+    assert problems_of(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
 
 
 def test_a_broker_that_forgets_a_mover_too_soon() -> None:
-    figures = PartitionStats(0, {}, deduplication=True)
+    stats = PartitionStats(0, {}, deduplication=True)
     answers: dict[str, Any] = {
-        "partitioned_stats": {0: figures},
-        "partition_stats": figures,
+        "partitioned_stats": {0: stats},
+        "partition_stats": stats,
         "partitioned_metadata": TopicMetadata(3, {}),
         "topic_exists": True,
     }
     options = ExamOptions(delivery=Delivery.EFFECTIVELY_ONCE)
     name = "brokerDeduplicationProducerInactivityTimeoutMinutes"
     for minutes, bad in (("360", False), ("30", True)):
-        looked = patient(BROKER, options, runtime_configuration={name: minutes}, **answers)
-        outcome = topic_checks.deduplication(looked)
+        context = topic_context(BROKER, options, runtime_configuration={name: minutes}, **answers)
+        outcome = topic_checks.deduplication(context)
         assert bool(outcome.problems) == bad
         if bad:
-            assert "away for 30m00s" in says(outcome)[0]
+            assert "away for 30m00s" in problems_of(outcome)[0]
             assert name in outcome.problems[0].remedy
 
 
@@ -148,42 +148,42 @@ def test_a_disk_has_room_for_twice_the_window(
     free: int, window: int, bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_checks.shutil, "disk_usage", lambda _: Usage(free, 0, free))
-    looked = patient(TRACKER, ExamOptions(spill_dir=tmp_path))
-    looked.__dict__["status"] = LevelTopicStatus(TRACKER, NOW, (), (window_row(window),), ())
-    assert bool(running_checks.disk(looked).problems) == bad
+    context = topic_context(TRACKER, ExamOptions(spill_dir=tmp_path))
+    context.__dict__["status"] = LevelTopicStatus(TRACKER, NOW, (), (window_row(window),), ())
+    assert bool(running_checks.disk(context).problems) == bad
 
 
 def test_the_disk_of_another_machine_is_skipped() -> None:
-    assert running_checks.disk(patient(TRACKER)).skipped
-    assert not running_checks.disk(patient(BROKER)).skipped
+    assert running_checks.disk(topic_context(TRACKER)).skipped
+    assert not running_checks.disk(topic_context(BROKER)).skipped
 
 
-def test_many_messages_in_the_broker_s_timer_are_told_of_read_ahead() -> None:
+def test_many_delayed_messages_need_a_small_read_ahead() -> None:
     target = TopicName.parse("orders")
     for count, bad in ((19_999, False), (50_000, True)):
         subscriptions = {
             name: SubscriptionStats(0, delayed_entries=delayed)
             for name, delayed in (("app", count), ("other", 1))
         }
-        looked = patient(BROKER)
-        looked.__dict__["targets"] = {target: {target: PartitionStats(0, subscriptions)}}
-        outcome = running_checks.read_ahead(looked)
+        context = topic_context(BROKER)
+        context.__dict__["targets"] = {target: {target: PartitionStats(0, subscriptions)}}
+        outcome = running_checks.read_ahead(context)
         assert bool(outcome.problems) == bad
     assert "dbStorage_readAheadCacheBatchSize=20" in outcome.problems[0].remedy
-    assert not running_checks.read_ahead(patient(TRACKER)).problems
+    assert not running_checks.read_ahead(topic_context(TRACKER)).problems
 
 
 def test_a_topic_that_is_replicated_and_one_whose_ttl_comes_from_the_namespace() -> None:
     both = frozenset({"east", "west"})
-    looked = patient(
+    context = topic_context(
         BROKER,
         partitioned_metadata=TopicMetadata(3, {}),
         topic_policies=TopicPolicies(None, False, None),
         namespace_policies=NamespacePolicies(message_ttl_s=3600, replication_clusters=both),
     )
-    assert "is replicated to east, west" in says(topic_checks.replication(looked))[0]
-    assert len(says(topic_checks.expiry(looked))) == len(looked.members)
-    safe = patient(
+    assert "is replicated to east, west" in problems_of(topic_checks.replication(context))[0]
+    assert len(problems_of(topic_checks.expiry(context))) == len(context.members)
+    safe = topic_context(
         BROKER,
         partitioned_metadata=TopicMetadata(3, {}),
         topic_policies=TopicPolicies(0, False, frozenset({"east"})),
@@ -199,24 +199,24 @@ def test_a_strict_broker_is_late_and_not_early() -> None:
         "isDelayedDeliveryDeliverAtTimeStrict": "true",
         "delayedDeliveryTickTimeMillis": "500",
     }
-    looked = patient(BROKER, runtime_configuration=strict, delayed_delivery=None)
-    looked.__dict__["targets"] = {target: {}}
-    assert topic_checks.delayed_delivery(looked).note == "late by up to 500ms, never early"
+    context = topic_context(BROKER, runtime_configuration=strict, delayed_delivery=None)
+    context.__dict__["targets"] = {target: {}}
+    assert topic_checks.delayed_delivery(context).note == "late by up to 500ms, never early"
     twice = {"dispatcherDispatchMessagesInSubscriptionThread": "true"}
-    default = patient(BROKER, runtime_configuration=twice, delayed_delivery=None)
+    default = topic_context(BROKER, runtime_configuration=twice, delayed_delivery=None)
     default.__dict__["targets"] = {target: {}}
     outcome = topic_checks.delayed_delivery(default)
     assert outcome.problems == ()
     assert outcome.note.startswith("early by up to 1.0s")
     assert "may come twice" in outcome.note
-    off = patient(
+    off = topic_context(
         BROKER,
         runtime_configuration={"delayedDeliveryEnabled": "false"},
         delayed_delivery=None,
     )
     off.__dict__["targets"] = {target: {}}
-    assert "does not delay" in says(topic_checks.delayed_delivery(off))[0]
-    on = patient(
+    assert "does not delay" in problems_of(topic_checks.delayed_delivery(off))[0]
+    on = topic_context(
         BROKER,
         runtime_configuration={"delayedDeliveryEnabled": "false"},
         delayed_delivery=DelayedDelivery(True, 1000),
@@ -225,13 +225,13 @@ def test_a_strict_broker_is_late_and_not_early() -> None:
     assert topic_checks.delayed_delivery(on).problems == ()
 
 
-def test_a_broker_that_delivers_twice_matters_to_a_function() -> None:
+def test_duplicate_deliveries_of_the_broker_matter_to_a_function() -> None:
     name = "dispatcherDispatchMessagesInSubscriptionThread"
     function = replace(TRACKER, mover=Mover.FUNCTION)
 
     def look(description: LevelTopicDescription, value: str) -> Outcome:
-        looked = patient(description, runtime_configuration={name: value})
-        return topic_checks.dispatch_thread(looked)
+        context = topic_context(description, runtime_configuration={name: value})
+        return topic_checks.dispatch_thread(context)
 
     assert look(function, "false").problems == ()
     assert look(TRACKER, "true").problems == ()
@@ -239,22 +239,24 @@ def test_a_broker_that_delivers_twice_matters_to_a_function() -> None:
     assert f"{name}=true" in problem.says
     assert f"--config {name} --value false" in problem.remedy
     denied = PermissionDeniedError("no", status=403, reason="superusers only")
-    assert topic_checks.dispatch_thread(patient(function, runtime_configuration=denied)).skipped
+    assert topic_checks.dispatch_thread(
+        topic_context(function, runtime_configuration=denied)
+    ).skipped
 
 
-def test_without_superuser_rights_checks_are_left_out_and_do_not_fail() -> None:
+def test_checks_without_superuser_rights_do_not_fail() -> None:
     denied = PermissionDeniedError("no", status=403, reason="superusers only")
-    looked = cluster(
+    context = cluster(
         runtime_configuration=denied,
         namespace_policies=NamespacePolicies(),
         list_partitioned_topics=[],
     )
-    outcome = cluster_checks.rights(looked, "a/b")
+    outcome = cluster_checks.rights(context, "a/b")
     assert outcome.problems == ()
     assert "no superuser" in outcome.note
 
 
-def test_a_check_that_cannot_ask_is_skipped_or_fails_but_never_raises() -> None:
+def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
     def check(error: Exception) -> Callable[[Any], Outcome]:
         def fail(_: Any) -> Outcome:
             raise error
@@ -275,20 +277,20 @@ def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
     assert finding.remedies == ("do this", "do that")
 
 
-def test_a_mover_that_reads_some_partitions_only() -> None:
+def test_a_mover_that_reads_only_some_partitions() -> None:
     def row(index: int, *consumers: str) -> PartitionStatus:
         topic = BROKER.name.partition(index).full
         return PartitionStatus(
             topic, Role.LEVEL, 0, "DAY", index, 0, 0, None, None, None, consumers
         )
 
-    looked = patient(BROKER)
-    looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())
-    assert says(running_checks.mover(looked)) == [
+    context = topic_context(BROKER)
+    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0, "m"), row(1)), (), ())
+    assert problems_of(running_checks.mover(context)) == [
         f"no mover reads {BROKER.name.partition(1).full}: 1 of 2 partitions have no consumer"
     ]
-    looked.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0), row(1)), (), ())
-    assert says(running_checks.mover(looked)) == [
+    context.__dict__["status"] = LevelTopicStatus(BROKER, NOW, (row(0), row(1)), (), ())
+    assert problems_of(running_checks.mover(context)) == [
         "no mover is connected: 2 of 2 partitions have no consumer"
     ]
 
@@ -299,14 +301,14 @@ def test_subscription_types_of_a_target() -> None:
         "b": SubscriptionStats(0, type="Shared"),
         "c": SubscriptionStats(0, type="None"),
     }
-    looked = patient(
+    context = topic_context(
         BROKER,
         partitioned_metadata=TopicMetadata(0, {}),
         partition_stats=PartitionStats(0, subscriptions),
     )
-    found = says(topic_checks.target_subscriptions(looked))
+    found = problems_of(topic_checks.target_subscriptions(context))
     assert found == [
         "subscription a of persistent://public/default/orders (Failover) gets messages before "
         "they are due"
     ]
-    assert topic_checks.target_subscriptions(patient(TRACKER)).problems == ()
+    assert topic_checks.target_subscriptions(topic_context(TRACKER)).problems == ()

@@ -1,4 +1,4 @@
-"""The way of messages, live: what is counted in memory, and how it is shown."""
+"""Flow of messages through a level topic in memory, its views, and the command ``top``."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_every_stage_and_its_rates(final_window: str) -> None:
         assert change["DAY"].messages_in == pytest.approx(0.2)
         assert change["HOUR"].pending == pytest.approx(0.1)
         assert change[topic].pending is None
-        # Nobody moves anything: the next look says how far behind they are.
+        # No mover runs, so the next snapshot shows overdue hand-offs.
         memory.clock.advance(timedelta(days=2))
         assert stages(look.flow())["HOUR"].behind_ms is not None
 
 
-def test_lateness_is_that_of_the_last_messages() -> None:
+def test_lateness_comes_from_the_last_messages() -> None:
     with filled() as (memory, look, producer):
         assert look.flow().late_ms == ()
         for _ in range(30):
@@ -80,7 +80,7 @@ def test_lateness_is_that_of_the_last_messages() -> None:
         assert quantile(look.flow().late_ms, 1.0) == 5000
 
 
-def test_a_counter_that_begins_anew_has_no_rate() -> None:
+def test_a_counter_that_was_reset_has_no_rate() -> None:
     one = stage("DAY", Role.LEVEL, messages_in=100)
     old = Flow("t", NOW, (one,), 0, ())
     new = Flow("t", NOW + 2000, (replace(one, messages_in=5, pending_entries=3),), 0, ())
@@ -120,7 +120,7 @@ def flow(at_ms: int, messages: int) -> Flow:
     )
 
 
-def test_the_way_for_a_person() -> None:
+def test_flow_as_text() -> None:
     text = flow_text(flow(NOW, 0), flow(NOW + 2000, 500), 80)
     assert text.splitlines() == [
         "orders-delay-level at 2027-01-15T08:00:02Z",
@@ -199,7 +199,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = runner.invoke(cli, ["top", "orders"])
         assert shown.exit_code == 0, shown.output
         assert "orders-delay-level at " in shown.stdout
-        assert "\x1b" not in shown.stdout, "nobody watches"
+        assert "\x1b" not in shown.stdout, "stdout is no terminal"
         assert waited == [2.0]
         lines = runner.invoke(cli, ["top", "orders", "--refreshes", "3", "-o", "jsonl"]).stdout
         views = [json.loads(line) for line in lines.splitlines()]
@@ -217,6 +217,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert runner.invoke(cli, ["top", "orders", "--every", "often"]).exit_code == 2
 
 
-def test_a_broker_that_is_away() -> None:
+def test_unreachable_broker() -> None:
     url = ["--service-url", "pulsar://127.0.0.1:1"]
     assert CliRunner().invoke(cli, [*url, "top", "orders"]).exit_code == 3

@@ -1,4 +1,4 @@
-"""How much is due when: the estimate's arithmetic, a horizon in memory, and how it is shown."""
+"""Horizons: the arithmetic of estimates, a level topic in memory, views, and the command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ times = st.integers(NOW - 1000, NOW + 1000)
 @given(st.lists(times, max_size=20), st.integers(0, 300), times)
 def test_a_stratum_spreads_each_due_time_evenly(dues: list[int], spread: int, at: int) -> None:
     stratum = Stratum(dues, 2.0, spread)
-    # The part of (due, due + spread) that lies before the time.
+    # The share of (due, due + spread) that is before the time.
     parts = [min(max((at - due) / spread, 0.0), 1.0) if spread else float(due < at) for due in dues]
     assert stratum.before(at) == pytest.approx(2 * sum(parts), abs=1e-6)
     assert stratum.total == 2 * len(dues)
@@ -76,7 +76,7 @@ def test_a_counted_distribution_counts_like_a_list(dues: list[int], asked: list[
 
 
 @given(st.integers(1, 400 * DAY))
-def test_a_profile_has_few_stretches_on_round_times(left: int) -> None:
+def test_a_profile_has_few_buckets_with_round_edges(left: int) -> None:
     length, found = bucket_edges(NOW, NOW + left)
     assert found[0] == NOW
     assert found[-2] <= NOW + left < found[-1]
@@ -106,13 +106,13 @@ def test_entries_by_number() -> None:
         Position(9, 0),
         Position(9, 1),
     ]
-    # What a trimmed ledger had is not there; a bound inside an entry takes it along.
+    # Entries of a trimmed ledger are left out; an entry with a bound inside it is included.
     assert len(Entries(ledgers[2:], Position(3, 8), Position(9, 1, 4))) == 2
     assert len(Entries([], EARLIEST, EARLIEST)) == 0
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2, 5, 6, 7, 100, 12345])
-def test_places_begin_with_the_first_and_end_with_the_last(entries: int) -> None:
+def test_sampled_entries_include_the_first_and_the_last(entries: int) -> None:
     chosen = choose_places(entries, 5)
     assert chosen == sorted(set(chosen))
     assert len(chosen) == min(entries, 6)
@@ -120,12 +120,12 @@ def test_places_begin_with_the_first_and_end_with_the_last(entries: int) -> None
         assert (chosen[0], chosen[-1]) == (0, entries - 1)
 
 
-# -- in memory
+# -- a level topic in memory
 
 
 @contextmanager
 def filled(messages: int = 400, **options: Any) -> Iterator[tuple[MemoryPulsar, list[int]]]:
-    """A level topic over DAY and HOUR with messages due from minutes to weeks from now."""
+    """Fill a level topic over DAY and HOUR with messages due from minutes to weeks from now."""
     choose = random.Random(3)
     with MemoryPulsar() as memory:
         client = memory.client()
@@ -146,7 +146,7 @@ def inspector(memory: MemoryPulsar, **options: Any) -> Inspector:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_what_is_small_is_counted(exact: bool) -> None:
+def test_small_partitions_are_counted(exact: bool) -> None:
     with filled() as (memory, dues):
         read: list[int] = []
         found = inspector(memory).horizon(exact=exact, tell=read.append)
@@ -168,7 +168,7 @@ def test_what_is_small_is_counted(exact: bool) -> None:
         assert sum(read) == (found.looked_at if exact else 0)
 
 
-def test_a_sample_stands_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_partitions_are_estimated_from_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaylevel.inspection.sampling._COUNTED", 0)
     monkeypatch.setattr("delaylevel.inspection.sampling._LEAST_MESSAGES", 1)
     monkeypatch.setattr("delaylevel.inspection.sampling._WINDOW_MESSAGES", 40)
@@ -176,7 +176,7 @@ def test_a_sample_stands_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         found = inspector(memory).horizon()
         assert not found.exact
         assert found.looked_at < len(dues)
-        # Entries are counted; only where they are due is guessed.
+        # The number of entries is known; only their due times are estimated.
         assert found.within[-1].parts["DAY"] == sum(
             due - memory.clock.now_ms() >= DAY for due in dues
         )
@@ -185,7 +185,7 @@ def test_a_sample_stands_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
             assert row.messages == pytest.approx(sum(due < limit for due in dues), rel=0.1)
 
 
-def test_what_was_moved_on_or_delivered_is_not_counted_twice() -> None:
+def test_forwarded_and_delivered_messages_are_not_counted_twice() -> None:
     with filled() as (memory, dues):
         memory.advance(timedelta(days=2, hours=23, minutes=30))
         now = memory.clock.now_ms()
@@ -195,7 +195,7 @@ def test_what_was_moved_on_or_delivered_is_not_counted_twice() -> None:
             assert found.within[0].messages == 0
 
 
-def test_looking_leaves_no_trace() -> None:
+def test_inspection_leaves_no_trace() -> None:
     with filled() as (memory, _):
         before = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
         inspector(memory).horizon(exact=True)
@@ -226,27 +226,27 @@ def test_one_of_several_targets() -> None:
             inspector(memory, target="nobody")
 
 
-def test_a_topic_that_is_not_there() -> None:
+def test_missing_level_topic() -> None:
     with MemoryPulsar() as memory, pytest.raises(LevelTopicError, match="has no level topic"):
         inspector(memory)
 
 
-# -- shown
+# -- views
 
 
-def horizon_of(*counts: int, each: float = 1.0, exact: bool = True) -> Horizon:
-    """A horizon with so many messages in DAY, HOUR and the window, each 10 minutes apart."""
+def horizon_of(*counts: int, weight: float = 1.0, exact: bool = True) -> Horizon:
+    """Build a horizon of DAY, HOUR and the window; their messages are due every 10 minutes."""
     parts: dict[Part, SampledDistribution] = {}
     for part, messages in zip(PARTS, counts, strict=True):
         first = {"DAY": 2 * DAY, "HOUR": 2 * HOUR, "window": 0}[part.name]
         dues = [NOW + first + number * 10 * MINUTE for number in range(1, messages + 1)]
         parts[part] = SampledDistribution(
-            [Stratum(dues, each)], exact, looked_at=77 if not parts else 0
+            [Stratum(dues, weight)], exact, looked_at=77 if not parts else 0
         )
     return build("persistent://public/default/orders-delay-level", NOW, parts)
 
 
-def test_a_horizon_for_a_person() -> None:
+def test_horizon_as_text() -> None:
     assert horizon_text(horizon_of(60, 6, 3), 80, bars=False).splitlines() == [
         "orders-delay-level: 69 pending",
         "The last is due in 2d10h: 2027-01-17T18:00:00Z",
@@ -261,8 +261,8 @@ def test_a_horizon_for_a_person() -> None:
     ]
 
 
-def test_ten_million_estimated_fit_80_columns() -> None:
-    text = horizon_text(horizon_of(400, 100, 20, each=20_000.0, exact=False), 80, bars=True)
+def test_an_estimate_of_ten_million_fits_80_columns() -> None:
+    text = horizon_text(horizon_of(400, 100, 20, weight=20_000.0, exact=False), 80, bars=True)
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith(
         "orders-delay-level: ~10,400,000 pending\n"
@@ -302,9 +302,9 @@ def test_five_levels_and_long_names_fit_80_columns(messages: int, exact: bool) -
         assert total.split()[4:] == [("" if exact else "~") + "10.0M"] * 5
 
 
-def test_little_room_takes_three_digits() -> None:
-    figures = (0, 9_999, 10_000, 99_960, 480_400, 999_600, 10_400_123, 2e9, 5e12)
-    assert [short(n, True) for n in figures] == [
+def test_short_numbers_have_three_digits() -> None:
+    numbers = (0, 9_999, 10_000, 99_960, 480_400, 999_600, 10_400_123, 2e9, 5e12)
+    assert [short(n, True) for n in numbers] == [
         "0",
         "9,999",
         "10.0k",
@@ -318,7 +318,7 @@ def test_little_room_takes_three_digits() -> None:
     assert short(10_400_123, False) == "~10.4M"
 
 
-def test_nothing_pending_is_one_sentence() -> None:
+def test_an_empty_horizon_is_one_sentence() -> None:
     empty = horizon_of(0, 0, 0)
     assert horizon_text(empty, 80, bars=True) == "orders-delay-level: nothing is pending."
     assert horizon_note(empty) is None
@@ -376,7 +376,7 @@ def test_numbers_rates_and_bars() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_picture(tmp_path: Path, suffix: str) -> None:
+def test_plots(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"orders{suffix}"
     save_plot(horizon_of(60, 6, 3), path)
@@ -428,7 +428,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert runner.invoke(cli, ["horizon"]).exit_code == 2
 
 
-def test_a_broker_that_is_away() -> None:
+def test_unreachable_broker() -> None:
     result = CliRunner().invoke(cli, ["--service-url", "pulsar://127.0.0.1:1", "horizon", "orders"])
     assert result.exit_code == 3
     assert result.stdout == ""

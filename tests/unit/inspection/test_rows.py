@@ -1,4 +1,4 @@
-"""Pending messages as rows, bars and averages, against a count in plain Python."""
+"""Rows, histograms and averages of pending messages, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sent:
 def filled(
     messages: int = 300, *, final_window: str = "broker"
 ) -> Iterator[tuple[MemoryPulsar, list[Sent]]]:
-    """Messages in both levels and the window, with what was sent."""
+    """Fill both levels and the window of a level topic, and yield the sent messages too."""
     choose = random.Random(5)
     sent = []
     with MemoryPulsar() as memory:
@@ -87,7 +87,7 @@ def dues(found: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("final_window", ["broker", "tracker"])
-def test_rows_come_in_due_order_with_all_that_was_sent(final_window: str) -> None:
+def test_rows_are_complete_and_in_due_order(final_window: str) -> None:
     with filled(final_window=final_window) as (memory, sent):
         rows = list(inspector(memory).rows(value=True))
         assert dues(rows) == sorted(one.due_ms for one in sent)
@@ -119,7 +119,7 @@ def test_rows_come_in_due_order_with_all_that_was_sent(final_window: str) -> Non
         (2 * DAY, 2 * DAY + HOUR, "size >= 0 -- all", lambda one: True),
     ],
 )
-def test_a_range_of_due_times_and_of_attributes(
+def test_conditions_on_due_times_and_columns(
     low: int | None, high: int | None, where: str | None, test: Any
 ) -> None:
     with filled() as (memory, sent):
@@ -139,7 +139,7 @@ def test_a_range_of_due_times_and_of_attributes(
             assert (found.least, found.most, found.total) == (min(sizes), max(sizes), sum(sizes))
 
 
-def test_by_key_property_and_target() -> None:
+def test_selection_by_key_property_and_target() -> None:
     with filled() as (memory, sent):
         look = inspector(memory)
         some = list(look.rows(Selection(key="k2", properties={"amount": "20"})))
@@ -185,14 +185,14 @@ def test_histograms() -> None:
         assert places == {"DAY", "HOUR", "window"}
 
 
-def test_found_by_id_wherever_it_has_gone() -> None:
+def test_a_message_is_found_by_id_in_any_part() -> None:
     with filled() as (memory, _):
         look = inspector(memory)
         rows = list(look.rows())
         last = rows[-1]
         read: list[int] = []
         assert look.find(last.id, tell=read.append) == [last]
-        assert sum(read) == 1, "a position is looked at directly"
+        assert sum(read) == 1, "a position is read directly"
         left_ms = (last.due_ms or 0) - memory.clock.now_ms()
         memory.advance(timedelta(milliseconds=left_ms) - timedelta(hours=6))
         (moved,) = look.find(last.id)
@@ -200,11 +200,11 @@ def test_found_by_id_wherever_it_has_gone() -> None:
         assert moved.place.startswith("HOUR")
         assert look.find("nobody") == []
         assert look.find("public/default/orders-delay-level-partition-0:99:1:0") == []
-        # What was delivered is not pending any more.
+        # A delivered message is no longer pending.
         assert look.find(rows[0].id) == []
 
 
-def test_looking_leaves_no_trace() -> None:
+def test_inspection_leaves_no_trace() -> None:
     with filled() as (memory, _):
         names = [TopicName.parse(f"orders-delay-level{suffix}") for suffix in ("", "-hour")]
         before = [memory.admin.partitioned_stats(name) for name in names]
@@ -218,12 +218,12 @@ def test_looking_leaves_no_trace() -> None:
 @pytest.mark.parametrize(
     "where", ["sise > 1", "size >", "1) --", "size > 1; drop table x", "size = 'many'"]
 )
-def test_a_condition_that_cannot_be_used(where: str) -> None:
+def test_invalid_conditions(where: str) -> None:
     with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
         list(inspector(memory).rows(Selection(where=where)))
 
 
-def test_other_input_that_cannot_be_used() -> None:
+def test_other_invalid_input() -> None:
     with filled(20) as (memory, _):
         look = inspector(memory)
         with pytest.raises(InvalidInputError, match="no column colour"):
@@ -232,7 +232,7 @@ def test_other_input_that_cannot_be_used() -> None:
             list(look.batches(Selection(where="size > 1")))
 
 
-def test_reading_read_in_parallel() -> None:
+def test_parallel_reads() -> None:
     def read(item: int) -> Iterator[int]:
         yield from (item * 10 + n for n in range(3))
 
@@ -252,7 +252,7 @@ def test_reading_read_in_parallel() -> None:
         list(read_in_parallel([1, 2, 3], broken))
 
 
-def test_an_error_while_reading_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_a_read_keeps_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Iterator[Any]:
         raise BrokerError("the broker is overloaded")
         yield
@@ -269,7 +269,7 @@ def test_an_error_while_reading_keeps_its_words(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """``run("histogram", "orders", …)``: ``delaylevel pending`` on 200 messages in memory."""
+    """Return ``run("histogram", …)``, which runs ``delaylevel pending`` on 200 messages."""
     with filled(200) as (memory, sent):
 
         @contextmanager
@@ -328,7 +328,7 @@ def test_a_list(run: Any) -> None:
     assert "PAYLOAD" in run("orders", "--payload", "--limit", "1").stdout
 
 
-def test_nothing_asked_for(run: Any) -> None:
+def test_no_message_matches(run: Any) -> None:
     none = run("orders", "--key", "nobody")
     assert (none.exit_code, none.stdout) == (0, "")
     assert none.stderr == "No pending message matches.\n"
@@ -373,7 +373,7 @@ def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) 
         assert rows[0]["key"] == long
 
 
-def test_bars_and_averages(run: Any) -> None:
+def test_histograms_and_averages_by_command(run: Any) -> None:
     shown = run("histogram", "orders", "--by", "day")
     assert shown.stdout.splitlines()[0].split() == ["DAY", "(UTC)", "MESSAGES"]
     assert "█" not in shown.stdout
@@ -389,7 +389,7 @@ def test_bars_and_averages(run: Any) -> None:
     assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
 
 
-def test_finding(run: Any) -> None:
+def test_find(run: Any) -> None:
     (row,) = json.loads(run("find", "orders", "--property", "number=17", "-o", "json").stdout)
     again = run("find", "orders", "--id", row["id"], "-o", "json")
     assert json.loads(again.stdout) == [row]
@@ -417,14 +417,14 @@ def test_exit_codes(run: Any, arguments: tuple[str, ...], exit_code: int) -> Non
     assert "Error: " in result.stderr
 
 
-def test_a_broker_that_is_away() -> None:
+def test_unreachable_broker() -> None:
     for arguments in (["orders"], ["average", "orders", "size"]):
         url = ["--service-url", "pulsar://127.0.0.1:1"]
         assert CliRunner().invoke(cli, [*url, "pending", *arguments]).exit_code == 3
 
 
 def test_the_columns_are_pinned() -> None:
-    """Conditions name them: they are part of what users write down."""
+    """Compare the schema with a fixed one, because conditions in users' scripts name columns."""
     text, number, small = pa.string(), pa.int64(), pa.int32()
     expected = pa.schema(
         [
@@ -453,7 +453,9 @@ def test_the_columns_are_pinned() -> None:
     assert SCHEMA.equals(expected, check_metadata=True)
 
 
-def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_the_journal_marks_as_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     np = pytest.importorskip("numpy")
     from delaylevel.dispatcher.journal.records import (
         Commit,
@@ -484,24 +486,24 @@ def test_what_the_release_log_has_is_not_pending(monkeypatch: pytest.MonkeyPatch
         for exact in (False, True):
             found = look.horizon(exact=exact)
             assert (found.messages, found.exact) == (len(left), True)
-        # A log that is too long for an estimate: its last record's time decides, and that is said.
+        # For an estimate of a journal that is too long, the time of its last record decides.
         monkeypatch.setattr("delaylevel.inspection.inspector._JOURNAL_RECORDS", 1)
         memory.clock.advance(timedelta(minutes=20))
         producer.send(encode(LowWatermark(0)))
         written = memory.clock.now_ms()
         memory.clock.advance(timedelta(minutes=20))
-        supposed = look.horizon()
-        assert supposed.window_by_clock
-        assert "window" not in supposed.exact_parts
+        by_clock = look.horizon()
+        assert by_clock.window_by_clock
+        assert "window" not in by_clock.exact_parts
         in_partition = [row.due_ms or 0 for row in waiting if row.partition == gone[0].partition]
-        assert supposed.messages == len(sent) - sum(due <= written for due in in_partition)
+        assert by_clock.messages == len(sent) - sum(due <= written for due in in_partition)
         assert look.horizon(exact=True).messages == len(left)
 
 
-def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() -> None:
+def test_overdue_messages_in_the_window_are_shown_without_a_dispatcher() -> None:
     pytest.importorskip("pyroaring")
     with filled(30, final_window="tracker") as (memory, sent):
-        memory.clock.advance(timedelta(hours=3))  # nobody moves or releases anything
+        memory.clock.advance(timedelta(hours=3))  # no mover or dispatcher runs
         late = [one for one in sent if one.due_ms <= memory.clock.now_ms()]
         assert late
         for exact in (False, True):
@@ -510,7 +512,7 @@ def test_what_is_overdue_in_the_window_is_seen_while_no_dispatcher_is_at_work() 
             assert found.messages == len(sent)
 
 
-def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> None:
+def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
     np = pytest.importorskip("numpy")
     from delaylevel.dispatcher.journal.records import Commit, Intent, encode, pack
     from delaylevel.dispatcher.journal.state import JournalState
@@ -542,7 +544,7 @@ def test_a_snapshot_of_the_log_is_read_without_the_ids_that_it_remembers() -> No
         assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
 
 
-def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
+def test_a_journal_whose_front_moves_during_the_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyroaring")
@@ -566,7 +568,9 @@ def test_a_log_whose_front_moves_while_it_is_read_is_read_again(
         assert starts[0] < starts[1]
 
 
-def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rows_are_read_without_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("delaylevel.inspection.distribution._LARGE_BACKLOG", 100)
     monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", 5)
     with filled(400) as (memory, sent):
@@ -582,20 +586,20 @@ def test_the_first_of_many_are_read_without_the_others(monkeypatch: pytest.Monke
         later = Selection(Window(sorted(one.due_ms for one in sent)[200], None))
         assert [row.id for row in look.rows(later, limit=10)] == every[200:210]
         assert [row.id for row in look.rows(limit=1000)] == every
-        # An estimate that promises too much costs another read, and no row.
+        # If the estimated range has too few messages, a second read returns the right rows.
         monkeypatch.setattr("delaylevel.inspection.distribution._MARGIN", -20)
         assert [row.id for row in look.rows(limit=10)] == every[:10]
 
 
-def test_how_much_will_be_read_is_said_before() -> None:
+def test_the_expected_number_of_messages_is_reported_before_the_read() -> None:
     with filled(200) as (memory, sent):
-        said: list[int] = []
+        expected: list[int] = []
         read: list[int] = []
         look = inspector(memory)
-        assert look.average("size", tell=read.append, expect=said.append).messages == len(sent)
-        assert said == [len(sent)] == [sum(read)]
-        assert look.find("nobody", expect=said.append) == []
-        assert said == [len(sent)] * 2
+        assert look.average("size", tell=read.append, expect=expected.append).messages == len(sent)
+        assert expected == [len(sent)] == [sum(read)]
+        assert look.find("nobody", expect=expected.append) == []
+        assert expected == [len(sent)] * 2
 
 
 def test_progress_is_drawn_on_a_terminal_only(
@@ -615,7 +619,7 @@ def test_progress_is_drawn_on_a_terminal_only(
 
     assert read(False, 100_000) == ""
     assert "Reading" in read(True, 100_000)
-    # A little, and what nobody can foretell, is counted, and the count wiped once.
+    # Small and unknown numbers are shown as a count, which is erased once.
     counted = read(True, 5000)
     assert "Read 5,000 messages" in counted
     assert counted.count(" " * 40) == 1
