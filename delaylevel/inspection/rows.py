@@ -188,7 +188,7 @@ def _place(description: LevelTopicDescription, source: SourcePartition) -> str:
 
 
 def row_columns(value: bool) -> list[str]:
-    """Return the names of the columns of a :class:`PendingRow`, with or without its payload."""
+    """Return the names of all columns, or of all but the payload."""
     return [name for name in SCHEMA.names if value or name != "value"]
 
 
