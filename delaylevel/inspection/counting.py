@@ -31,16 +31,13 @@ def count(
         own = own_topic(item.source)
         with closing(snapshot.read(item)) as messages:
             while True:
-                found = [
-                    observe(message, (ledger, entry, batch), own)
-                    for message, ledger, entry, batch in islice(messages, _CHUNK)
-                ]
+                found = [observe(one, own) for one in islice(messages, _CHUNK)]
                 if not found:
                     break
                 progress.add(len(found))
                 counted.looked_at += len(found)
-                for _, due_ms, target in snapshot.select(item.source, found):
-                    counted.add(due_ms, target)
+                for one in snapshot.select(item.source, found):
+                    counted.add(one.due_ms, one.target)
         yield item, counted
 
     return read_in_parallel(snapshot.ranges, read)

@@ -22,19 +22,19 @@ from delaylevel.topics.scan import Window
 _LARGE_BACKLOG = 50_000
 _MARGIN = 500
 
-RawPosition = tuple[int, int, int]  # ledger, entry, batch index (-1 for an unbatched entry)
-
 
 class Observation(NamedTuple):
     """The facts about a message that decide when, where and for whom it is pending.
 
     Attributes:
-        position: its position in its partition.
+        ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         due_ms: the due time, ms since the epoch; None if it cannot be read.
         target: the full name of its business topic.
     """
 
-    position: RawPosition
+    ledger: int
+    entry: int
+    batch: int
     due_ms: int | None
     target: str
 
@@ -95,12 +95,12 @@ class SampledDistribution:
     def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
         """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
         dues = []
-        for _, due_ms, target in messages:
-            if due_ms is None:
+        for message in messages:
+            if message.due_ms is None:
                 self.damaged += weight
             else:
-                dues.append(due_ms)
-                self.targets[target] = self.targets.get(target, 0.0) + weight
+                dues.append(message.due_ms)
+                self.targets[message.target] = self.targets.get(message.target, 0.0) + weight
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
 

@@ -128,9 +128,7 @@ def read_rows(
         constants = {"place": _place(snapshot.description, item.source)}
         with closing(_selected(snapshot, selection, item, progress)) as found:
             for chunk in in_chunks(found, ROWS_PER_BATCH, BYTES_PER_BATCH):
-                positions = [(one.ledger, one.entry, one.batch) for one in chunk]
-                pending = snapshot.pending(item.source, positions, [one.due_ms for one in chunk])
-                rows = list(compress(chunk, pending))
+                rows = list(compress(chunk, snapshot.pending(item.source, chunk)))
                 if rows:
                     yield to_record_batch(rows, item.source, schema, constants)
 

@@ -153,16 +153,17 @@ class _RangeSampler:
         size = 0
         start = self._entries.position(number)
         with closing(self._snapshot.read(self._item, start, self._queue)) as messages:
-            for message, ledger, entry, batch in messages:
+            for one in messages:
                 if first is None:
-                    first, size = message, max(1, batch_size(message.message_id()))
-                found.append(observe(message, (ledger, entry, batch), self._own_topic))
+                    first = one[0]
+                    size = max(1, batch_size(first.message_id()))
+                found.append(observe(one, self._own_topic))
                 if len(found) >= max(self._least, min(size, _MOST_MESSAGES)):
                     break
         if first is None:
             return
         # Of the last entry, only a part may have been read.
-        entries = len({one.position[:2] for one in found})
+        entries = len({(one.ledger, one.entry) for one in found})
         per_entry = float(size) if size > 1 else len(found) / entries
         self._queue = max(1, int(self._least / per_entry))
         pending = self._snapshot.select(self._item.source, found)
@@ -173,7 +174,7 @@ class _RangeSampler:
     def count(self) -> SampledDistribution:
         """Read the whole range."""
         with closing(self._snapshot.read(self._item)) as messages:
-            found = [observe(one, (a, b, c), self._own_topic) for one, a, b, c in messages]
+            found = [observe(one, self._own_topic) for one in messages]
         source = self._item.source
         result = SampledDistribution(exact=self._snapshot.exact(source), looked_at=len(found))
         result.add(self._snapshot.select(source, found))

@@ -18,8 +18,8 @@ from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
-from .distribution import Observation, RawPosition
-from .window_view import BrokerWindow, TrackerWindow, WindowView
+from .distribution import Observation
+from .window_view import BrokerWindow, Messages, TrackerWindow, WindowView
 
 
 class CountingAdmin(TopicAdmin, Protocol):
@@ -84,27 +84,16 @@ class PendingSnapshot:
         start = item.start if start is None else start
         return messages_in_range(self.client, item.source.topic, start, item.end, queue=queue)
 
-    def pending(
-        self,
-        source: SourcePartition,
-        positions: Sequence[RawPosition],
-        due_ms: Sequence[int | None],
-    ) -> list[bool]:
-        """Return which messages of a partition are pending; arguments as in ``WindowView``."""
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        """Return which messages of a partition are pending."""
         if source.role is Role.WINDOW:
-            return self.window.pending(source, positions, due_ms)
-        return [True] * len(positions)
+            return self.window.pending(source, messages)
+        return [True] * len(messages)
 
     def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
         """Return the observed messages that are pending, and are for the requested target."""
-        pending = self.pending(
-            source, [one.position for one in found], [one.due_ms for one in found]
-        )
-        return [
-            one
-            for one in compress(found, pending)
-            if self.target is None or one.target == self.target
-        ]
+        pending = compress(found, self.pending(source, found))
+        return [one for one in pending if self.target in (None, one.target)]
 
     def exact(self, source: SourcePartition) -> bool:
         """Return True if it is certain which messages of a partition are pending."""
@@ -140,16 +129,12 @@ def take_snapshot(
     return PendingSnapshot(client, admin, description, target, window, ranges)
 
 
-def observe(message: Any, position: RawPosition, own: str) -> Observation:
-    """Return the facts about a message.
-
-    Args:
-        message: a message of the client's core.
-        position: its position.
-        own: the target of a message that names none, i.e. the topic in which it waits.
-    """
+def observe(found: RawMessage, own: str) -> Observation:
+    """Return the facts about a message; ``own`` is the topic in which it waits."""
+    message, ledger, entry, batch = found
     properties = message.properties()
-    return Observation(position, due_of(properties), properties.get(TARGET) or own)
+    target = properties.get(TARGET) or own
+    return Observation(ledger, entry, batch, due_of(properties), target)
 
 
 def own_topic(source: SourcePartition) -> str:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import MissingExtraError, NotFoundError
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.message import LazyMessage
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.scan import PendingRange, Window, pending_start
 
-from .distribution import RawPosition
+from .distribution import Observation
 
+Messages: TypeAlias = Sequence[Observation | LazyMessage]
 _THREADS = 4
 
 
@@ -30,19 +32,8 @@ class WindowView(Protocol):
         """Return ranges with all pending messages that are due in a window, and maybe others."""
         ...
 
-    def pending(
-        self,
-        source: SourcePartition,
-        positions: Sequence[RawPosition],
-        due_ms: Sequence[int | None],
-    ) -> list[bool]:
-        """Return which messages of a partition are pending.
-
-        Args:
-            source: the partition.
-            positions: positions of the messages there.
-            due_ms: due times of the messages, ms since the epoch; None for unknown ones.
-        """
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        """Return which messages of a partition are pending."""
         ...
 
     def exact(self, source: SourcePartition) -> bool:
@@ -90,13 +81,8 @@ class BrokerWindow:
                     found.append(item)
         return found
 
-    def pending(
-        self,
-        source: SourcePartition,
-        positions: Sequence[RawPosition],
-        due_ms: Sequence[int | None],
-    ) -> list[bool]:
-        return [due is not None and due > self._now_ms for due in due_ms]
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        return _due_after(messages, self._now_ms)
 
     def exact(self, source: SourcePartition) -> bool:
         return True  # the broker itself delivers by the clock
@@ -133,7 +119,7 @@ class TrackerWindow:
         self._most_journal_records = most_journal_records
         # By partition: a function that tells released positions, or else the time until which
         # everything counts as released.
-        self._released: dict[int, Callable[[Sequence[RawPosition]], list[bool]]] = {}
+        self._released: dict[int, Callable[[Sequence[tuple[int, int, int]]], list[bool]]] = {}
         self._released_until_ms: dict[int, int] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
@@ -150,17 +136,11 @@ class TrackerWindow:
             found = list(pool.map(lambda index: self._range(index, since_ms), range(count)))
         return [item for item in found if item is not None]
 
-    def pending(
-        self,
-        source: SourcePartition,
-        positions: Sequence[RawPosition],
-        due_ms: Sequence[int | None],
-    ) -> list[bool]:
+    def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
         released = self._released.get(source.partition)
         if released is None:
-            until_ms = self._released_until_ms[source.partition]
-            return [due is not None and due > until_ms for due in due_ms]
-        return [not one for one in released(positions)]
+            return _due_after(messages, self._released_until_ms[source.partition])
+        return [not one for one in released([(m.ledger, m.entry, m.batch) for m in messages])]
 
     def exact(self, source: SourcePartition) -> bool:
         return source.partition in self._released
@@ -198,6 +178,10 @@ def _longest_stay_ms(description: LevelTopicDescription) -> int:
     """
     finest = description.levels[len(description.levels) - 1]
     return finest.near_due_ms + finest.lead_ms
+
+
+def _due_after(messages: Messages, time_ms: int) -> list[bool]:
+    return [one.due_ms is not None and one.due_ms > time_ms for one in messages]
 
 
 def _partitions(admin: TopicAdmin, topic: TopicName) -> list[TopicName]:
