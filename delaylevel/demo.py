@@ -1,27 +1,29 @@
 """The demonstration: real messages through real levels, counted at every step.
 
-Two levels with units of seconds, three business topics with a schema each, the Spark sync job as
-the mover, a dispatcher for the final window, and consumers (Exclusive and Shared) that check every
-message against what was sent.
+It uses two levels with units of seconds, three business topics with different schemas, the Spark
+sync job as the mover, a dispatcher for the final window, and consumers (Exclusive and Shared) that
+compare every message with the one that was sent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 from pulsar.schema import BytesSchema, JsonSchema, Record, String, StringSchema
 
-from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.reader import read_range
@@ -36,34 +38,32 @@ from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import registry as topics
 from delaylevel.topics.stats import pending_entries_in
 
-LEVELS = Levels(
-    [
-        PartitionStrategy(
-            partition_by=timedelta(seconds=10),
-            maximum_delay=timedelta(seconds=50),
-            lead=timedelta(seconds=4),
-        ),
-        PartitionStrategy(
-            partition_by=timedelta(seconds=4),
-            maximum_delay=timedelta(seconds=12),
-            lead=timedelta(seconds=2),
-        ),
-    ]
-)
+
+def _level(unit_s: int, maximum_s: int, lead_s: int) -> PartitionStrategy:
+    return PartitionStrategy(
+        partition_by=timedelta(seconds=unit_s),
+        maximum_delay=timedelta(seconds=maximum_s),
+        lead=timedelta(seconds=lead_s),
+    )
+
+
+LEVELS = Levels([_level(10, 50, 4), _level(4, 12, 2)])
 LONGEST_DELAY_S = 48
+# A message that has not arrived by then counts as lost.
+_TIMEOUT_S = 150.0
 _LEVEL_TOPIC = "demo-delay-level"
 _SEQUENCE = "sequence"
 
 
 class Order(Record):  # type: ignore[misc, unused-ignore]
-    """A record for the topic with a JSON schema."""
+    """Value of the messages in the topic with a JSON schema."""
 
     customer = String()
     note = String()
 
 
 _TOPICS: tuple[tuple[str, Any, Callable[[int], Any]], ...] = (
-    # This one has an Exclusive subscription, which the broker's own timer could not serve.
+    # The first topic gets an Exclusive subscription, which the broker's own timer does not support.
     ("demo-reminders", BytesSchema(), lambda i: b"%03d" % (i % 1000)),
     ("demo-coupons", StringSchema(), lambda i: f"coupon {i} \u2713"),
     ("demo-orders", JsonSchema(Order), lambda i: Order(customer=f"c{i % 97}", note=f"order {i}")),
@@ -72,13 +72,13 @@ _TOPICS: tuple[tuple[str, Any, Callable[[int], Any]], ...] = (
 
 @dataclass(frozen=True)
 class PartitionCount:
-    """What went through one partition of a level.
+    """Numbers of messages that went through one partition of a level.
 
     Attributes:
-        level: the unit, in words; ``window``, ``held`` and ``dead-letter`` for those topics.
+        level: the name of the level; ``window``, ``held`` and ``dead-letter`` for those topics.
         partition: its index.
-        from_producer: how many messages the wrapper parked there.
-        from_mover: how many a mover parked there.
+        from_producer: number of messages from the producer wrapper.
+        from_mover: number of messages from a mover.
     """
 
     level: str
@@ -89,15 +89,15 @@ class PartitionCount:
 
 @dataclass
 class Snapshot:
-    """How far the demonstration is.
+    """Progress of the demonstration.
 
     Attributes:
-        phase: what happens now, in words.
-        sent, delivered: messages so far.
-        total: messages in all.
-        pending: entries that wait, by (level's name, partition).
+        phase: the current activity, in words.
+        total: number of messages in all.
+        sent, delivered: numbers of messages so far.
+        pending: numbers of waiting entries, by (name of the level, partition).
         elapsed_s: seconds since the first message.
-        late_ms: the lateness of the last messages, in ms, newest last.
+        late_ms: the lateness of the last messages, ms, newest last.
     """
 
     phase: str
@@ -111,16 +111,16 @@ class Snapshot:
 
 @dataclass
 class DemoResult:
-    """What the demonstration found.
+    """Result of the demonstration.
 
     Attributes:
-        sent: how many messages were sent.
-        lost, duplicated, damaged: how many did not arrive, came again, or came changed.
-        early: how many came before they were due.
-        undelayed: how many were sent straight to a business topic, because they were due.
-        partitions: what went through each partition.
-        late_ms: every message's lateness in ms, sorted; negative for early ones.
-        seconds: how long it took from the first message to the last.
+        sent: number of messages sent.
+        lost, duplicated, damaged: numbers of missing, repeated and changed messages.
+        early: number of messages that arrived before they were due.
+        undelayed: number of messages sent straight to a business topic, because they were due.
+        partitions: numbers of messages in each partition.
+        late_ms: the lateness of all messages, ms, sorted; negative for early ones.
+        seconds: time from the first message to the last.
     """
 
     sent: int
@@ -135,7 +135,7 @@ class DemoResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was lost, duplicated, changed or early."""
+        """True if no message was lost, duplicated, changed or early."""
         return not (self.lost or self.duplicated or self.damaged or self.early) and self.sent > 0
 
     def late_at(self, quantile: float) -> int:
@@ -145,337 +145,251 @@ class DemoResult:
         return self.late_ms[min(len(self.late_ms) - 1, int(quantile * len(self.late_ms)))]
 
 
-@dataclass
-class _Expected:
+class _Message(NamedTuple):
+    """The parts of a message that must arrive as they were sent."""
+
     topic: str
     value: Any
     key: str
     event_ms: int
-    due_ms: int
-
-
-class _Ledger:
-    """What was sent and what came back; written by many threads."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.expected: dict[int, _Expected] = {}
-        self.seen: Counter[int] = Counter()
-        self.damaged: set[int] = set()
-        self.late_ms: list[int] = []
-        self.refused: Counter[str] = Counter()
-
-    def received(self, topic: str, message: Any, now_ms: int) -> None:
-        properties = message.properties()
-        number = int(properties[_SEQUENCE])
-        wanted = self.expected[number]
-        same = (
-            topic == wanted.topic
-            and _plain(message.value()) == _plain(wanted.value)
-            and message.partition_key() == wanted.key
-            and message.event_timestamp() == wanted.event_ms
-            and due_of(properties) == wanted.due_ms
-        )
-        with self.lock:
-            self.seen[number] += 1
-            if not same:
-                self.damaged.add(number)
-            self.late_ms.append(now_ms - wanted.due_ms)
+    due_ms: int | None
 
 
 def run(
-    connection: Connection,
-    checkpoint: Path,
-    messages: int,
-    show: Callable[[Snapshot], None],
-    *,
-    timeout_s: float = 150.0,
-    seed: int = 1,
+    connection: Connection, checkpoint: Path, messages: int, show: Callable[[Snapshot], None]
 ) -> DemoResult:
-    """Send messages of mixed delays through two levels, and wait until all have come out.
+    """Send messages with different delays through two levels, and wait until all are delivered.
 
     Args:
-        connection: a cluster to itself: topics ``demo-*`` of ``public/default`` are used.
-        checkpoint: a folder for the Spark job's checkpoint.
-        messages: how many to send.
-        show: called about twice a second with how far it is.
-        timeout_s: after so many seconds what has not come is counted as lost.
-        seed: of the delays.
+        connection: a cluster for this demonstration alone: it uses the topics ``demo-*`` of
+            ``public/default``.
+        checkpoint: the folder of the Spark job's checkpoint.
+        messages: number of messages to send.
+        show: function to call with the progress about twice a second.
 
     Raises:
         BrokerError: the job failed, or the broker refused messages.
     """
-    snapshot = Snapshot("starting the Spark job", messages)
-    show(snapshot)
-    with contextlib.ExitStack() as stack:
-        client = DelayLevelClient.from_connection(connection, logger=_clientlog.silent())
+    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
+
+    with ExitStack() as stack:
+        logger = client_log.silent()
+        client = DelayLevelClient.from_connection(connection, logger=logger)
         stack.callback(client.close)
         admin = stack.enter_context(Admin.from_connection(connection))
-        ledger = _Ledger()
-        ended = threading.Event()
+        snapshot = Snapshot("starting the Spark job", messages)
+        show(snapshot)
+        demo = _Demonstration(client, admin, snapshot, show)
         for index, (topic, schema, _) in enumerate(_TOPICS):
             kind = pulsar.ConsumerType.Shared if index else pulsar.ConsumerType.Exclusive
-            stack.enter_context(_consuming(client, topic, schema, kind, ledger, ended))
-        description = _create(admin)
-        job = stack.enter_context(_moving(connection, checkpoint, description))
-        job.wait_ready(120)
-
-        dispatcher = stack.enter_context(
-            _dispatching(connection, description, checkpoint.with_name("window"))
+            consumer = client.subscribe(topic, "demo", consumer_type=kind, schema=schema)
+            stack.callback(consumer.close)
+            consume = partial(demo.consume, topic, consumer)
+            stack.enter_context(_running(f"consume-{topic}", consume, demo.ended.set))
+        description = topics.create(
+            admin,
+            LevelTopicDescription(
+                topic=_LEVEL_TOPIC,
+                levels=LEVELS,
+                targets=tuple(name for name, _, _ in _TOPICS),
+                final_window=FinalWindow.TRACKER,
+            ),
         )
+        job = SparkSyncJob(
+            connection,
+            SyncSettings((description.topic,), checkpoint=str(checkpoint), trigger_ms=250),
+        )
+        moving = stack.enter_context(_running("spark-sync", job.run, job.stop))
+        _wait(moving, "the Spark job", lambda: job.wait_ready(0.25), 120)
+        # The dispatcher works in a thread, with a client and an admin client of its own.
+        dispatcher = Dispatcher(
+            stack.enter_context(
+                closing(pulsar.Client(**connection.client_kwargs(), logger=logger))
+            ),
+            stack.enter_context(Admin.from_connection(connection)),
+            [description.topic],
+            DispatchSettings(directory=checkpoint.with_name("window")),
+        )
+        releasing = stack.enter_context(_running("dispatcher", dispatcher.run, dispatcher.stop))
+        _wait(releasing, "the dispatcher", lambda: _is_releasing(dispatcher, description), 60)
 
         started = time.monotonic()
         snapshot.phase = "sending"
-        _send(client, messages, seed, ledger, snapshot, show)
+        demo.send(random.Random(1))
         snapshot.phase = "waiting for what is due"
-        deadline = started + timeout_s
-        while len(ledger.seen) < messages and time.monotonic() < deadline:
-            job.check()
-            _look(admin, dispatcher, ledger, snapshot, started)
+        while len(demo.seen) < messages and time.monotonic() < started + _TIMEOUT_S:
+            if moving.done():
+                moving.result()  # raises its failure
+            demo.look(dispatcher, started)
             show(snapshot)
             time.sleep(0.5)
         seconds = time.monotonic() - started
-        # What would come twice comes within a moment of the first: a look at the queue's end.
+        # A duplicate arrives within moments of the original: wait for the end of the queues.
         time.sleep(2.0)
-        ended.set()
-        _look(admin, dispatcher, ledger, snapshot, started)
+        demo.ended.set()
+        demo.look(dispatcher, started)
         snapshot.phase = "counting"
         show(snapshot)
-        return _result(client, admin, description, ledger, messages, seconds)
+        return demo.result(description, seconds)
 
 
-def _create(admin: Admin) -> LevelTopicDescription:
-    return topics.create(
-        admin,
-        LevelTopicDescription(
-            topic=_LEVEL_TOPIC,
-            levels=LEVELS,
-            targets=tuple(name for name, _, _ in _TOPICS),
-            final_window=FinalWindow.TRACKER,
-        ),
-    )
+@dataclass
+class _Demonstration:
+    """Record of sent and received messages; consumers write it from several threads."""
 
+    client: DelayLevelClient
+    admin: Admin
+    snapshot: Snapshot
+    show: Callable[[Snapshot], None]
+    sent: dict[int, _Message] = field(default_factory=dict)
+    seen: Counter[int] = field(default_factory=Counter)
+    damaged: set[int] = field(default_factory=set)
+    late_ms: list[int] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    ended: threading.Event = field(default_factory=threading.Event)
 
-def _send(
-    client: DelayLevelClient,
-    messages: int,
-    seed: int,
-    ledger: _Ledger,
-    snapshot: Snapshot,
-    show: Callable[[Snapshot], None],
-) -> None:
-    choose = random.Random(seed)
-    clock = SystemClock()
-    outcomes: dict[Any, Any] = {}
-    with contextlib.ExitStack() as stack:
-        producers = [
-            stack.enter_context(
-                client.create_producer(
-                    topic,
-                    enable_delay_level_topic=True,
-                    delay_level_topic=_LEVEL_TOPIC,
-                    schema=schema,
-                    block_if_queue_full=True,
-                    batching_enabled=True,
-                )
-            )
-            for topic, schema, _ in _TOPICS
-        ]
-        for number in range(messages):
-            which = number % len(_TOPICS)
-            topic, _, make = _TOPICS[which]
-            due_ms = clock.now_ms() + choose.randint(0, LONGEST_DELAY_S * 1000)
-            wanted = _Expected(topic, make(number), f"key-{number % 11}", 1 + number, due_ms)
-            ledger.expected[number] = wanted
-            producers[which].send_async(
-                wanted.value,
-                outcomes.setdefault,
-                properties={_SEQUENCE: str(number)},
-                partition_key=wanted.key,
-                event_timestamp=wanted.event_ms,
-                deliver_at=due_ms,
-            )
-            snapshot.sent = number + 1
-            if number % 500 == 0:
-                show(snapshot)
-        for producer in producers:
-            producer.flush()
-    refused = [str(outcome) for outcome in outcomes if outcome != pulsar.Result.Ok]
-    if refused:
-        raise BrokerError(f"the broker refused messages: {', '.join(refused)}")
-
-
-@contextlib.contextmanager
-def _consuming(
-    client: Any, topic: str, schema: Any, kind: Any, ledger: _Ledger, ended: threading.Event
-) -> Iterator[None]:
-    consumer = client.subscribe(topic, "demo", consumer_type=kind, schema=schema)
-    clock = SystemClock()
-
-    def consume() -> None:
-        while not ended.is_set():
+    def consume(self, topic: str, consumer: Any) -> None:
+        """Compare every message of a topic with the one that was sent, until the end."""
+        clock = SystemClock()
+        while not self.ended.is_set():
             try:
                 message = consumer.receive(timeout_millis=250)
             except pulsar.Timeout:
                 continue
-            ledger.received(topic, message, clock.now_ms())
+            now_ms = clock.now_ms()
+            properties = message.properties()
+            number = int(properties[_SEQUENCE])
+            sent = self.sent[number]
+            received = _Message(
+                topic,
+                _plain(message.value()),
+                message.partition_key(),
+                message.event_timestamp(),
+                due_of(properties),
+            )
+            with self.lock:
+                self.seen[number] += 1
+                if received != sent:
+                    self.damaged.add(number)
+                self.late_ms.append(now_ms - (sent.due_ms or 0))
             consumer.acknowledge(message)
 
-    thread = threading.Thread(target=consume, name=f"consume-{topic}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        consumer.close()
+    def send(self, choose: random.Random) -> None:
+        """Send all messages, each after a random delay to the next of the topics."""
+        clock = SystemClock()
+        outcomes: dict[Any, Any] = {}
+        producers = [
+            self.client.create_producer(
+                topic,
+                enable_delay_level_topic=True,
+                delay_level_topic=_LEVEL_TOPIC,
+                schema=schema,
+                block_if_queue_full=True,
+                batching_enabled=True,
+            )
+            for topic, schema, _ in _TOPICS
+        ]
+        for number in range(self.snapshot.total):
+            index = number % len(_TOPICS)
+            topic, _, make = _TOPICS[index]
+            value = make(number)
+            due_ms = clock.now_ms() + choose.randint(0, LONGEST_DELAY_S * 1000)
+            sent = _Message(topic, _plain(value), f"key-{number % 11}", 1 + number, due_ms)
+            self.sent[number] = sent
+            producers[index].send_async(
+                value,
+                outcomes.setdefault,
+                properties={_SEQUENCE: str(number)},
+                partition_key=sent.key,
+                event_timestamp=sent.event_ms,
+                deliver_at=due_ms,
+            )
+            self.snapshot.sent = number + 1
+            if number % 500 == 0:
+                self.show(self.snapshot)
+        for producer in producers:
+            producer.flush()
+            producer.close()
+        refused = [str(outcome) for outcome in outcomes if outcome != pulsar.Result.Ok]
+        if refused:
+            raise BrokerError(f"the broker refused messages: {', '.join(refused)}")
 
+    def look(self, dispatcher: Dispatcher, started: float) -> None:
+        """Update the progress."""
+        (description,) = dispatcher.descriptions
+        snapshot = self.snapshot
+        snapshot.elapsed_s = time.monotonic() - started
+        snapshot.delivered = len(self.seen)
+        snapshot.late_ms = self.late_ms[-500:]
+        for level in description.levels:
+            partitions = self.admin.partitioned_stats(description.level_topic(level.index))
+            for index, stats in partitions.items():
+                snapshot.pending[level.name, index] = pending_entries_in(stats)
+        for (_, index), owned in sorted(dispatcher.figures().items()):
+            snapshot.pending[Role.WINDOW.value, index] = owned.pending
 
-class _Job:
-    """The sync job in a thread, and its failure if it has one."""
-
-    def __init__(self, job: Any) -> None:
-        self._job = job
-        self._failure: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="spark-sync")
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._job.run()
-        except BaseException as error:  # handed to the thread that waits
-            self._failure = error
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def wait_ready(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self._job.wait_ready(0.25):
-            self.check()
-            if time.monotonic() > deadline:
-                raise BrokerError(f"the Spark job did not start within {timeout_s:.0f} s")
-
-    def stop(self) -> None:
-        self._job.stop()
-        self.thread.join()
-
-
-@contextlib.contextmanager
-def _moving(
-    connection: Connection, checkpoint: Path, description: LevelTopicDescription
-) -> Iterator[_Job]:
-    from delaylevel.spark_sync import SparkSyncJob, SyncSettings
-
-    job = _Job(
-        SparkSyncJob(
-            connection,
-            SyncSettings((description.topic,), checkpoint=str(checkpoint), trigger_ms=250),
+    def result(self, description: LevelTopicDescription, seconds: float) -> DemoResult:
+        """Return the result; count the messages of every partition."""
+        messages = self.snapshot.total
+        partitions = self._partition_counts(description)
+        parked = sum(p.from_producer for p in partitions if p.level != Role.DEAD_LETTER.value)
+        return DemoResult(
+            sent=messages,
+            lost=messages - len(self.seen),
+            duplicated=sum(count - 1 for count in self.seen.values()),
+            damaged=len(self.damaged),
+            early=sum(late < 0 for late in self.late_ms),
+            undelayed=messages - parked,
+            partitions=partitions,
+            late_ms=sorted(self.late_ms),
+            seconds=seconds,
         )
-    )
-    try:
-        yield job
-    finally:
-        job.stop()
 
-
-@contextlib.contextmanager
-def _dispatching(
-    connection: Connection, description: LevelTopicDescription, directory: Path
-) -> Iterator[Dispatcher]:
-    """Run a dispatcher in a thread, with a client of its own; return when it owns the window."""
-    client = pulsar.Client(**connection.client_kwargs(), logger=_clientlog.silent())
-    try:
-        with Admin.from_connection(connection) as admin:
-            settings = DispatchSettings(directory=directory)
-            dispatcher = Dispatcher(client, admin, [description.topic], settings)
-            thread = threading.Thread(target=dispatcher.run, name="dispatcher")
-            thread.start()
-            try:
-                deadline = time.monotonic() + 60
-                while not _releasing(dispatcher, description):
-                    if time.monotonic() > deadline:
-                        raise BrokerError("the dispatcher did not start within 60 s")
-                    time.sleep(0.05)
-                yield dispatcher
-            finally:
-                dispatcher.stop()
-                thread.join()
-    finally:
-        client.close()
-
-
-def _releasing(dispatcher: Dispatcher, description: LevelTopicDescription) -> bool:
-    states = [figures.state for figures in dispatcher.figures().values()]
-    return states == ["releasing"] * description.window_partitions
-
-
-def _look(
-    admin: Admin,
-    dispatcher: Dispatcher,
-    ledger: _Ledger,
-    snapshot: Snapshot,
-    started: float,
-) -> None:
-    (description,) = dispatcher.descriptions
-    snapshot.elapsed_s = time.monotonic() - started
-    snapshot.delivered = len(ledger.seen)
-    snapshot.late_ms = ledger.late_ms[-500:]
-    for level in description.levels:
-        for index, stats in admin.partitioned_stats(description.level_topic(level.index)).items():
-            snapshot.pending[level.name, index] = pending_entries_in(stats)
-    for (_, index), figures in sorted(dispatcher.figures().items()):
-        snapshot.pending[Role.WINDOW.value, index] = figures.pending
-
-
-def _result(
-    client: Any,
-    admin: Admin,
-    description: LevelTopicDescription,
-    ledger: _Ledger,
-    messages: int,
-    seconds: float,
-) -> DemoResult:
-    partitions = _count_partitions(client, admin, description)
-    parked = sum(p.from_producer for p in partitions if p.level not in (Role.DEAD_LETTER.value,))
-    late_ms = sorted(ledger.late_ms)
-    return DemoResult(
-        sent=messages,
-        lost=messages - len(ledger.seen),
-        duplicated=sum(count - 1 for count in ledger.seen.values()),
-        damaged=len(ledger.damaged),
-        early=sum(1 for late in late_ms if late < 0),
-        undelayed=messages - parked,
-        partitions=partitions,
-        late_ms=late_ms,
-        seconds=seconds,
-    )
-
-
-def _count_partitions(
-    client: Any, admin: Admin, description: LevelTopicDescription
-) -> list[PartitionCount]:
-    """Read every partition again from its beginning: what was acknowledged is still stored."""
-    found = []
-    for member in description.members():
-        if member.role is Role.JOURNAL:
-            continue
-        name = (
-            description.levels[member.level].name
-            if member.role is Role.LEVEL
-            else member.role.value
-        )
-        for index in range(member.partitions):
-            topic = member.topic.partition(index)
-            last = admin.last_message_id(topic)
-            origins: Counter[bool] = Counter()
-            if last is not None and last.entry >= 0:
-                for message in read_range(client, topic.full, EARLIEST, last.next_entry):
-                    origins[ID in message.properties] += 1
-            found.append(PartitionCount(name, index, origins[False], origins[True]))
-    return found
+    def _partition_counts(self, description: LevelTopicDescription) -> list[PartitionCount]:
+        """Read every partition from its beginning: acknowledged messages are still stored."""
+        found = []
+        for member in description.members():
+            if member.role is Role.LOG:
+                continue
+            is_level = member.role is Role.LEVEL
+            name = description.levels[member.level].name if is_level else member.role.value
+            for index in range(member.partitions):
+                topic = member.topic.partition(index)
+                last = self.admin.last_message_id(topic)
+                moved: Counter[bool] = Counter()
+                if last is not None and last.entry >= 0:
+                    for message in read_range(self.client, topic.full, EARLIEST, last.next_entry):
+                        moved[ID in message.properties] += 1
+                found.append(PartitionCount(name, index, moved[False], moved[True]))
+        return found
 
 
 def _plain(value: Any) -> Any:
     return vars(value) if isinstance(value, Record) else value
+
+
+@contextmanager
+def _running(
+    name: str, function: Callable[[], None], stop: Callable[[], None]
+) -> Iterator[Future[None]]:
+    """Run a function in a thread; at the end, stop it and wait for it."""
+    with ThreadPoolExecutor(1, name) as thread:
+        try:
+            yield thread.submit(function)
+        finally:
+            stop()
+
+
+def _wait(future: Future[None], part: str, is_ready: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_ready():
+        if future.done():
+            future.result()  # raises its failure
+        if time.monotonic() > deadline:
+            raise BrokerError(f"{part} did not start within {timeout_s:.0f} s")
+        time.sleep(0.05)
+
+
+def _is_releasing(dispatcher: Dispatcher, description: LevelTopicDescription) -> bool:
+    states = [owned.state for owned in dispatcher.figures().values()]
+    return states == ["releasing"] * description.window_partitions
