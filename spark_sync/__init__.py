@@ -1,4 +1,4 @@
-"""The Spark sync job: a thin host of the router."""
+"""The Spark sync job: a mover, and the data source and sink that it consists of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from .batch_source import pending
     from .cluster import Executors
+    from .dataframe import pending
     from .job import SparkSyncJob, default_checkpoint
     from .settings import SyncSettings
     from .source import DelayLevelDataSource
@@ -29,7 +29,7 @@ _MODULES = {
     "SparkSyncJob": "job",
     "SyncSettings": "settings",
     "default_checkpoint": "job",
-    "pending": "batch_source",
+    "pending": "dataframe",
 }
 
 

@@ -1,8 +1,9 @@
-"""Conversion of messages to the rows of the Spark source, and back."""
+"""Conversion between messages and the rows of the Spark source and sink."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -17,7 +18,7 @@ from delaylevel.model.source_partition import SourcePartition
 ROWS_PER_BATCH = 2000
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
-# The columns that a user's own step gets; of these it may change only `due`.
+# The columns of a streaming read. A user's steps may change only `due`.
 ARROW_SCHEMA = schema_of(
     (
         "due",
@@ -43,19 +44,20 @@ SCHEMA = from_arrow_schema(ARROW_SCHEMA)
 # The columns of a batch read.
 PENDING_SCHEMA = from_arrow_schema(schema_of((*ARROW_SCHEMA.names, "size", "id")))
 
-_READ_BACK = (
-    "due",
+# The columns that become a message, in the order of the fields of ParkedMessage.
+_MESSAGE = (
+    "ledger",
+    "entry",
+    "batch",
+    "publish_time",
     "key",
     "ordering_key",
     "event_time",
     "properties",
     "value",
-    "ledger",
-    "entry",
-    "batch",
-    "publish_time",
-    "routed_at",
 )
+# Values of these fields where the column is null.
+_ABSENT = {"key": "", "ordering_key": "", "event_time": 0}
 
 
 def to_batches(
@@ -68,11 +70,11 @@ def to_batches(
 
     Args:
         source: the partition.
-        messages: messages that were read from it.
-        now_ms: the present time by which all of them are routed, ms since the epoch.
+        messages: messages of this partition.
+        now_ms: the time by which all of them are routed, ms since the epoch.
         schema: columns of ``PENDING_SCHEMA``, with any nullability.
     """
-    # Spark compares the schema of what a reader yields with this one, field by field.
+    # Spark compares the schema of each batch with this one, field by field.
     wanted = to_arrow_schema(schema, timezone="UTC")
     for chunk in in_chunks(messages, ROWS_PER_BATCH, BYTES_PER_BATCH):
         yield to_record_batch(chunk, source, wanted, {"routed_at": now_ms})
@@ -81,57 +83,31 @@ def to_batches(
 def from_batch(batch: pa.RecordBatch) -> Iterator[tuple[SourcePartition, ParkedMessage, int]]:
     """Yield (source, message, routing time in ms) for each row of a record batch.
 
-    A ``due`` that a user's step has changed replaces the one in the envelope.
+    A ``due`` that a user's steps have changed replaces the one in the envelope.
 
     Raises:
-        ValueError: a column that carries the message on is missing.
+        ValueError: a column that the message needs is missing.
     """
     missing = [name for name in ARROW_SCHEMA.names if name not in batch.schema.names]
     if missing:
         raise ValueError(
-            f"the rows lack {', '.join(missing)}: keep every column of the source, and change none "
-            "but due"
+            f"the rows lack {', '.join(missing)}: keep every column of the source, and change only "
+            "due"
         )
-    columns = [
-        _sources(batch),
-        *(
-            _milliseconds(column) if pa.types.is_timestamp(column.type) else column.to_pylist()
-            for column in map(batch.column, _READ_BACK)
-        ),
-    ]
-    for (
-        source,
-        due_ms,
-        key,
-        ordering_key,
-        event_ms,
-        pairs,
-        value,
-        ledger,
-        entry,
-        index,
-        published_ms,
-        now_ms,
-    ) in zip(*columns, strict=True):
-        properties = dict(pairs)
+    fields = (_values(batch, name) for name in _MESSAGE)
+    messages = map(ParkedMessage._make, zip(*fields, strict=True))
+    due = _values(batch, "due")
+    routed_at = _values(batch, "routed_at")
+    for source, message, due_ms, now_ms in zip(
+        _sources(batch), messages, due, routed_at, strict=True
+    ):
         if due_ms is not None:
-            properties[env.DUE] = str(due_ms)
-        message = ParkedMessage(
-            ledger,
-            entry,
-            index,
-            published_ms,
-            key or "",
-            ordering_key or "",
-            event_ms or 0,
-            properties,
-            value,
-        )
+            message.properties[env.DUE] = str(due_ms)
         yield source, message, now_ms
 
 
 def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
-    """Return the source of each row; a batch has few sources, in long runs."""
+    """Return the source of each row; a batch has few sources."""
     topics = batch.column("topic").dictionary_encode()
     codes = topics.indices.to_pylist()
     found = []
@@ -145,8 +121,12 @@ def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
     return [found[code] for code in codes]
 
 
-def _milliseconds(column: pa.Array) -> list[int | None]:
-    found: list[int | None] = (
-        column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64()).to_pylist()
-    )
-    return found
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    """Return a column as Python values; times in ms."""
+    column = batch.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    if name in _ABSENT:
+        column = column.fill_null(_ABSENT[name])
+    values: list[Any] = column.to_pylist()
+    return list(map(dict, values)) if name == "properties" else values

@@ -1,8 +1,8 @@
-"""The batch source: everything that is pending in level topics, as rows, by looking only.
+"""The batch source: all pending messages of level topics as rows, without touching anything.
 
-What is pushed down comes in options, so that it belongs to one ``load()``: Spark 4.2 and 4.3 keep
-one plan of a Python data source for all uses of a DataFrame, and a filter that is pushed into one
-of them takes rows away from the others (see docs/spark.md). ``pushFilters`` asks for it all the
+What the source skips is given in options, so that it belongs to one ``load()``: Spark 4.2 and 4.3
+keep one plan of a Python data source for all uses of a DataFrame, and a filter that one use pushes
+down removes rows from the others (see docs/spark.md). ``pushFilters`` pushes filters down all the
 same, for a DataFrame that is used once.
 """
 
@@ -13,23 +13,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import read_range
 from delaylevel.errors import ConfigError
-from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
-from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
 
 from .arrow_rows import PENDING_SCHEMA, to_batches
 from .filters import due_window, may_match
-from .options import SyncOptions, connection_options
+from .input_range import InputRange
+from .options import SyncOptions, boolean_option, split_options
 from .runtime import runtime
 
 _OPTIONS = ("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "pushFilters")
@@ -37,14 +34,14 @@ _OPTIONS = ("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What of all that is pending a batch read is asked for.
+    """Options of a batch read: the messages that it selects.
 
     Attributes:
-        due: the window of due times; where it is bounded, rows without a due time are left out.
+        due: the window of due times; if it is bounded, rows without a due time are left out.
         levels, partitions: numbers of levels and of partitions; None for all.
         roles: ``level`` and ``held``; None for both.
-        slack_ms: what the search allows for; see :mod:`delaylevel.topics.scan`.
-        push_filters: take Spark's filters for the search, too.
+        slack_ms: tolerance of the search, ms; see :mod:`delaylevel.topics.scan`.
+        push_filters: True to narrow the search by Spark's filters too.
     """
 
     due: Window = ALWAYS
@@ -56,36 +53,27 @@ class BatchOptions:
 
     @classmethod
     def split(cls, options: Mapping[str, str]) -> tuple[BatchOptions, dict[str, str]]:
-        """Take the options of a batch read out of all options; names are not case-sensitive.
+        """Split off the options of a batch read; names are not case-sensitive.
 
         Raises:
-            ConfigError: one has a value that cannot be used.
+            ConfigError: an option has an unusable value.
         """
-        known = {name.lower(): name for name in _OPTIONS}
-        given = {
-            known[name.lower()]: value for name, value in options.items() if name.lower() in known
-        }
-        rest = {name: value for name, value in options.items() if name.lower() not in known}
+        given, rest = split_options(options, _OPTIONS)
         slack = _numbers(given, "dueSlackMs")
-        push = given.get("pushFilters", "false").strip().lower()
-        if push not in ("true", "false"):
-            raise ConfigError(f"option pushFilters is {push!r}: it is true or false")
         if slack is not None and len(slack) != 1:
             raise ConfigError(f"option dueSlackMs is {given['dueSlackMs']!r}: it is one number")
-        return (
-            cls(
-                due=Window(_moment_ms(given, "dueFrom"), _moment_ms(given, "dueBefore")),
-                levels=_numbers(given, "levels"),
-                partitions=_numbers(given, "partitions"),
-                roles=_roles(given),
-                slack_ms=DEFAULT_SLACK_MS if slack is None else min(slack),
-                push_filters=push == "true",
-            ),
-            rest,
+        parsed = cls(
+            due=Window(_time_ms(given, "dueFrom"), _time_ms(given, "dueBefore")),
+            levels=_numbers(given, "levels"),
+            partitions=_numbers(given, "partitions"),
+            roles=_roles(given),
+            slack_ms=DEFAULT_SLACK_MS if slack is None else min(slack),
+            push_filters=boolean_option(given, "pushFilters", False),
         )
+        return parsed, rest
 
-    def wants(self, source: SourcePartition) -> bool:
-        """Say whether a partition is asked for."""
+    def selects(self, source: SourcePartition) -> bool:
+        """Return whether a partition can have selected messages."""
         return (
             (self.levels is None or source.level in self.levels)
             and (self.partitions is None or source.partition in self.partitions)
@@ -93,159 +81,75 @@ class BatchOptions:
         )
 
 
-def pending(
-    spark: SparkSession,
-    connection: Connection,
-    level_topics: str | Sequence[str],
-    *,
-    due_from: datetime | None = None,
-    due_before: datetime | None = None,
-    levels: Sequence[int] | None = None,
-    partitions: Sequence[int] | None = None,
-    roles: Sequence[Role | str] | None = None,
-    columns: Sequence[str] | None = None,
-    slack: timedelta | None = None,
-) -> DataFrame:
-    """Return what is pending in level topics, as a DataFrame of ``PENDING_SCHEMA``.
-
-    What is pending is settled when the DataFrame is first used: call again for a later look.
-    Reading never acknowledges, locks or moves anything, and may go on beside a mover; what that
-    one moves meanwhile can be seen twice, with the same ``id``.
-
-    Args:
-        spark: the session.
-        connection: where the cluster is.
-        level_topics: one level topic (or its business topic) or several.
-        due_from: only what is due at this time (aware) or later.
-        due_before: only what is due before this time (aware).
-        levels: only these levels, 0 for the coarsest; held messages count to the finest.
-        partitions: only partitions of these numbers.
-        roles: only these of ``level`` and ``held``.
-        columns: only these, in this order; what is not named is not handed to Spark at all.
-        slack: how far outages of the mover and differences of clocks may add up, for the search
-            by due time; a day by default.
-
-    Raises:
-        ConfigError: a column or a role that does not exist, or a time without a zone.
-    """
-    from .source import FORMAT, DelayLevelDataSource
-
-    names = [level_topics] if isinstance(level_topics, str) else list(level_topics)
-    options = {"levelTopics": ",".join(names), **connection_options(connection)}
-    for name, moment in (("dueFrom", due_from), ("dueBefore", due_before)):
-        if moment is not None:
-            options[name] = moment.isoformat()
-    for name, values in (("levels", levels), ("partitions", partitions)):
-        if values is not None:
-            options[name] = ",".join(str(value) for value in values)
-    if roles is not None:
-        options["roles"] = ",".join(Role(role).value for role in roles)
-    if slack is not None:
-        options["dueSlackMs"] = str(duration_ms(slack))
-    BatchOptions.split(options)  # what is wrong is said here, not in a worker of Spark
-    spark.dataSource.register(DelayLevelDataSource)
-    reader = spark.read.format(FORMAT).options(**options)
-    if columns is not None:
-        _check_columns(columns)
-        reader = reader.schema(StructType([PENDING_SCHEMA[name] for name in columns]))
-    return reader.load()
-
-
-@dataclass
-class PendingSlice(InputPartition):
-    """What one task reads: what is pending in one source partition.
-
-    Attributes:
-        source: the partition.
-        start, end: the range, as text.
-        now_ms: the time of the look, for ``routed_at``.
-    """
-
-    source: SourcePartition
-    start: str
-    end: str
-    now_ms: int
-
-
 class PendingReader(DataSourceReader):
-    """Plans and reads what is pending.
+    """Batch reader of pending messages.
 
     Args:
-        options: where the cluster is, and which level topics.
-        wanted: what of it.
+        options: the cluster and the level topics.
+        selection: the messages to read.
         schema: columns of ``PENDING_SCHEMA``.
 
     Raises:
-        ConfigError: the schema has a column that does not exist, or of another type.
+        ConfigError: the schema has an unknown column, or one of another type.
     """
 
-    def __init__(self, options: SyncOptions, wanted: BatchOptions, schema: StructType) -> None:
+    def __init__(self, options: SyncOptions, selection: BatchOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
-        self._wanted = wanted
+        self._selection = selection
         self._schema = schema
         self._filters: list[Any] = []
 
     def partitions(self) -> list[InputPartition]:  # type: ignore[override, unused-ignore]
-        """Return a slice for each partition in which something can be that is wanted."""
+        """Return a range for each partition that can have selected messages."""
+        selection, filters = self._selection, self._filters
         here = runtime(self._options)
         now_ms = SystemClock().now_ms()
         found = pending_ranges(
             here.admin,
             [here.describe(topic) for topic in self._options.level_topics],
             now_ms,
-            due=self._wanted.due.intersect(due_window(self._filters)),
-            wanted=lambda source: self._wanted.wants(source) and may_match(self._filters, source),
-            slack_ms=self._wanted.slack_ms,
+            due=selection.due.intersect(due_window(filters)),
+            wanted=lambda source: selection.selects(source) and may_match(filters, source),
+            slack_ms=selection.slack_ms,
         )
-        return [PendingSlice(item.source, str(item.start), str(item.end), now_ms) for item in found]
+        return [InputRange(item.source, item.start, item.end, now_ms) for item in found]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield what is pending in one partition as Arrow record batches."""
-        if not isinstance(partition, PendingSlice):
-            return  # what Spark asks for where nothing is pending
-        messages = read_range(
-            runtime(self._options).client,
-            partition.source.topic,
-            Position.parse(partition.start),
-            Position.parse(partition.end),
-            self._options.poll_timeout_ms,
-        )
-        due = self._wanted.due
+        """Yield the pending messages of one range as Arrow record batches."""
+        if not isinstance(partition, InputRange):
+            return  # Spark's own placeholder for a plan without partitions
+        messages = partition.read(self._options)
+        due = self._selection.due
         if due.bounded:
             messages = (one for one in messages if one.due_ms is not None and one.due_ms in due)
         yield from to_batches(partition.source, messages, partition.now_ms, self._schema)
 
 
 class PushingReader(PendingReader):
-    """The same, with Spark's filters; Spark evaluates every one of them again."""
+    """The same reader with filter pushdown; Spark evaluates all filters again.
+
+    It is a separate class because Spark refuses a reader with this method if filter pushdown is
+    switched off in the session.
+    """
 
     def pushFilters(self, filters: list[Any]) -> list[Any]:  # noqa: N802
-        """Keep the filters for the search and leave all of them to Spark."""
+        """Keep the filters for the search, and leave all of them to Spark."""
         self._filters = list(filters)
         return self._filters
 
 
-def pending_reader(
-    options: SyncOptions, wanted: BatchOptions, schema: StructType
-) -> DataSourceReader:
-    """Return the reader; Spark refuses one that takes filters where that is switched off."""
-    kind = PushingReader if wanted.push_filters else PendingReader
-    return kind(options, wanted, schema)
-
-
 def check_schema(schema: StructType) -> None:
     """Raise ConfigError unless a schema has columns of ``PENDING_SCHEMA`` only."""
-    _check_columns(schema.fieldNames())
+    check_columns(schema.fieldNames())
     for field in schema.fields:
-        kind = PENDING_SCHEMA[field.name].dataType
-        if field.dataType.simpleString() != kind.simpleString():
-            raise ConfigError(
-                f"column {field.name} is {kind.simpleString()}, not {field.dataType.simpleString()}"
-            )
+        kind = PENDING_SCHEMA[field.name].dataType.simpleString()
+        if field.dataType.simpleString() != kind:
+            raise ConfigError(f"column {field.name} is {kind}, not {field.dataType.simpleString()}")
 
 
-def _check_columns(names: Sequence[str]) -> None:
+def check_columns(names: Sequence[str]) -> None:
+    """Raise ConfigError unless there are names, all of columns of ``PENDING_SCHEMA``."""
     known = PENDING_SCHEMA.fieldNames()
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -254,8 +158,8 @@ def _check_columns(names: Sequence[str]) -> None:
         )
 
 
-def _moment_ms(given: Mapping[str, str], name: str) -> int | None:
-    """Return the first whole ms at or after a moment: due times are whole."""
+def _time_ms(given: Mapping[str, str], name: str) -> int | None:
+    """Return the first whole ms at or after a time: due times are whole."""
     text = given.get(name)
     if text is None:
         return None

@@ -1,8 +1,8 @@
-"""The job on a Spark cluster: what its executors get, and how they are told.
+"""Settings of executors on a Spark cluster: packages, Python and token.
 
-An executor needs Spark and a Python of the driver's minor version. The packages are sent as an
+An executor needs Spark and a Python of the driver's minor version. The packages are shipped as an
 archive. The token travels in the environment of Python workers, inside the tasks that Spark sends
-them: not on a command line, not in a Spark setting, and so neither in the UI nor in a checkpoint.
+them. It is on no command line and in no Spark setting, so neither the UI nor a checkpoint shows it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .packages import FOLDER, pack
 TOKEN_VARIABLE = ENVIRONMENT_PREFIX + "TOKEN"
 _PROGRAM = Path(__file__).with_name("submitted.py").resolve()
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-# Where these log at DEBUG, they write out the environment of Python workers, token and all.
-_TALKS_OF_ENVIRONMENTS = (
+# At DEBUG, these loggers write the environment of Python workers, which contains the token.
+_LOGGERS_OF_ENVIRONMENTS = (
     "org.apache.spark.sql.DataSourceRegistration",
     "org.apache.spark.sql.UDTFRegistration",
     "org.apache.spark.sql.classic.UDFRegistration",
@@ -36,14 +36,14 @@ _TALKS_OF_ENVIRONMENTS = (
 
 @dataclass(frozen=True)
 class Executors:
-    """What executors get, and what they have.
+    """Packages and Python of the executors.
 
     Attributes:
-        ship: send the packages; False where executors have them installed.
-        packages: further installed distributions to send, e.g. for steps of one's own.
-        python: the executors' Python, a name in their PATH or a path. It must be of the driver's
+        ship: True to ship the packages; False if executors have them installed.
+        packages: names of further installed distributions to ship, e.g. for a user's steps.
+        python: the executors' Python, a name in their PATH or a path. It must have the driver's
             minor version; ``python3.X`` by default.
-        archives: where archives are kept on this machine; the user's cache folder by default.
+        archives: the folder of archives on this machine; the user's cache folder by default.
     """
 
     ship: bool = True
@@ -53,7 +53,7 @@ class Executors:
 
     @property
     def python_name(self) -> str:
-        """The name that the driver and the executors find a Python of their own by."""
+        """The name under which both the driver and the executors find their Python."""
         return Path(self.python).name if self.python else _default_python()
 
 
@@ -62,7 +62,7 @@ class SubmitCommand:
     """A ``spark-submit`` command line that runs the job.
 
     Attributes:
-        environment: variables that it needs beside the token.
+        environment: the variables that it needs, except for the token.
         arguments: the program and its arguments.
     """
 
@@ -70,7 +70,7 @@ class SubmitCommand:
     arguments: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return it as one would write it in a shell."""
+        """Return the command line for a shell."""
         rest = ":" + os.environ.get("PATH", "")
         variables = [
             f'{name}={shlex.quote(value.removesuffix(rest))}:"$PATH"'
@@ -90,11 +90,11 @@ def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str
     """Return the Spark settings that give executors their packages and their Python.
 
     Args:
-        executors: what they get.
-        conf: the user's own settings; archives and a Python path among them are kept.
+        executors: their packages and Python.
+        conf: the user's own settings; their archives and Python path are kept.
 
     Raises:
-        ConfigError: a package to send is not installed.
+        ConfigError: a package to ship is not installed.
     """
     found: dict[str, str] = {}
     if executors.python and os.sep in executors.python:
@@ -104,7 +104,7 @@ def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str
     if executors.ship:
         folder_of_archives = executors.archives or platformdirs.user_cache_path("delaylevel")
         archive = pack(folder_of_archives, executors.packages).resolve()
-        # Spark takes an address; one with a blank has to be escaped, and the part behind # is ours.
+        # A URI, because a path may contain blanks; the fragment names the folder for unpacking.
         ours = f"{archive.as_uri()}#{FOLDER}"
         found["spark.archives"] = _joined(",", conf.get("spark.archives"), ours)
         variable = "spark.executorEnv.PYTHONPATH"
@@ -116,7 +116,7 @@ def python_environment(executors: Executors) -> dict[str, str]:
     """Return the environment in which the driver finds its own Python by the executors' name.
 
     Spark starts the Python processes of source and sink on the driver's machine by the same name
-    as in executors. So that name must lead here to this Python, and there to theirs.
+    as on executors. That name must lead to this Python here, and to theirs there.
 
     Raises:
         ConfigError: this Python has another name.
@@ -125,7 +125,7 @@ def python_environment(executors: Executors) -> dict[str, str]:
     folder = Path(sys.executable).parent
     if not (folder / name).exists():
         raise ConfigError(
-            f"there is no {name} beside this Python ({sys.executable}): the executors' Python "
+            f"there is no {name} next to this Python ({sys.executable}): the executors' Python "
             f"must have a name that this one has too, such as {_default_python()}"
         )
     path = os.environ.get("PATH", _SYSTEM_PATH)
@@ -135,33 +135,33 @@ def python_environment(executors: Executors) -> dict[str, str]:
 
 
 def enter_environment(spark: Any, connection: Connection) -> None:
-    """Give the Python workers of a session the token, and nothing that is meant for executors only.
+    """Put the token into the environment of a session's Python workers.
 
-    Call it before the data source is registered: what stands in the environment then goes along.
+    Call this before the data source is registered: Spark copies the environment at that moment.
 
     Args:
         spark: a classic Spark session.
-        connection: its token is passed on, if it has one by itself and not in a file.
+        connection: the connection with the token, if that is not in a file.
     """
     environment: dict[str, str] = spark.sparkContext.environment
-    # Executors have these from their own settings; on the driver's machine they would mislead.
+    # These are for executors, which have them from their settings; they are wrong on the driver.
     for name in ("PATH", "PYTHONPATH"):
         environment.pop(name, None)
     if connection.token is not None:
-        _keep_environments_unsaid(spark)
+        _hide_environments(spark)
         environment[TOKEN_VARIABLE] = connection.token.get_secret_value()
 
 
-def _keep_environments_unsaid(spark: Any) -> None:
-    """Leave out of a talkative log what holds the environment of Python workers.
+def _hide_environments(spark: Any) -> None:
+    """Keep the environment of Python workers out of logs at DEBUG.
 
-    This program's own side of Py4J logs every value that goes to the JVM, at DEBUG as well.
+    On this side, Py4J logs every value that goes to the JVM.
     """
-    python = logging.getLogger("py4j")
-    if python.isEnabledFor(logging.DEBUG):
-        python.setLevel(logging.INFO)
+    py4j = logging.getLogger("py4j")
+    if py4j.isEnabledFor(logging.DEBUG):
+        py4j.setLevel(logging.INFO)
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
-    for name in _TALKS_OF_ENVIRONMENTS:
+    for name in _LOGGERS_OF_ENVIRONMENTS:
         if log4j.LogManager.getLogger(name).isDebugEnabled():
             log4j.core.config.Configurator.setLevel(name, log4j.Level.INFO)
 
@@ -173,9 +173,9 @@ def submit_command(
 
     Args:
         master: Spark's master.
-        executors: what executors get.
+        executors: packages and Python of the executors.
         conf: the user's own Spark settings.
-        arguments: of the ``delaylevel`` program: ``sync spark TOPIC …``; never a token.
+        arguments: arguments of ``delaylevel``: ``sync spark TOPIC …``; never a token.
     """
     settings = dict(conf)
     environment: dict[str, str] = {
@@ -192,7 +192,7 @@ def submit_command(
 
 
 def _spark_submit() -> str:
-    """Return the path of SPARK_HOME's spark-submit, or of the one that PySpark brings."""
+    """Return the path of SPARK_HOME's spark-submit, or of the one in PySpark."""
     home = os.environ.get("SPARK_HOME")
     if not home:
         import pyspark
@@ -209,38 +209,38 @@ def _joined(separator: str, *parts: str | None) -> str:
     return separator.join(part for part in parts if part)
 
 
-def end_on_sigterm(spark: Any, asked: Callable[[], bool]) -> bool:
-    """Let a SIGTERM that reaches Spark's JVM ask the job to end; return whether it will.
+def handle_jvm_sigterm(spark: Any, handler: Callable[[], bool]) -> None:
+    """Call a function when Spark's JVM receives a SIGTERM, if the JVM started this program.
 
-    Where ``spark-submit`` has started this program, a process manager's signal goes to the JVM,
-    which would take the session away in the middle of a batch.
+    Under ``spark-submit``, a process manager's signal goes to the JVM, which would end the session
+    in the middle of a batch.
 
     Args:
         spark: a classic Spark session.
-        asked: called at each signal, in another thread. False lets the JVM end at once.
+        handler: function to call at each signal, in another thread. It returns False to let the
+            JVM end at once.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return False
+        return
     from pyspark.java_gateway import ensure_callback_server_started
 
     gateway = spark.sparkContext._gateway
     ensure_callback_server_started(gateway)
-    gateway.jvm.org.apache.spark.util.SignalUtils.register("TERM", _Handler(asked))
-    return True
+    gateway.jvm.org.apache.spark.util.SignalUtils.register("TERM", _Handler(handler))
 
 
 class _Handler:
-    """A Scala function without arguments that calls a Python one."""
+    """A Scala function without arguments that calls a Python function."""
 
-    def __init__(self, asked: Callable[[], bool]) -> None:
-        self._asked = asked
+    def __init__(self, function: Callable[[], bool]) -> None:
+        self._function = function
 
     def apply(self) -> bool:
-        return self._asked()
+        return self._function()
 
     class Java:
         implements = ("scala.Function0",)
 
 
-# What Scala calls a function by that returns an unboxed boolean.
+# The name by which Scala calls a function that returns an unboxed boolean.
 setattr(_Handler, "apply$mcZ$sp", _Handler.apply)

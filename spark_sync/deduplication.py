@@ -1,4 +1,4 @@
-"""Effectively-once needs the broker's deduplication on every topic that is written."""
+"""The broker's deduplication, which effectively-once needs on every topic that it writes."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.topics.deduplication import without_deduplication
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 _PAUSE_S = 0.05
 
 
 def require_deduplication(admin: Admin, description: LevelTopicDescription) -> None:
-    """Turn deduplication on for a level topic's own topics, and insist on it for its targets.
+    """Turn deduplication on for the member topics of a level topic; require it of its targets.
 
-    The broker remembers a producer's last sequence id for 6 h without that producer
+    The broker forgets the last sequence ID of a producer that is absent for 6 h
     (``brokerDeduplicationProducerInactivityTimeoutMinutes``): a batch that is replayed after a
     longer outage can arrive twice, with the same ``delaylevel.id``.
 
     Args:
-        admin: the admin interface.
+        admin: the cluster.
         description: the level topic.
 
     Raises:
-        LevelTopicError: a target has it off; the text says how to turn it on. Targets are
-            applications' topics, so that this is theirs to decide.
+        LevelTopicError: deduplication is off for a target. Targets belong to applications, so it
+            is not turned on here.
     """
     members = list(description.members())
     for member in members:
@@ -41,19 +41,17 @@ def require_deduplication(admin: Admin, description: LevelTopicDescription) -> N
             f"namespace: `pulsar-admin namespaces set-deduplication --enable "
             f"{without[0].namespace_path}`), or run with --delivery at-least-once"
         )
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     for member in members:
         while not _member_enabled(admin, member):
             if time.monotonic() > deadline:
                 raise LevelTopicError(
-                    f"deduplication was turned on for {member.topic}, and the broker does not "
-                    f"show it after {_PATIENCE_S:.0f} s: are topic policies enabled on it?"
+                    f"deduplication was turned on for {member.topic}, but the broker does not "
+                    f"report it after {_TIMEOUT_S:.0f} s: are topic policies enabled there?"
                 )
             time.sleep(_PAUSE_S)
 
 
 def _member_enabled(admin: Admin, member: Member) -> bool:
-    figures = admin.partitioned_stats(member.topic)
-    return len(figures) == member.partitions and all(
-        stats.deduplication for stats in figures.values()
-    )
+    found = admin.partitioned_stats(member.topic)
+    return len(found) == member.partitions and all(stats.deduplication for stats in found.values())

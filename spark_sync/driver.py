@@ -1,4 +1,4 @@
-"""What the streaming source does on the driver: the claim, the bound of a batch, its slices."""
+"""The driver's side of the streaming source: partition locks, offsets and input ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
@@ -21,43 +20,28 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover.ready import ReadyBound, ready_bound
 
+from .input_range import InputRange
 from .offsets import Offset, make_offset, positions_of, skipped_of
 from .options import SyncOptions
 from .runtime import Runtime, runtime
 
 log = logging.getLogger(__name__)
 
-# The broker answers searches side by side; more threads only queue up there.
+# The broker serves this many searches in parallel; further threads would only queue there.
 _SEARCH_THREADS = 8
-# A mover that was killed leaves its claim after some seconds; a living one keeps it.
-CLAIM_PATIENCE_S = 15.0
-_WARM_SLICES = 4
-
-
-@dataclass
-class InputRange(InputPartition):
-    """What one task reads: a range of one source partition.
-
-    Attributes:
-        source: the partition.
-        start, end: the range, as text.
-        now_ms: the present time that its messages are routed by.
-    """
-
-    source: SourcePartition
-    start: str
-    end: str
-    now_ms: int
+# A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
+LOCK_TIMEOUT_S = 15.0
+_WARM_UP_RANGES = 4
 
 
 class Driver:
-    """The reader's state in the driver: the claim, and when to look at which partition again."""
+    """State of the streaming source on the driver: partition locks, and the next searches."""
 
     def __init__(self, options: SyncOptions) -> None:
         self._options = options
         self._runtime: Runtime = runtime(options)
         self._clock = SystemClock()
-        self._claims: dict[str, PartitionLock] = {}
+        self._locks: dict[str, PartitionLock] = {}
         self._described: dict[str, LevelTopicDescription] = {}
         self._sources: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
@@ -70,11 +54,11 @@ class Driver:
 
     @property
     def once(self) -> bool:
-        """Whether the present time is fixed, so that a run ends when nothing more is ripe."""
+        """True if the time is fixed, so that a run ends when no more messages are ready."""
         return self._fixed_now_ms is not None
 
     def initial_offset(self) -> Offset:
-        """Return the start of every partition, as startingOffsets says."""
+        """Return the start of every partition according to startingOffsets."""
         wanted = self._options.starting_offsets
         if wanted == "earliest":
             positions = dict.fromkeys(self._sources, EARLIEST)
@@ -90,113 +74,119 @@ class Driver:
                     positions[topic] = Position.parse(text)
         return make_offset(0, positions)
 
-    def latest_offset(self, start: Offset, most: int | None) -> Offset:
-        """Return the bounds of what is ripe now, of at most so many messages."""
+    def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
+        """Return the end of the messages that are ready now.
+
+        Args:
+            start: the start of the batch.
+            max_messages: maximum number of messages in the batch; None for no limit.
+        """
         self._refresh()
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True
             return make_offset(self._clock.now_ms(), {**self._first, **positions_of(start)})
         now_ms = self._clock.now_ms() if self._fixed_now_ms is None else self._fixed_now_ms
         positions = positions_of(start)
-        # A partition that this query has not met yet begins where it is acknowledged up to; it is
-        # written down before anything of it is read, so that a replay reads the same.
+        # A partition that is new to this query starts at its first unacknowledged message. Its
+        # start is logged before anything of it is read, so that a replay reads the same.
         new = {topic: at for topic, at in self._first.items() if topic not in positions}
         due = [
             source
             for topic, source in self._sources.items()
             if topic in positions and self._next_check_ms.get(topic, 0) <= now_ms
         ]
-        looks = list(self._threads.map(lambda source: self._look(source, positions, now_ms), due))
+        found = self._threads.map(
+            lambda source: self._search(source, positions[source.topic], now_ms), due
+        )
         skipped: dict[str, Position] = {}
-        ripe: list[tuple[SourcePartition, Position]] = []
-        for source, (begin, bound) in zip(due, looks, strict=True):
+        ready: list[tuple[SourcePartition, Position]] = []
+        for source, (begin, bound) in zip(due, list(found), strict=True):
             self._next_check_ms[source.topic] = bound.next_check_ms
             if begin != positions[source.topic]:
                 skipped[source.topic] = positions[source.topic] = begin
             if bound.end > begin:
-                ripe.append((source, bound.end))
-        if most is not None:
-            ripe = self._earliest_due_first(ripe, positions, most)
-        positions.update((source.topic, end) for source, end in ripe)
-        if not ripe and not new and not skipped:
+                ready.append((source, bound.end))
+        if max_messages is not None:
+            ready = self._earliest_due_first(ready, positions, max_messages)
+        positions.update((source.topic, end) for source, end in ready)
+        if not ready and not new and not skipped:
             return start
         return make_offset(now_ms, {**positions, **new}, skipped)
 
-    def slices(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return what lies between two offsets, a slice for each partition.
+    def input_ranges(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return the messages between two offsets, as a range for each partition.
 
-        Where that is nothing (the first batch of a run) some empty slices start the Python workers
-        and their connections, before there is a message that would have to wait for them.
+        If there are none (in the first batch of a run), return some empty ranges: they start the
+        Python workers and their connections before a message has to wait for them.
         """
-        begin = positions_of(start)
-        behind_gaps = skipped_of(end)
+        now_ms = int(end["now_ms"])
+        starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputPartition] = []
         for topic, until in positions_of(end).items():
             source = self._sources.get(topic)
-            since = behind_gaps.get(topic, begin.get(topic))
+            since = starts.get(topic)
             if since is None or until <= since:
                 continue
             if source is None:
                 raise LevelTopicError(
-                    f"the checkpoint speaks of {topic}, which is no partition of "
-                    f"{', '.join(self._options.level_topics)} any more: was a level topic taken "
-                    "out of the job, or made again with fewer partitions? Name it again, or start "
-                    "with a new checkpoint"
+                    f"the checkpoint contains {topic}, which is no longer a partition of "
+                    f"{', '.join(self._options.level_topics)}: was a level topic removed from the "
+                    "job, or created again with fewer partitions? Name it again, or start with a "
+                    "new checkpoint"
                 )
-            found.append(InputRange(source, str(since), str(until), int(end["now_ms"])))
+            found.append(InputRange(source, since, until, now_ms))
         if not found:
-            nowhere = str(EARLIEST)
-            some = list(self._sources.values())[:_WARM_SLICES]
-            return [InputRange(source, nowhere, nowhere, int(end["now_ms"])) for source in some]
+            some = list(self._sources.values())[:_WARM_UP_RANGES]
+            return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]
         return found
 
     def acknowledge(self, end: Offset) -> None:
-        """Acknowledge cumulatively up to an offset whose batches are all done."""
+        """Acknowledge cumulatively up to an offset whose batches are all complete."""
         for topic, position in positions_of(end).items():
             source = self._sources.get(topic)
             if source is None or position <= self._acknowledged.get(topic, EARLIEST):
                 continue
-            self._claims[source.level_topic].acknowledge(source, position)
+            self._locks[source.level_topic].acknowledge(source, position)
             self._acknowledged[topic] = position
 
     def fix_now(self) -> None:
-        """Route and search by this moment from now on."""
+        """Search and route by the current time from now on."""
         self._fixed_now_ms = self._clock.now_ms()
 
     def close(self) -> None:
-        """Give the level topics back."""
-        for claim in self._claims.values():
-            claim.close()
+        """Release the level topics."""
+        for lock in self._locks.values():
+            lock.close()
         self._threads.shutdown(wait=False)
 
-    def _look(
-        self, source: SourcePartition, positions: Mapping[str, Position], now_ms: int
+    def _search(
+        self, source: SourcePartition, start: Position, now_ms: int
     ) -> tuple[Position, ReadyBound]:
-        """Return where a partition goes on, and how far it is ripe from there."""
-        admin, start = self._runtime.admin, positions[source.topic]
+        """Return the start of a partition's next batch, and its ready bound."""
+        admin = self._runtime.admin
         lead_ms = self._described[source.level_topic].levels.smallest_lead_ms
         bound = ready_bound(admin, source, start, now_ms, lead_ms)
-        gap = find_lost_range(admin, source, start) if bound.end > start else None
-        if gap is None:
+        lost = find_lost_range(admin, source, start) if bound.end > start else None
+        if lost is None:
             return start, bound
         if self._options.fail_on_data_loss:
             raise DataLossError(
-                f"{gap}. Set failOnDataLoss=false to go on behind them, or give the query the "
+                f"{lost}. Set failOnDataLoss=false to continue after them, or give the query the "
                 "checkpoint that it belongs to"
             )
-        log.warning("%s; going on behind them (failOnDataLoss=false)", gap)
-        return gap.until, ready_bound(admin, source, gap.until, now_ms, lead_ms)
+        log.warning("%s; continuing after them (failOnDataLoss=false)", lost)
+        return lost.until, ready_bound(admin, source, lost.until, now_ms, lead_ms)
 
     def _earliest_due_first(
         self,
-        ripe: Sequence[tuple[SourcePartition, Position]],
+        ready: Sequence[tuple[SourcePartition, Position]],
         positions: Mapping[str, Position],
-        most: int,
+        max_messages: int,
     ) -> list[tuple[SourcePartition, Position]]:
-        """Return which partitions are read how far, so that at most so many messages are read.
+        """Return the ends of the partitions' ranges, for a limited number of messages in all.
 
-        Partitions come in the order in which their foremost messages are due. Messages are
-        counted by reading past them: a batched entry does not say elsewhere how many it holds.
+        Partitions are taken in the order of the due times of their first messages. Messages are
+        counted by reading them: the broker does not report how many a batched entry contains.
         """
 
         def due_ms(item: tuple[SourcePartition, Position]) -> int:
@@ -205,10 +195,10 @@ class Driver:
             lead_ms = self._described[source.level_topic].levels[source.level].lead_ms
             return (front or 0) + source.hand_off_after_ms + lead_ms
 
-        order = list(self._threads.map(due_ms, ripe))
+        order = list(self._threads.map(due_ms, ready))
         chosen: list[tuple[SourcePartition, Position]] = []
-        left = most
-        for _, (source, end) in sorted(zip(order, ripe, strict=True), key=lambda pair: pair[0]):
+        left = max_messages
+        for _, (source, end) in sorted(zip(order, ready, strict=True), key=lambda pair: pair[0]):
             until = positions[source.topic]
             if left > 0:
                 count, until = _count(self._runtime.client, source, until, end, left)
@@ -219,7 +209,7 @@ class Driver:
         return chosen
 
     def _refresh(self) -> None:
-        """Read the descriptions again, and claim partitions that are new."""
+        """Read the descriptions again, and lock new partitions."""
         for topic in self._options.level_topics:
             description = self._runtime.describe(topic)
             if self._described.get(topic) == description:
@@ -230,17 +220,17 @@ class Driver:
                 )
             new = [s for s in source_partitions(description) if s.topic not in self._sources]
             if new:
-                claim = self._claim(new)
-                previous = self._claims.get(topic)
+                lock = self._acquire(new)
+                previous = self._locks.get(topic)
                 if previous is not None:
-                    claim.merge(previous)
-                self._claims[topic] = claim
-                self._first.update(claim.start_positions(new))
+                    lock.merge(previous)
+                self._locks[topic] = lock
+                self._first.update(lock.start_positions(new))
                 self._sources.update((source.topic, source) for source in new)
             self._described[topic] = description
 
-    def _claim(self, sources: Sequence[SourcePartition]) -> PartitionLock:
-        deadline = time.monotonic() + CLAIM_PATIENCE_S
+    def _acquire(self, sources: Sequence[SourcePartition]) -> PartitionLock:
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 return PartitionLock(self._runtime.client, self._runtime.admin, sources, "spark")
@@ -251,12 +241,12 @@ class Driver:
 
 
 def _count(
-    client: Any, source: SourcePartition, start: Position, end: Position, most: int
+    client: Any, source: SourcePartition, start: Position, end: Position, limit: int
 ) -> tuple[int, Position]:
-    """Count messages from start on; return how many there are up to the bound returned with it."""
+    """Return the number of messages from start to end, and the end; both up to a limit."""
     count = 0
     for message in read_range(client, source.topic, start, end):
         count += 1
-        if count == most:
+        if count == limit:
             return count, message.position.next
     return count, end

@@ -1,4 +1,4 @@
-"""Spark's pushed filters, as far as they say where to look; Spark evaluates them all itself."""
+"""Bounds on the search from Spark's pushed filters; Spark evaluates all filters itself."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ _COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {
 
 
 def due_window(filters: Iterable[Filter]) -> Window:
-    """Return a window outside of which no due time can pass all filters.
+    """Return a window of due times; no due time outside it passes all filters.
 
     Args:
-        filters: as Spark pushes them: all of them have to hold. What is not understood is taken
-            for one that everything passes.
+        filters: the pushed filters, all of which must hold. Unknown filters are ignored.
     """
     window = ALWAYS
     for item in filters:
@@ -47,10 +46,10 @@ def due_window(filters: Iterable[Filter]) -> Window:
 
 
 def may_match(filters: Iterable[Filter], source: SourcePartition) -> bool:
-    """Say whether rows of a partition can pass all filters on what is the same for all of them.
+    """Return whether rows of a partition can pass all filters on columns that it determines.
 
     Args:
-        filters: as in :func:`due_window`.
+        filters: the pushed filters, as in :func:`due_window`.
         source: the partition.
     """
     values: dict[Any, str | int] = {
@@ -78,26 +77,19 @@ def _passes(item: Any, value: str | int) -> bool:
 
 
 def _window(item: Any) -> Window:
-    if type(item) is In:
-        moments = [_microseconds(one) for one in item.value]
-        known = [one for one in moments if one is not None]
-        if not known or len(known) < len(moments):
-            return ALWAYS
-        return Window(-(-min(known) // 1000), max(known) // 1000 + 1)
-    moment = _microseconds(item.value) if type(item) in _COMPARE else None
-    if moment is None:
+    kind = type(item)
+    values = item.value if kind is In else (item.value,) if kind in _COMPARE else ()
+    times = [time for value in values if (time := _microseconds(value)) is not None]
+    if not times or len(times) < len(values):
         return ALWAYS
-    # A due time is a whole number of ms: the first that is not before the moment, and the first
-    # that is behind it.
-    first, behind = -(-moment // 1000), moment // 1000 + 1
-    return {
-        EqualTo: Window(first, behind),
-        EqualNullSafe: Window(first, behind),
-        GreaterThan: Window(behind, None),
-        GreaterThanOrEqual: Window(first, None),
-        LessThan: Window(None, first),
-        LessThanOrEqual: Window(None, behind),
-    }[type(item)]
+    # Due times are whole ms: the first one at or after the earliest time, and the first one after
+    # the latest time.
+    first, after = -(-min(times) // 1000), max(times) // 1000 + 1
+    if kind in (GreaterThan, GreaterThanOrEqual):
+        return Window(after if kind is GreaterThan else first, None)
+    if kind in (LessThan, LessThanOrEqual):
+        return Window(None, first if kind is LessThan else after)
+    return Window(first, after)
 
 
 def _microseconds(moment: Any) -> int | None:

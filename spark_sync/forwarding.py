@@ -1,136 +1,151 @@
-"""Reading and sending on in one task, where nothing of the user's stands between source and sink.
+"""Forwarding of messages in a task of Spark: in the source, or in the sink behind a user's steps.
 
-A message then crosses no process: the task that reads it gives it to the forwarder, and Spark gets
-one row for each, with nothing in it, so that it counts them; the last one has the task's report.
-Nothing changes for what is lost or repeated: a task succeeds only after the broker has confirmed
-all that it read became, and a batch is acknowledged only after all its tasks.
+Without steps, the task that reads a message also forwards it, so that no message crosses a process
+boundary. Spark then gets an empty row for each message, which it counts; the last row contains the
+task's report. The guarantees are the same as with a sink: a task succeeds only after the broker
+has confirmed everything that it published, and a batch is acknowledged only after all its tasks.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
-from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 
+from .input_range import InputRange
 from .options import SyncOptions
 from .runtime import Runtime, runtime
 
-if TYPE_CHECKING:
-    from .driver import InputRange
+Reports = dict[str, ForwardReport]
 
-FORWARDED_SCHEMA = StructType([StructField("report", StringType(), True)])
-_ARROW_SCHEMA = pa.schema([pa.field("report", pa.string())])
+FORWARDED_SCHEMA = StructType([StructField("report", BinaryType(), True)])
+_ARROW_SCHEMA = pa.schema([pa.field("report", pa.binary())])
 
 
-def forward_slice(options: SyncOptions, piece: InputRange) -> Iterator[pa.RecordBatch]:
-    """Send a slice on, wait for the confirmations, and yield a row for each of its messages.
+class TaskForwarders:
+    """The forwarders of one task, for use in a ``with`` block.
+
+    At least once, a task uses the forwarders of its process, one for each level topic. Effectively
+    once, it opens one for each source partition, because the name of the producers contains the
+    partition, and closes them at the end to release these names.
+
+    Args:
+        here: the connections of this process.
+        delivery: the delivery guarantee.
+    """
+
+    def __init__(self, here: Runtime, delivery: Delivery) -> None:
+        self._here = here
+        self._once = delivery is Delivery.EFFECTIVELY_ONCE
+        self._clock = SystemClock()
+        self._used: dict[str, tuple[str, Forwarder]] = {}
+
+    def of(self, source: SourcePartition) -> Forwarder:
+        """Return the forwarder for the messages of a source partition."""
+        key = source.topic if self._once else source.level_topic
+        if key not in self._used:
+            topic = source.level_topic
+            forwarder = self._open(source) if self._once else self._here.forwarder(topic)
+            self._used[key] = (topic, forwarder)
+        return self._used[key][1]
+
+    def earliest_routing_ms(self) -> int:
+        """Return the earliest time by which a message may be routed now, in ms since the epoch.
+
+        At least once, this is the current time, not the time of the plan: in a batch that takes
+        long, or that is replayed after an outage, a message would be parked for a delay that it no
+        longer has. Effectively once, only the time of the plan counts, so that a replay routes
+        exactly as before: the broker would drop a message that now goes to another topic, because
+        its sequence ID is lower than the last one there.
+        """
+        return 0 if self._once else self._clock.now_ms()
+
+    def flush(self) -> Reports:
+        """Wait until everything is confirmed; return the reports by level topic.
+
+        Raises:
+            BrokerError: one of our own topics cannot be written.
+        """
+        return merged((topic, forwarder.flush()) for topic, forwarder in self._used.values())
+
+    def __enter__(self) -> TaskForwarders:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not self._once:
+            self._here.reset_forwarders()
+        for _, forwarder in self._used.values():
+            if self._once:
+                forwarder.close()
+            elif kind is None:
+                forwarder.close_targets()
+
+    def _open(self, source: SourcePartition) -> Forwarder:
+        context = TaskContext.get()
+        assert context is not None
+        identity = context.getLocalProperty("sql.streaming.queryId")
+        assert identity is not None
+        return Forwarder(
+            self._here.client,
+            self._here.admin,
+            self._here.describe(source.level_topic),
+            sequence=Sequence(identity, source.topic),
+        )
+
+
+def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordBatch]:
+    """Forward a range, wait for the confirmations, and yield a row for each of its messages.
 
     Raises:
-        BrokerError: a topic of our own cannot be written; the batch is not committed.
+        BrokerError: one of our own topics cannot be written; the batch is not committed.
     """
     here = runtime(options)
     for name in options.level_topics:
         here.describe(name)
-    if options.delivery is Delivery.AT_LEAST_ONCE:
-        count, report = _at_least_once(here, options, piece)
-    else:
-        count, report = _effectively_once(here, options, piece)
+    messages = messages_in_range(
+        here.client, part.source.topic, part.start, part.end, options.poll_timeout_ms
+    )
+    with TaskForwarders(here, options.delivery) as forwarders:
+        with closing(messages):
+            count = forward_range(
+                forwarders.of(part.source),
+                part.source,
+                messages,
+                lambda: max(forwarders.earliest_routing_ms(), part.now_ms),
+            )
+        reports = forwarders.flush()
     if count:
-        text = json.dumps([piece.source.level_topic, _plain(report)])
-        column = pa.concat_arrays([pa.nulls(count - 1, pa.string()), pa.array([text])])
+        report = pa.array([pickle.dumps(reports)])
+        column = pa.concat_arrays([pa.nulls(count - 1, pa.binary()), report])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)
 
 
-def read_reports(batches: Iterator[Any]) -> dict[str, ForwardReport]:
-    """Return what became of the rows of a sink's task, by level topic."""
-    found: dict[str, ForwardReport] = {}
-    for batch in batches:
-        for text in batch.column("report").drop_null().to_pylist():
-            family, plain = json.loads(text)
-            found.setdefault(family, ForwardReport()).add(_report(plain))
+def read_reports(batches: Iterable[Any]) -> Reports:
+    """Return the reports among the rows of a sink's task, by level topic."""
+    return merged(
+        item
+        for batch in batches
+        for pickled in batch.column("report").drop_null().to_pylist()
+        for item in pickle.loads(pickled).items()
+    )
+
+
+def merged(reports: Iterable[tuple[str, ForwardReport]]) -> Reports:
+    """Return the sum of the reports of each level topic."""
+    found: Reports = {}
+    for topic, report in reports:
+        found.setdefault(topic, ForwardReport()).add(report)
     return found
-
-
-def _at_least_once(
-    here: Runtime, options: SyncOptions, piece: InputRange
-) -> tuple[int, ForwardReport]:
-    forwarder = here.forwarder(piece.source.level_topic)
-    clock = SystemClock()
-    try:
-        # Not the time at which the batch was planned: a batch that is long, or that is replayed
-        # after an outage, would park for a delay that is no longer there.
-        count = _forward(here, options, piece, forwarder, lambda: max(clock.now_ms(), piece.now_ms))
-        report = forwarder.flush()
-    except BaseException:
-        here.forget_forwarders()
-        raise
-    forwarder.close_targets()
-    return count, report
-
-
-def _effectively_once(
-    here: Runtime, options: SyncOptions, piece: InputRange
-) -> tuple[int, ForwardReport]:
-    """Send on by a forwarder of the slice's own; its producers' names are given back at the end.
-
-    Routing goes by the time at which the batch was planned, so that a replay routes exactly as
-    before: otherwise the broker would drop, as lower sequence ids, what now goes elsewhere.
-    """
-    context = TaskContext.get()
-    assert context is not None
-    identity = context.getLocalProperty("sql.streaming.queryId")
-    assert identity is not None
-    forwarder = Forwarder(
-        here.client,
-        here.admin,
-        here.describe(piece.source.level_topic),
-        sequence=Sequence(identity, piece.source.topic),
-    )
-    try:
-        count = _forward(here, options, piece, forwarder, lambda: piece.now_ms)
-        return count, forwarder.flush()
-    finally:
-        forwarder.close()
-
-
-def _forward(
-    here: Runtime, options: SyncOptions, piece: InputRange, forwarder: Forwarder, now_ms: Any
-) -> int:
-    messages = messages_in_range(
-        here.client,
-        piece.source.topic,
-        Position.parse(piece.start),
-        Position.parse(piece.end),
-        options.poll_timeout_ms,
-    )
-    with closing(messages):
-        return forward_range(forwarder, piece.source, messages, now_ms)
-
-
-def _plain(report: ForwardReport) -> dict[str, Any]:
-    found = {field.name: getattr(report, field.name) for field in fields(report)}
-    return {**found, "parked": [[*where, count] for where, count in report.parked.items()]}
-
-
-def _report(plain: dict[str, Any]) -> ForwardReport:
-    found: dict[str, Any] = {
-        name: Counter(value) if isinstance(value, dict) else value for name, value in plain.items()
-    }
-    parked = {(topic, level, part): count for topic, level, part, count in plain["parked"]}
-    found["parked"] = Counter(parked)
-    return ForwardReport(**found)

@@ -1,4 +1,4 @@
-"""The sync job: the source, the sink, and a query that joins them for as long as it is wanted."""
+"""The sync job: a streaming query from the source to the sink, restarted when it fails."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import hashlib
 import logging
 import re
-import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamReader
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -33,37 +33,38 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
-from delaylevel.topics import registry as topics
+from delaylevel.prometheus import serve
+from delaylevel.topics.registry import describe
 
 from . import control
 from .arrow_rows import SCHEMA
-from .cluster import end_on_sigterm, enter_environment
+from .cluster import enter_environment, handle_jvm_sigterm
 from .deduplication import require_deduplication
-from .driver import CLAIM_PATIENCE_S
+from .driver import LOCK_TIMEOUT_S
 from .listener import SyncListener
-from .metrics import serve_metrics
-from .options import connection_options
+from .metrics import JobCollector
+from .options import FORMAT, connection_options
 from .session import spark_session
 from .settings import SyncSettings
-from .source import FORMAT, DelayLevelDataSource
-from .stats import JobStats, Standing
+from .source import DelayLevelDataSource
+from .stats import BacklogReader, JobStats
 from .steps import Steps, apply_steps, local_sort_allowed
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_TRIGGER_MS = 200
 _LONGEST_TRIGGER_MS = 5000
-_LOOK_EVERY_S = 0.25
-_SLACK_S = 5.0
+_POLL_S = 0.25
+_STOP_SLACK_S = 5.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
 _OUR_ERROR = re.compile(r"(delaylevel|_pulsar)\.\S+")
-# The last line of a Python traceback, and not one of Java's.
+# The last line of a Python traceback, not of a Java stack trace.
 _NOT_PYTHON = r"(?!(org|java|scala|py4j|at|Caused)\b)"
 _PYTHON_ERROR = re.compile(_NOT_PYTHON + r"[A-Za-z_][\w.]*(Error|Exception)\b")
 
-# Raised inside Spark's Python processes; in the driver they arrive as text.
+# Raised in Spark's Python processes; they reach this process as text.
 _FATAL = (
     AlreadyRunningError,
     DataLossError,
@@ -75,18 +76,22 @@ _FATAL = (
 
 
 class SparkSyncJob:
-    """Moves what is near-due in level topics, with Spark Structured Streaming.
+    """Mover of near-due messages with Spark Structured Streaming.
 
     Args:
-        connection: where the cluster is.
-        settings: how the job runs.
-        spark: a session to run in; it is not stopped here. Without it the job makes its own.
-        steps: DataFrame steps of the user's own, between source and sink: see docs/spark.md.
+        connection: the cluster.
+        settings: the settings of the job.
+        spark: the session to run in, which is not stopped here; None to create one.
+        steps: the user's DataFrame steps between source and sink: see docs/spark.md.
+
+    Attributes:
+        stats: the statistics of the job.
+        descriptions: the level topics.
 
     Raises:
         LevelTopicError: one of the topics is not a level topic, or is moved by a Function.
         InvalidInputError: effectively once, for a level topic with a tracker.
-        AlreadyRunningError: another mover is at work; the text says which.
+        AlreadyRunningError: another mover is running; the text identifies it.
     """
 
     def __init__(
@@ -103,51 +108,59 @@ class SparkSyncJob:
         self._stop = threading.Event()
         self._at_once = threading.Event()
         self._ready = threading.Event()
-        self._asked_s: float | None = None
+        self._stop_requested_s: float | None = None
         self._control_dir = ""
-        self.figures = JobStats()
+        self.stats = JobStats()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
             for description in self.descriptions:
                 check_delivery(description, settings.delivery)
-            _check_unclaimed(admin, self.descriptions)
+            _check_unlocked(admin, self.descriptions)
             if settings.delivery is Delivery.EFFECTIVELY_ONCE:
                 for description in self.descriptions:
                     require_deduplication(admin, description)
 
     @property
     def trigger_ms(self) -> int:
-        """How often the job looks for what is ripe, in ms."""
+        """The interval between two searches for ready messages, in ms."""
         if self._settings.trigger_ms is not None:
             return self._settings.trigger_ms
         lead_ms = min(item.levels.smallest_lead_ms for item in self.descriptions)
         return max(_SHORTEST_TRIGGER_MS, min(_LONGEST_TRIGGER_MS, lead_ms // 5))
 
     def run(self, on_progress: Callable[[Any], None] | None = None) -> None:
-        """Run until the job is stopped, or, with ``once``, until what is ripe has been moved.
+        """Run until the job is stopped, or, with ``once``, until all ready messages are moved.
 
-        A query that fails because the broker is away for a while is started again from its
-        checkpoint, after a growing pause.
+        A query that fails because the broker is unavailable is started again from its checkpoint,
+        after a growing pause.
 
         Args:
-            on_progress: called with each ``StreamingQueryProgress``, in another thread.
+            on_progress: function to call with each ``StreamingQueryProgress``, in another thread.
 
         Raises:
-            AlreadyRunningError, LevelTopicError: the job cannot go on.
-            StepsError: the steps lose, change or multiply what has to be sent on.
-            BrokerError: with ``once``, the query failed; what is unfinished is unacknowledged.
+            AlreadyRunningError, LevelTopicError: the job cannot continue.
+            StepsError: the steps lose, change or multiply rows.
+            BrokerError: with ``once``, the query failed; unfinished messages are unacknowledged.
         """
         with contextlib.ExitStack() as stack:
-            spark = stack.enter_context(self._session())
+            spark = self._given or stack.enter_context(
+                spark_session(self._connection, self._settings)
+            )
             enter_environment(spark, self._connection)
-            end_on_sigterm(spark, self._asked_by_jvm)
+            handle_jvm_sigterm(spark, self._on_jvm_sigterm)
             spark.dataSource.register(DelayLevelDataSource)
-            self._control_dir = stack.enter_context(_folder())
+            self._control_dir = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="delaylevel-sync-", ignore_cleanup_errors=True)
+            )
             admin = stack.enter_context(Admin.from_connection(self._connection))
-            standing = Standing(admin, self.descriptions)
-            stack.enter_context(self._metrics(standing))
+            backlogs = BacklogReader(admin, self.descriptions)
+            if self._settings.metrics_port is not None:
+                topics = tuple(item.topic for item in self.descriptions)
+                collector = JobCollector(self.stats, backlogs, topics)
+                port, address = self._settings.metrics_port, self._settings.metrics_address
+                stack.enter_context(serve(collector, port, address))
             listener = SyncListener(
-                self._query_name, self._control_dir, self.figures, standing, on_progress
+                self._query_name, self._control_dir, self.stats, backlogs, on_progress
             )
             spark.streams.addListener(listener)
             stack.callback(spark.streams.removeListener, listener)
@@ -164,7 +177,7 @@ class SparkSyncJob:
                 _raise_if_fatal(error)
                 if self._settings.once:
                     raise BrokerError(f"the query failed: {_first_cause(error)}") from error
-                self.figures.add_failure()
+                self.stats.add_failure()
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
                 log.warning(
@@ -176,54 +189,53 @@ class SparkSyncJob:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until the job has its claim and Spark is warm; return whether it is."""
+        """Wait until the job has its locks and Spark is warm; return False on a timeout."""
         return self._ready.wait(timeout_s)
 
     def stop(self) -> None:
-        """Ask the job to end after the batch that runs now; may be called from a signal handler.
+        """Request the end of the job after the current batch; safe in a signal handler.
 
-        That batch is finished, committed and acknowledged; no other begins.
+        The current batch is completed, committed and acknowledged; no other batch begins.
         """
         self._stop.set()
 
-    def _asked_by_jvm(self) -> bool:
-        """Answer a signal to the JVM: the first one asks for an end, the next one is its own."""
+    def _on_jvm_sigterm(self) -> bool:
+        """Stop the job at the first signal; leave the next one to the JVM."""
         first = not self._stop.is_set()
         self.stop()
         return first
 
     def stop_at_once(self) -> None:
-        """End the job in the middle of a batch; the next run does the whole batch again."""
+        """End the job in the middle of a batch; the next run repeats the whole batch."""
         self._at_once.set()
         self._stop.set()
 
     def dataframe(self, spark: SparkSession) -> DataFrame:
-        """Return the streaming DataFrame of what is near-due, for steps of a user's own."""
-        return self._source(spark).schema(SCHEMA).load()
+        """Return the streaming DataFrame of near-due messages, for a user's own steps."""
+        return self._reader(spark).schema(SCHEMA).load()
 
-    def _source(self, spark: SparkSession) -> Any:
+    def _reader(self, spark: SparkSession) -> DataStreamReader:
         return spark.readStream.format(FORMAT).options(
             **self._common_options(), **self._settings.options
         )
 
     def _common_options(self) -> dict[str, str]:
-        names = ",".join(item.topic for item in self.descriptions)
         return {
-            "levelTopics": names,
+            "levelTopics": ",".join(item.topic for item in self.descriptions),
             "delivery": self._settings.delivery.value,
             "controlDir": self._control_dir,
             **connection_options(self._connection),
         }
 
     def _run_query(self, spark: SparkSession, listener: SyncListener) -> None:
-        # Spark looks a Python data source up in the session that is active in this thread, which
-        # a session that was made in another thread becomes by making a DataFrame.
+        # Spark looks up a Python data source in the active session of this thread. A session that
+        # was created in another thread becomes active here by creating a DataFrame.
         spark.createDataFrame([], SCHEMA)
         forwarding = {}
         if self._steps is None:
-            # Nobody looks at the rows: they need not leave the process that reads them.
+            # Nothing uses the rows, so they need not leave the process that reads them.
             forwarding = {"forwardInSource": "true"}
-            frame = self._source(spark).options(**forwarding).load()
+            frame = self._reader(spark).options(**forwarding).load()
         else:
             frame = apply_steps(self.dataframe(spark), self._steps, self._settings.delivery)
         writer = (
@@ -239,80 +251,47 @@ class SparkSyncJob:
         with local_sort_allowed(spark) if self._steps else contextlib.nullcontext():
             query = writer.start()
         try:
-            while not query.awaitTermination(_LOOK_EVERY_S):
+            while not query.awaitTermination(_POLL_S):
                 if listener.warm.is_set():
                     self._ready.set()
-                if self._at_once.is_set() or (self._stop.is_set() and self._is_over(query)):
+                if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return
         finally:
             query.stop()
             listener.wait_ended()
 
-    def _is_over(self, query: Any) -> bool:
-        """Ask the source for an end; return whether it has come.
+    def _is_stopped(self, query: Any) -> bool:
+        """Request that the source stops; return whether it has stopped.
 
-        Once it is asked, no further batch begins. The one that runs is waited for, and then, for
-        a while, for the next trigger, at which the source acknowledges and gives its claim back.
+        After the request, no further batch begins. Wait for the current batch, and then, for a
+        limited time, for the next trigger: there the source acknowledges and releases its locks.
         """
-        if self._asked_s is None:
+        if self._stop_requested_s is None:
             control.request_stop(self._control_dir)
-            self._asked_s = time.monotonic()
+            self._stop_requested_s = time.monotonic()
         if query.status["isTriggerActive"]:
-            self._asked_s = time.monotonic()
+            self._stop_requested_s = time.monotonic()
             return False
-        patience_s = min(self.trigger_ms / 1000, _LONGEST_TRIGGER_MS / 1000) + _SLACK_S
-        return (
-            control.is_stopped(self._control_dir) or time.monotonic() - self._asked_s > patience_s
-        )
+        timeout_s = min(self.trigger_ms, _LONGEST_TRIGGER_MS) / 1000 + _STOP_SLACK_S
+        waited_s = time.monotonic() - self._stop_requested_s
+        return control.is_stopped(self._control_dir) or waited_s > timeout_s
 
     @property
     def _query_name(self) -> str:
-        return Path(self._control_dir).name  # delaylevel-sync- and something of its own
-
-    def _metrics(self, standing: Standing) -> contextlib.AbstractContextManager[Any]:
-        if self._settings.metrics_port is None:
-            return contextlib.nullcontext()
-        return serve_metrics(
-            self.figures,
-            standing,
-            [item.topic for item in self.descriptions],
-            self._settings.metrics_port,
-            self._settings.metrics_address,
-        )
-
-    @contextlib.contextmanager
-    def _session(self) -> Iterator[SparkSession]:
-        if self._given is not None:
-            yield self._given
-            return
-        spark = spark_session(self._connection, self._settings)
-        try:
-            yield spark
-        finally:
-            spark.stop()
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """Make a folder that the query's processes on this machine meet the job in."""
-    folder = tempfile.mkdtemp(prefix="delaylevel-sync-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return Path(self._control_dir).name  # delaylevel-sync- and a random suffix
 
 
 def default_checkpoint(
     state_dir: Path, connection: Connection, level_topics: tuple[str, ...]
 ) -> str:
-    """Return the checkpoint folder for a set of level topics of one cluster."""
+    """Return the default checkpoint folder for a set of level topics of one cluster."""
     identity = "\n".join([connection.service_url, *sorted(level_topics)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return str(state_dir / "checkpoints" / digest)
 
 
 def _describe(admin: Admin, name: str) -> LevelTopicDescription:
-    description = topics.describe(admin, name)
+    description = describe(admin, name)
     if description.mover is not Mover.SPARK:
         raise LevelTopicError(
             f"level topic {description.topic} is moved by a {description.mover.value}, "
@@ -321,12 +300,12 @@ def _describe(admin: Admin, name: str) -> LevelTopicDescription:
     return description
 
 
-def _check_unclaimed(admin: Admin, descriptions: tuple[LevelTopicDescription, ...]) -> None:
-    """Say who is at work before Spark is started; the claim itself is made in the query.
+def _check_unlocked(admin: Admin, descriptions: tuple[LevelTopicDescription, ...]) -> None:
+    """Raise AlreadyRunningError if another mover runs, before Spark starts.
 
-    A mover that has just been killed is still seen for some seconds.
+    The query itself acquires the locks. A killed mover keeps its locks for some seconds.
     """
-    deadline = time.monotonic() + CLAIM_PATIENCE_S
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
     for description in descriptions:
         first = source_partitions(description)[0]
         while owner := describe_owner(admin, first):
@@ -338,12 +317,6 @@ def _check_unclaimed(admin: Admin, descriptions: tuple[LevelTopicDescription, ..
             time.sleep(0.5)
 
 
-def _worker_died(error: BaseException) -> bool:
-    """Say whether a query could not be planned because a Python process had ended."""
-    text = str(error)
-    return "Python worker" in text and ("exited" in text or "EOFException" in text)
-
-
 def _raise_if_fatal(error: PySparkException) -> None:
     text = str(error)
     for kind in _FATAL:
@@ -353,7 +326,7 @@ def _raise_if_fatal(error: PySparkException) -> None:
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return the line of a Spark error that says what happened in Python, or its first line."""
+    """Return the line of a Spark error with the error in Python, or its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for pattern in (_OUR_ERROR, _PYTHON_ERROR):
         for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""What Spark says of the running query: a log line for each batch, and the job's figures."""
+"""The listener of the running query: it logs and counts every batch."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from delaylevel.model.formatting import format_duration
 
 from . import control
-from .stats import BatchStats, JobStats, Standing, Waiting
+from .stats import Backlog, BacklogReader, BatchStats, JobStats
 from .steps import dropped
 
 log = logging.getLogger(__name__)
 
-# Spark hands events over in a thread of its own, a moment after they happen.
+# Spark delivers events in a separate thread, a moment after they happen.
 _LAST_EVENT_S = 10.0
 
 
 class SyncListener(StreamingQueryListener):
-    """Follows the query of one job.
+    """Listener to the query of one job.
 
     Args:
-        query_name: other queries of the same session are left alone.
-        control_dir: where the sink leaves its reports.
-        figures: what is added to.
-        standing: says how far behind the job is.
-        on_progress: called with each ``StreamingQueryProgress``, in a thread of Spark's.
+        query_name: the name of the query; other queries of the session are ignored.
+        control_dir: the folder of the sink's reports.
+        stats: the statistics to update.
+        backlogs: the source of the job's lag.
+        on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
     """
 
     def __init__(
         self,
         query_name: str,
         control_dir: str,
-        figures: JobStats,
-        standing: Standing,
+        stats: JobStats,
+        backlogs: BacklogReader,
         on_progress: Callable[[Any], None] | None = None,
     ) -> None:
         self._query_name = query_name
         self._control_dir = control_dir
-        self._figures = figures
-        self._standing = standing
+        self._stats = stats
+        self._backlogs = backlogs
         self._on_progress = on_progress
         self._run_id: str | None = None
         self._ended = threading.Event()
         self.warm = threading.Event()
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
-        """Remember which run is ours."""
+        """Remember the identity of our run."""
         if event.name == self._query_name:
             self._run_id = str(event.runId)
             self._ended.clear()
@@ -69,40 +69,32 @@ class SyncListener(StreamingQueryListener):
                 int(progress.durationMs.get("triggerExecution", 0)),
                 report,
             )
-            self._figures.add(batch)
+            self._stats.add(batch)
             if log.isEnabledFor(logging.INFO):
-                log.info("%s", batch_line(batch, self._standing.ask()))
+                log.info("%s", batch_line(batch, self._backlogs.read()))
             if left_out := dropped(progress):
                 log.info("batch %d: %d rows dropped by the steps", progress.batchId, left_out)
         if self._on_progress is not None:
             self._on_progress(progress)
 
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-        """Nothing to do: nothing was moved."""
-
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-        """Say that nothing further comes of this run."""
+        """Note that no further event of our run follows."""
         if str(event.runId) == self._run_id:
             self._ended.set()
 
     def wait_ended(self) -> None:
-        """Wait until the last batch of a query that has ended is counted."""
+        """Wait until the last batch of a terminated query is counted."""
         if self._run_id is not None and not self._ended.wait(_LAST_EVENT_S):
-            log.warning("Spark did not say that the query has ended; its last batch may miss")
+            log.warning("Spark did not report the end of the query; its last batch may be missing")
 
 
-def batch_line(batch: BatchStats, waiting: dict[str, Waiting] | None) -> str:
-    """Return a batch in one line.
-
-    Args:
-        batch: what it moved.
-        waiting: how the level topics stand; None where the broker did not say.
-    """
+def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
+    """Return the statistics of a batch, and the lag, in one line."""
     parts = [
         f"batch {batch.batch_id}: {batch.rows:,} rows in {format_duration(batch.duration_ms)}",
         f"{batch.rows_per_second:,.0f}/s",
     ]
-    became = [
+    outcomes = [
         f"{batch.count(outcome):,} {words}"
         for outcome, words in (
             ("parked", "parked"),
@@ -114,11 +106,11 @@ def batch_line(batch: BatchStats, waiting: dict[str, Waiting] | None) -> str:
         )
         if batch.count(outcome)
     ]
-    parts.append(" + ".join(became) or "nothing sent on")
+    parts.append(" + ".join(outcomes) or "nothing sent on")
     parts.append(f"late by {format_duration(max(batch.latest_ms.values(), default=0))}")
-    if waiting is None:
+    if backlogs is None:
         parts.append("lag unknown")
     else:
-        lag_ms = max((item.lag_ms for item in waiting.values()), default=0)
+        lag_ms = max((item.lag_ms for item in backlogs.values()), default=0)
         parts.append(f"lag {format_duration(lag_ms)}")
     return ", ".join(parts)

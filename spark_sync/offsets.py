@@ -1,7 +1,7 @@
 """Offsets of the streaming source, in the form in which Spark logs them.
 
-An offset holds, for each source partition, the first position that is not part of the batch, and
-the present time that the batch is routed by, so that a replay routes as the first run did.
+For each source partition, an offset holds the first position after the batch. It also holds the
+time by which the batch is routed, so that a replay routes exactly as before.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ def make_offset(
     """Return an offset.
 
     Args:
-        now_ms: the present time that the batch which ends here is routed by.
-        positions: for each source partition, the first position behind the batch.
-        skipped: where the batch begins behind a gap, by partition.
+        now_ms: the time by which the batch that ends here is routed, ms since the epoch.
+        positions: the first position after the batch, by partition.
+        skipped: the start of the batch where it follows lost messages, by partition. It is stored
+            so that a replay starts at the same position.
     """
-    found: Offset = {
-        "now_ms": now_ms,
-        "positions": {topic: str(positions[topic]) for topic in sorted(positions)},
-    }
+    found: Offset = {"now_ms": now_ms, "positions": _as_text(positions)}
     if skipped:
-        # Where a batch begins behind a gap: a replay begins there, too.
-        found["skipped"] = {topic: str(skipped[topic]) for topic in sorted(skipped)}
+        found["skipped"] = _as_text(skipped)
     return found
 
 
 def positions_of(offset: Offset) -> dict[str, Position]:
-    """Return, by partition, the first position that is not part of the batch."""
+    """Return, by partition, the first position after the batch."""
     return {topic: Position.parse(text) for topic, text in offset["positions"].items()}
 
 
 def skipped_of(offset: Offset) -> dict[str, Position]:
-    """Return, by partition, where the batch begins behind a gap."""
+    """Return, by partition, the start of the batch where it follows lost messages."""
     return {topic: Position.parse(text) for topic, text in offset.get("skipped", {}).items()}
+
+
+def _as_text(positions: Mapping[str, Position]) -> dict[str, str]:
+    return {topic: str(positions[topic]) for topic in sorted(positions)}

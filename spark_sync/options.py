@@ -1,9 +1,9 @@
-"""The options of the Spark source and sink, spelled as those of the Kafka source are."""
+"""Options of the Spark source and sink, spelled like those of the Kafka source."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
-# Connection settings that may stand in a query's plan. A token may not: it comes from a file or
-# from the environment of the process that needs it.
+#: The name of the source and the sink in ``format(...)``.
+FORMAT = "delaylevel"
+# Connection settings that a query's plan may contain. A token may not: each process reads it from
+# a file or from its environment.
 _CONNECTION = {
     "serviceUrl": "service_url",
     "adminUrl": "admin_url",
@@ -35,30 +37,30 @@ _READING = (
     "pollTimeoutMs",
     "delivery",
 )
-# Where the job's program and the query's processes meet; see control.py.
+# The folder through which the job's program and the query's processes communicate: control.py.
 _CONTROL = "controlDir"
-# The source sends on what it reads, and the sink only collects what became of it.
+# The source forwards what it reads, and the sink only collects the reports: forwarding.py.
 _FORWARD = "forwardInSource"
-# Spark adds these to what a user gives.
+# Options that Spark adds to the user's.
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
 
 
 @dataclass(frozen=True)
 class SyncOptions:
-    """What the source and the sink are told.
+    """Parsed options of the source and the sink.
 
     Attributes:
         connection: settings for :meth:`delaylevel.config.Connection.load`, never a token.
-        level_topics: full names of the level topics that are moved.
-        starting_offsets: where a new query starts: ``"subscription"``, ``"earliest"``, or
-            positions by partition.
-        max_offsets_per_trigger: how many messages a batch has at the most, over all partitions;
-            None for everything that is ripe.
-        fail_on_data_loss: end the query where messages are gone that it has not moved.
-        poll_timeout_ms: how long a task waits for a message that the broker says is there.
-        delivery: how often a message may arrive.
-        forward: the source sends on; see :mod:`delaylevel.spark_sync.forwarding`.
-        control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty without one.
+        level_topics: full names of the level topics to move.
+        starting_offsets: start of a new query: ``"subscription"``, ``"earliest"``, or (partition,
+            position) pairs.
+        max_offsets_per_trigger: maximum number of messages in a batch, over all partitions; None
+            for all ready messages.
+        fail_on_data_loss: True to end the query if messages were lost that it has not moved.
+        poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
+        delivery: the delivery guarantee.
+        forward: True if the source forwards; see :mod:`delaylevel.spark_sync.forwarding`.
+        control_dir: the folder of :mod:`delaylevel.spark_sync.control`; empty for none.
     """
 
     connection: tuple[tuple[str, str], ...]
@@ -69,51 +71,48 @@ class SyncOptions:
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS
     delivery: Delivery = Delivery.AT_LEAST_ONCE
     forward: bool = False
-    # Another one for each run, and no reason for connections of its own.
+    # Different in each run, but no reason for a separate connection.
     control_dir: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SyncOptions:
-        """Read the options of ``.option(…)``; names are not case-sensitive.
+        """Parse the options of ``.option(…)``; names are not case-sensitive.
 
         Raises:
-            ConfigError: one is unknown, missing, or has a value that cannot be used.
+            ConfigError: an option is unknown, missing, or has an unusable value.
         """
-        known = {name.lower(): name for name in (*_CONNECTION, *_READING, _FORWARD, _CONTROL)}
-        given: dict[str, str] = {}
-        for name, value in options.items():
-            if name.lower() in _SPARKS_OWN:
-                continue
-            if name.lower() not in known:
-                raise ConfigError(
-                    f"unknown option {name!r}; there are {', '.join(sorted(known.values()))}"
-                )
-            given[known[name.lower()]] = value
+        names = (*_CONNECTION, *_READING, _FORWARD, _CONTROL)
+        given, rest = split_options(options, names)
+        unknown = [name for name in rest if name.lower() not in _SPARKS_OWN]
+        if unknown:
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}; there are {', '.join(sorted(names))}"
+            )
         topics = [part.strip() for part in given.get("levelTopics", "").split(",") if part.strip()]
         if not topics:
             raise ConfigError(
                 "option levelTopics is missing: name one level topic or several, with commas"
             )
         try:
-            names = tuple(sorted({TopicName.parse(topic).full for topic in topics}))
+            level_topics = tuple(sorted({TopicName.parse(topic).full for topic in topics}))
         except DelayLevelError as error:
             raise ConfigError(f"option levelTopics: {error}") from error
         return cls(
             connection=tuple(
                 sorted((_CONNECTION[name], given[name]) for name in given if name in _CONNECTION)
             ),
-            level_topics=names,
+            level_topics=level_topics,
             starting_offsets=_starting_offsets(given.get("startingOffsets", "subscription")),
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
-            fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+            fail_on_data_loss=boolean_option(given, "failOnDataLoss", True),
             poll_timeout_ms=_positive(given, "pollTimeoutMs") or DEFAULT_POLL_TIMEOUT_MS,
             delivery=_delivery(given.get("delivery", Delivery.AT_LEAST_ONCE.value)),
-            forward=_boolean(given, _FORWARD, False),
+            forward=boolean_option(given, _FORWARD, False),
             control_dir=given.get(_CONTROL, ""),
         )
 
     def load_connection(self) -> Connection:
-        """Return the connection; a token is taken from this process's environment or its file."""
+        """Return the connection, with the token from this process's environment or its file."""
         return Connection.load(**dict(self.connection))  # type: ignore[arg-type]
 
 
@@ -125,6 +124,33 @@ def connection_options(connection: Connection) -> dict[str, str]:
         if value is not None:
             found[option] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
+
+
+def split_options(
+    options: Mapping[str, str], names: Iterable[str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the options with these names, in their spelling, and all others as given."""
+    spelling = {name.lower(): name for name in names}
+    given: dict[str, str] = {}
+    rest: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() in spelling:
+            given[spelling[name.lower()]] = value
+        else:
+            rest[name] = value
+    return given, rest
+
+
+def boolean_option(given: Mapping[str, str], name: str, default: bool) -> bool:
+    """Return the value of an option that is true or false.
+
+    Raises:
+        ConfigError: the value is neither.
+    """
+    text = given.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"option {name} is {text!r}: it is true or false")
+    return text == "true"
 
 
 def _starting_offsets(text: str) -> str | tuple[tuple[str, str], ...]:
@@ -154,15 +180,6 @@ def _positive(given: Mapping[str, str], name: str) -> int | None:
     if not (text.isdecimal() and int(text) > 0):
         raise ConfigError(f"option {name} is {text!r}: it is a whole number above 0")
     return int(text)
-
-
-def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = given.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name} is {text!r}: it is true or false")
-    return text.lower() == "true"
 
 
 def _delivery(text: str) -> Delivery:

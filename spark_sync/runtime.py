@@ -1,7 +1,7 @@
-"""What one Python process of Spark keeps between tasks: client, admin client and forwarders.
+"""Connections and forwarders that a Python process of Spark keeps between tasks.
 
-The Pulsar client does not survive a fork, so everything is made on first use in the process that
-uses it. A Python worker runs one task at a time.
+The Pulsar client does not survive a fork, so each process creates its own on first use. A Python
+worker runs one task at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 from typing import Any
 
-from delaylevel.cluster import client_log as _clientlog
+from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import BrokerError, ConfigError
 from delaylevel.model.clock import SystemClock
@@ -20,40 +20,40 @@ from delaylevel.topics import registry as topics
 
 from .options import SyncOptions
 
-# A level topic that was changed (expanded, a target added) is seen after so long.
+# A change of a level topic (an expansion, a new target) is noticed after at most this time.
 DESCRIPTION_LIFETIME_MS = 5000
 
 
 class Runtime:
-    """The connections of this process to one cluster; they live as long as the process.
+    """Connections of this process to one cluster; they live as long as the process.
 
     Args:
-        options: where the cluster is.
+        options: the connection settings.
     """
 
     def __init__(self, options: SyncOptions) -> None:
-        # What is imported stays, and a message has no cycles: looking for garbage among both took
-        # a sixth of a task's time.
+        # Imported modules stay, and messages have no cycles: collecting garbage among them took a
+        # sixth of a task's time.
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)
         try:
             connection = options.load_connection()
             self.admin = Admin.from_connection(connection)
             self.client: Any = connection.open_client(
-                logger=_clientlog.to_stderr(),
-                stats_interval_in_seconds=0,  # nobody reads them, and they time each message
+                logger=client_log.to_stderr(),
+                stats_interval_in_seconds=0,  # unused, and they time each message
             )
         except ConfigError as error:
             if "token_file" not in dict(options.connection):
                 raise
-            # One that is being renewed may be away for a moment, which must not end the job.
+            # A token file may be missing for a moment while it is renewed: not fatal for the job.
             raise BrokerError(str(error)) from error
         self._clock = SystemClock()
         self._described: dict[str, tuple[int, LevelTopicDescription]] = {}
         self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}
 
     def describe(self, level_topic: str) -> LevelTopicDescription:
-        """Return what a level topic says of itself, at most some seconds old."""
+        """Return the description of a level topic, at most some seconds old."""
         now_ms = self._clock.now_ms()
         read_ms, description = self._described.get(level_topic, (0, None))
         if description is None or now_ms - read_ms > DESCRIPTION_LIFETIME_MS:
@@ -62,7 +62,7 @@ class Runtime:
         return description
 
     def forwarder(self, level_topic: str) -> Forwarder:
-        """Return the process's forwarder for a level topic, made anew where that has changed."""
+        """Return the forwarder for a level topic; a changed description gets a new one."""
         description = self.describe(level_topic)
         known, forwarder = self._forwarders.get(level_topic, (None, None))
         if forwarder is None or known != description:
@@ -72,19 +72,19 @@ class Runtime:
             self._forwarders[level_topic] = (description, forwarder)
         return forwarder
 
-    def forget_forwarders(self) -> None:
-        """Drop every forwarder, with whatever it has not confirmed."""
+    def reset_forwarders(self) -> None:
+        """Close every forwarder and discard its unconfirmed messages."""
         forwarders, self._forwarders = self._forwarders, {}
         for _, forwarder in forwarders.values():
             forwarder.close()
 
 
-# By process, for a fork inherits what its parent has, and by cluster: queries share connections.
+# By process, because a fork inherits this dictionary, and by cluster: queries share connections.
 _runtimes: dict[tuple[int, tuple[tuple[str, str], ...]], Runtime] = {}
 
 
 def runtime(options: SyncOptions) -> Runtime:
-    """Return this process's runtime for the cluster that the options name."""
+    """Return this process's runtime for a cluster."""
     key = (os.getpid(), options.connection)
     found = _runtimes.get(key)
     if found is None:

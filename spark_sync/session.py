@@ -1,4 +1,4 @@
-"""The Spark session in which the job runs well, on this machine or on a cluster."""
+"""A Spark session with the settings of the job, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -18,17 +18,32 @@ from .cluster import TOKEN_VARIABLE, cluster_conf, enter_environment, is_local, 
 from .settings import SyncSettings
 
 _LOG4J = Path(__file__).with_name("log4j2.properties").resolve()
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # A second copy of a running task would publish its messages a second time.
+    "spark.speculation": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Without this, Spark refuses a batch read with pushFilters.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.shuffle.partitions": "2",
+    # Spark's default of 10,000 rows is about 10 MB, more than a CPU cache holds.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2000",
+    "spark.sql.streaming.stopTimeout": "30s",
+    "spark.sql.streaming.noDataProgressEventInterval": "10000",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+}
 
 
 def spark_session(connection: Connection, settings: SyncSettings) -> SparkSession:
-    """Make a Spark session in which the job runs well.
+    """Create a Spark session with the settings of the job.
 
     Args:
-        connection: its token goes to Python workers by the environment, never by a setting.
+        connection: the connection, whose token goes to Python workers in their environment.
         settings: master, executors, and further Spark settings.
 
     Raises:
-        ConfigError: what executors need is not here.
+        ConfigError: a package for executors is not installed, or this Python has another name.
     """
     conf = {**settings.spark_conf}
     if is_local(settings.master):
@@ -41,39 +56,22 @@ def spark_session(connection: Connection, settings: SyncSettings) -> SparkSessio
         conf.update(cluster_conf(settings.executors, conf))
     if connection.token is not None:
         os.environ[TOKEN_VARIABLE] = connection.token.get_secret_value()
-    builder = (
-        SparkSession.Builder()
-        .appName("delaylevel-sync")
-        .master(settings.master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        # A second copy of a running task would send its messages a second time.
-        .config("spark.speculation", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        # Without it Spark refuses a batch read with pushFilters.
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.sql.shuffle.partitions", "2")
-        # Ten thousand rows at once are ten megabytes, which no cache holds.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
-        .config("spark.sql.streaming.stopTimeout", "30s")
-        .config("spark.sql.streaming.noDataProgressEventInterval", "10000")
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
-    )
-    for name, value in conf.items():
+    builder = SparkSession.Builder().appName("delaylevel-sync").master(settings.master)
+    for name, value in {**_DEFAULTS, **conf}.items():
         builder = builder.config(name, value)
-    # At INFO it logs every event that Spark hands over.
+    # At INFO, Py4J logs every event that Spark delivers.
     logging.getLogger("py4j").setLevel(max(logging.WARNING, logging.getLogger("py4j").level))
-    with _interrupt_kept():
+    with _keep_interrupt_handler():
         spark = builder.getOrCreate()
     enter_environment(spark, connection)
     return spark
 
 
 @contextlib.contextmanager
-def _interrupt_kept() -> Iterator[None]:
-    """Keep a program's own answer to Ctrl-C: a Spark context sets another one, that aborts."""
+def _keep_interrupt_handler() -> Iterator[None]:
+    """Restore the program's handler of Ctrl-C: a Spark context installs one that aborts."""
     ours = signal.getsignal(signal.SIGINT)
     yield
     if ours is not signal.default_int_handler and callable(ours):
-        with contextlib.suppress(ValueError):  # not in the main thread, where nothing was set
+        with contextlib.suppress(ValueError):  # not the main thread: Spark has installed nothing
             signal.signal(signal.SIGINT, ours)

@@ -1,4 +1,4 @@
-"""What a running job has moved, and how late it is: collected batch by batch, read by anybody."""
+"""Statistics of a running job, batch by batch, and the backlogs of its level topics."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Rol
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
-#: Upper bounds of the lateness histogram, ms; what is later than the last counts behind it.
+#: Upper bounds of the lateness histogram, ms; one more bucket holds everything above the last.
 LATENESS_BOUNDS_MS = (100, 1_000, 5_000, 15_000, 60_000, 300_000, 600_000, 3_600_000, 86_400_000)
-# The broker is asked at most so often, however many batches and readers there are.
-LAG_LIFETIME_S = 5.0
+# Minimum interval between two requests to the broker, however many batches and scrapes there are.
+BACKLOG_LIFETIME_S = 5.0
 
 
 @dataclass(frozen=True)
 class BatchStats:
-    """One batch that moved something.
+    """Statistics of one batch that moved messages.
 
     Attributes:
-        batch_id: Spark's number of it.
-        rows: how many rows were read.
-        duration_ms: how long it took, from looking for what is ripe to the commit.
-        outcomes: how many messages became what, by level topic: ``parked``, ``window``, ``due``,
+        batch_id: Spark's number of the batch.
+        rows: number of rows read.
+        duration_ms: time from the search for ready messages to the commit, ms.
+        outcomes: numbers of messages by level topic and outcome: ``parked``, ``window``, ``due``,
             ``held``, ``dead``, ``dropped``.
-        latest_ms: the largest lateness at hand-off, in ms, by level topic.
+        latest_ms: the largest lateness at hand-off, ms, by level topic.
     """
 
     batch_id: int
@@ -46,35 +46,35 @@ class BatchStats:
     def collect(
         cls, batch_id: int, rows: int, duration_ms: int, report: Mapping[str, Mapping[str, Any]]
     ) -> BatchStats:
-        """Put together what Spark and the sink say of a batch.
+        """Combine Spark's progress and the sink's report of a batch.
 
         Args:
-            batch_id, rows, duration_ms: of Spark's progress.
-            report: what :func:`delaylevel.spark_sync.control.take_report` found.
+            batch_id, rows, duration_ms: the values of Spark's progress.
+            report: the result of :func:`delaylevel.spark_sync.control.take_report`.
         """
         return cls(
             batch_id,
             rows,
             duration_ms,
             {
-                topic: {name: int(figures.get(name, 0)) for name in OUTCOMES}
-                for topic, figures in report.items()
+                topic: {name: int(counts.get(name, 0)) for name in OUTCOMES}
+                for topic, counts in report.items()
             },
-            {topic: int(figures.get("latest_ms", 0)) for topic, figures in report.items()},
+            {topic: int(counts.get("latest_ms", 0)) for topic, counts in report.items()},
         )
 
     @property
     def rows_per_second(self) -> float:
-        """Rows for each second of the batch."""
+        """Number of rows for each second of the batch."""
         return self.rows * 1000 / max(1, self.duration_ms)
 
     def count(self, outcome: str) -> int:
-        """Return how many messages became something, in all level topics together."""
-        return sum(figures[outcome] for figures in self.outcomes.values())
+        """Return the number of messages with an outcome, over all level topics."""
+        return sum(counts[outcome] for counts in self.outcomes.values())
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Backlog:
     """Numbers of entries that wait in a level topic, and the lag of its mover.
 
     Attributes:
@@ -92,7 +92,7 @@ class Waiting:
     by_level: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stats: LevelTopicStats, now_ms: int) -> Waiting:
+    def of(cls, stats: LevelTopicStats, now_ms: int) -> Backlog:
         """Derive the numbers from the statistics of a level topic."""
         tracked = stats.description.final_window is FinalWindow.TRACKER
         return cls(
@@ -105,7 +105,7 @@ class Waiting:
         )
 
 
-class Standing:
+class BacklogReader:
     """Reader of the level topics' statistics, which requests them at most every few seconds.
 
     Args:
@@ -124,18 +124,18 @@ class Standing:
         self._descriptions = descriptions
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._found: dict[str, Waiting] | None = None
-        self._asked_s = float("-inf")
+        self._found: dict[str, Backlog] | None = None
+        self._requested_s = float("-inf")
 
-    def ask(self) -> dict[str, Waiting] | None:
-        """Return the numbers by level topic; None if the broker does not answer."""
+    def read(self) -> dict[str, Backlog] | None:
+        """Return the backlogs by level topic; None if the broker does not answer."""
         with self._lock:
-            if time.monotonic() - self._asked_s > LAG_LIFETIME_S:
-                self._found = self._ask()
-                self._asked_s = time.monotonic()
+            if time.monotonic() - self._requested_s > BACKLOG_LIFETIME_S:
+                self._found = self._request()
+                self._requested_s = time.monotonic()
             return self._found
 
-    def _ask(self) -> dict[str, Waiting] | None:
+    def _request(self) -> dict[str, Backlog] | None:
         found = {}
         for description in self._descriptions:
             now_ms = self._clock.now_ms()
@@ -143,25 +143,25 @@ class Standing:
                 stats = read_stats(self._admin, description, as_described=True)
             except DelayLevelError:
                 return None
-            found[description.topic] = Waiting.of(stats, now_ms)
+            found[description.topic] = Backlog.of(stats, now_ms)
         return found
 
 
 @dataclass
 class JobStats:
-    """The sums of a job since its start; every attribute is replaced or added to under ``lock``.
+    """Sums over a job since its start. Read and change every attribute under ``lock``.
 
     Attributes:
-        batches: batches that moved something.
-        rows: rows they read.
-        messages: what became of them, by (level topic, outcome).
-        batch_ms: how long they took in all.
-        latest_ms: the lateness at hand-off in the last batch, in ms, by level topic.
-        lateness: how many batches had a largest lateness within each of `LATENESS_BOUNDS_MS`, and
-            a larger one, by level topic; of batches that sent on something of it.
-        lateness_ms: the sum of these.
-        failures: how often the query failed and was started again.
-        last: the last batch that moved something.
+        batches: number of batches that moved messages.
+        rows: number of rows that they read.
+        messages: number of messages by (level topic, outcome).
+        batch_ms: total duration of these batches, ms.
+        latest_ms: the largest lateness at hand-off in the last batch, ms, by level topic.
+        lateness: number of batches with a largest lateness within each of `LATENESS_BOUNDS_MS`,
+            and above the last, by level topic. Only batches that handed off messages count.
+        lateness_ms: the sum of these lateness values, ms, by level topic.
+        failures: number of times that the query failed and was started again.
+        last: the last batch that moved messages.
     """
 
     batches: int = 0
@@ -183,10 +183,10 @@ class JobStats:
             self.batch_ms += batch.duration_ms
             self.last = batch
             self.latest_ms.update(batch.latest_ms)
-            for topic, figures in batch.outcomes.items():
-                for outcome, count in figures.items():
+            for topic, counts in batch.outcomes.items():
+                for outcome, count in counts.items():
                     self.messages[topic, outcome] += count
-                if figures["window"] or figures["due"]:
+                if counts["window"] or counts["due"]:
                     self._add_lateness(topic, max(0, batch.latest_ms[topic]))
 
     def _add_lateness(self, topic: str, late_ms: int) -> None:
@@ -195,6 +195,6 @@ class JobStats:
         self.lateness_ms[topic] += late_ms
 
     def add_failure(self) -> None:
-        """Count a query that failed."""
+        """Count a failure of the query."""
         with self.lock:
             self.failures += 1

@@ -1,4 +1,4 @@
-"""A user's own steps between source and sink, and what keeps them safe."""
+"""A user's own steps between source and sink, and the checks that keep them safe."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .arrow_rows import SCHEMA
 
 Steps = Callable[[DataFrame], DataFrame]
 
-# Where a row was read. Every row that is sent on has its own.
+# The position where a message was read. It identifies a row.
 POSITION = ("topic", "ledger", "entry", "batch")
 
 _CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 
-# These leave rows in the task in which they were read, in their order.
+# Operations that keep rows in the task that read them, and in their order.
 _IN_PLACE = {
     "CollectMetrics",
     "Filter",
@@ -37,7 +37,7 @@ _IN_PLACE = {
     "SubqueryAlias",
     "View",
 }
-# These keep rows, or remember them, from one batch to the next.
+# Operations that keep state from one batch to the next.
 _STATEFUL = {
     "Aggregate",
     "Deduplicate",
@@ -54,12 +54,10 @@ _STATEFUL = {
 
 
 def load_steps(name: str) -> Steps:
-    """Import the function that ``package.module:function`` names.
-
-    Modules of the present folder are found, too.
+    """Import the function ``package.module:function``; also find modules of the current folder.
 
     Raises:
-        ConfigError: there is no such function; the text says what is missing.
+        ConfigError: there is no such function.
     """
     module_name, separator, function_name = name.partition(":")
     if not (separator and module_name and function_name):
@@ -77,19 +75,19 @@ def load_steps(name: str) -> Steps:
 
 
 def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame:
-    """Put a user's steps behind the source.
+    """Append a user's steps to the source.
 
-    Where they may move rows into other tasks, rows are brought together again by their source
-    partition and put in order: so the sink sees every second copy of a row, and effectively-once
-    gets the order that it needs.
+    If they may move rows into other tasks, rows are grouped by their source partition again and
+    sorted: then the sink detects every second copy of a row, and effectively-once has the order
+    that it needs.
 
     Args:
-        frame: what the source yields.
-        steps: takes it and returns what is to be sent on.
-        delivery: what the job promises.
+        frame: the rows of the source.
+        steps: function from these rows to the rows to forward.
+        delivery: the delivery guarantee of the job.
 
     Raises:
-        StepsError: what the steps return cannot be sent on; the text says what to do.
+        StepsError: the result of the steps cannot be forwarded.
     """
     result: Any = steps(frame)
     if not isinstance(result, DataFrame):
@@ -102,14 +100,14 @@ def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame
     once = delivery is Delivery.EFFECTIVELY_ONCE
     if once and not plan.deterministic():
         raise StepsError(
-            "the steps contain something that differs when a batch is repeated (rand, uuid, a "
-            "nondeterministic function): effectively-once cannot be kept; take it out, or use "
+            "the steps contain an expression that differs when a batch is repeated (rand, uuid, a "
+            "nondeterministic function): effectively-once is not possible; remove it, or use "
             "at-least-once"
         )
     if not once and names <= _IN_PLACE:
         return result
-    # Spark is asked now what it thinks of the steps, because its own look at the start of the
-    # query is left out: see local_sort_allowed().
+    # Let Spark check the steps now, because its own check at the start of the query is switched
+    # off: see local_sort_allowed().
     spark: Any = result.sparkSession
     jvm = spark._jvm.org.apache.spark.sql
     try:
@@ -123,10 +121,10 @@ def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame
 
 @contextmanager
 def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
-    """Let a query be started that sorts the rows of each task.
+    """Allow a query that sorts the rows of each task.
 
-    Spark does that well and refuses it all the same: it does not tell a sort within partitions
-    from one of the whole stream.
+    Spark can run it, but refuses it: its check does not distinguish a sort within partitions from
+    a sort of the whole stream.
     """
     before = spark.conf.get(_CHECK)
     spark.conf.set(_CHECK, "false")
@@ -137,71 +135,70 @@ def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
 
 
 def dropped(progress: Any) -> int:
-    """Return how many rows of a batch the steps have left out.
+    """Return the number of rows of a batch that the steps have dropped.
 
     Args:
         progress: a ``StreamingQueryProgress``.
     """
-    arrived = progress.sink.numOutputRows
-    return max(0, progress.numInputRows - arrived) if arrived >= 0 else 0
+    rows_out = progress.sink.numOutputRows
+    return max(0, progress.numInputRows - rows_out) if rows_out >= 0 else 0
 
 
-class TwiceCheck:
-    """Finds rows of one task that come a second time, as after a join that multiplies.
+class DuplicateCheck:
+    """Detector of rows that appear twice in one task, e.g. after a join with several matches.
 
-    Costs little while rows come in the order of their positions, as they do from the source and
-    from :func:`apply_steps`. From the first row that does not, all are remembered.
+    It is cheap while rows come in the order of their positions, as they do from the source and
+    from :func:`apply_steps`. From the first row out of order on, it remembers all positions.
     """
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, int, int]] = {}
         self._seen: dict[str, set[tuple[int, int, int]]] = {}
 
-    def look(self, batch: pa.RecordBatch) -> None:
-        """Look at the rows of a record batch, before any of them is sent on.
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Check the rows of a record batch, before any of them is forwarded.
 
         Raises:
-            StepsError: the same position has come twice.
+            StepsError: a position appeared twice.
         """
         topics = batch.column("topic")
         rows = batch.select(list(POSITION[1:]))
         names = topics.unique().to_pylist()
         for name in names:
             chosen = rows if len(names) == 1 else rows.filter(pc.equal(topics, name))
-            self._look(name, list(zip(*(part.to_pylist() for part in chosen), strict=True)))
+            self._check(name, list(zip(*(part.to_pylist() for part in chosen), strict=True)))
 
-    def _look(self, topic: str, places: list[tuple[int, int, int]]) -> None:
+    def _check(self, topic: str, positions: list[tuple[int, int, int]]) -> None:
         last = self._last.get(topic, (-1, -1, -1))
-        if last < places[0] and all(map(lt, places, places[1:])):
-            self._last[topic] = places[-1]
+        if last < positions[0] and all(map(lt, positions, positions[1:])):
+            self._last[topic] = positions[-1]
             return
         seen = self._seen.setdefault(topic, set())
-        for place in places:
-            if place == last or place in seen:
-                where = ":".join(str(number) for number in place)
+        for position in positions:
+            if position == last or position in seen:
+                where = ":".join(str(number) for number in position)
                 raise StepsError(
                     f"the message at {where} of {topic} came twice in one batch: the steps "
                     "multiply rows (a join with several matches, explode). Nothing of the batch "
-                    "is acknowledged; let each row match once at the most, e.g. with "
-                    "dropDuplicates on the other table or a left_semi join"
+                    "is acknowledged; let each row match at most once, e.g. with dropDuplicates "
+                    "on the other table or a left_semi join"
                 )
-            seen.add(place)
-            last = max(last, place)
+            seen.add(position)
+            last = max(last, position)
         self._last[topic] = last
 
 
 def _check_columns(result: DataFrame) -> None:
     if not result.isStreaming:
         raise StepsError(
-            "the steps return a DataFrame that is not a stream: build it from the one they are "
-            "given"
+            "the steps return a DataFrame that is not a stream: derive it from the given one"
         )
     kinds = {field.name: field.dataType.simpleString() for field in result.schema.fields}
     missing = [name for name in SCHEMA.fieldNames() if name not in kinds]
     if missing:
         raise StepsError(
-            f"the steps lose {', '.join(missing)}: keep every column of the source under its name; "
-            "they carry the message on. Columns of your own may stay"
+            f"the steps lose {', '.join(missing)}: keep every column of the source under its name, "
+            "because the message consists of them. Further columns are allowed"
         )
     names = result.columns
     twice = sorted({name for name in names if names.count(name) > 1 and name in set(SCHEMA.names)})
@@ -211,12 +208,12 @@ def _check_columns(result: DataFrame) -> None:
         kind = field.dataType.simpleString()
         if kinds[field.name] != kind:
             raise StepsError(
-                f"the steps make {field.name} a {kinds[field.name]}: it has to stay a {kind}"
+                f"the steps make {field.name} a {kinds[field.name]}: it must stay a {kind}"
             )
 
 
 def _check_plan(plan: Any) -> set[str]:
-    """Return the names of what the steps do to the stream; refuse what is not safe."""
+    """Return the names of the operations on the stream; refuse those that are not safe."""
     names: set[str] = set()
     sources = 0
     nodes = [plan]
@@ -230,9 +227,9 @@ def _check_plan(plan: Any) -> set[str]:
             sources += 1
         if name in _STATEFUL:
             raise StepsError(
-                f"the steps contain {name}, which keeps rows or a memory of them from batch to "
-                "batch: they would be acknowledged before they are sent on. Steps look at one "
-                "row at a time, or join it with a table"
+                f"the steps contain {name}, which keeps state from batch to batch: rows would be "
+                "acknowledged before they are forwarded. Process one row at a time, or join it "
+                "with a table"
             )
         if node.subqueries().size():
             name = f"{name} with a subquery"
@@ -241,6 +238,6 @@ def _check_plan(plan: Any) -> set[str]:
     if sources > 1:
         raise StepsError(
             "the steps read more than one stream (a union or join of the rows with themselves, or "
-            "with another stream): take the DataFrame that they are given once, and tables beside"
+            "with another stream): use the given DataFrame once, and join it only with tables"
         )
     return names

@@ -169,7 +169,7 @@ def test_a_partition_is_read_in_part(
     )
     reader: Any = PendingReader(SyncOptions.parse(rest), wanted, PENDING_SCHEMA)
     (item,) = reader.partitions()
-    assert (item.start.split(":")[1], item.end.split(":")[1]) == ("1", "8")
+    assert (item.start.entry, item.end.entry) == (1, 8)
     found = [due for batch in reader.read(item) for due in batch.column("due").to_pylist()]
     assert found == [moment(now + 3 * HOUR)]
 

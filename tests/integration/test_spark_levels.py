@@ -286,7 +286,7 @@ def test_a_second_job_says_who_is_at_work(
     settings = SyncSettings((description.topic,), checkpoint=str(tmp_path / "second"))
     with spark_job(description) as job:
         job.ready()
-        monkeypatch.setattr(job_module, "CLAIM_PATIENCE_S", 0.5)
+        monkeypatch.setattr(job_module, "LOCK_TIMEOUT_S", 0.5)
         with pytest.raises(AlreadyRunningError, match=r"delaylevel-spark@.+:\d+"):
             SparkSyncJob(connection, settings, spark=spark)
     # Once the first is stopped, its place is free.

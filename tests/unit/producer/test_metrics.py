@@ -24,7 +24,7 @@ from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector, serve
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.spark_sync.metrics import JobCollector
-from delaylevel.spark_sync.stats import BatchStats, JobStats, Standing, Waiting
+from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
 from delaylevel.testing import ManualClock, MemoryPulsar
 
 ROOT = Path(__file__).parents[3]
@@ -66,14 +66,14 @@ def producing(memory: MemoryPulsar) -> Any:
     )
 
 
-class FixedStanding(Standing):
-    """A source with fixed values."""
+class FixedBacklogs(BacklogReader):
+    """Reader that returns given values."""
 
     def __init__(self) -> None:
         pass
 
-    def ask(self) -> dict[str, Waiting] | None:
-        return {TOPIC: Waiting(2000, 10, 4, 1, 5, {"DAY": 10})}
+    def read(self) -> dict[str, Backlog] | None:
+        return {TOPIC: Backlog(2000, 10, 4, 1, 5, {"DAY": 10})}
 
 
 class Dispatching:
@@ -94,7 +94,7 @@ def families() -> Iterator[Any]:
         yield from ProducerCollector(producer).collect()
     job = JobStats()
     job.add(BatchStats.collect(1, 7, 500, {TOPIC: OUTCOMES}))
-    yield from JobCollector(job, FixedStanding(), (TOPIC,)).collect()
+    yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()
     dispatcher: Any = Dispatching()
     yield from DispatchCollector(dispatcher).collect()
 

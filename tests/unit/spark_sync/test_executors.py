@@ -86,7 +86,8 @@ def test_an_archive_is_made_once_and_anew_when_something_has_changed(
     module = tmp_path / "module.py"
     module.write_text("first")
     monkeypatch.setattr(packages, "ROOTS", ("platformdirs",))
-    monkeypatch.setattr(packages, "_own_files", lambda: [("delaylevel/module.py", module)])
+    files = [("delaylevel/module.py", module)]
+    monkeypatch.setattr(packages.installed, "own_files", lambda _: files)
     folder = tmp_path / "archives"
     first = pack(folder)
     written = first.stat().st_mtime_ns
@@ -123,7 +124,7 @@ def test_a_python_of_the_executors_is_found_in_their_path() -> None:
     environment = cluster.python_environment(executors)
     assert environment["PYSPARK_PYTHON"] == NAME
     assert environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
-    with pytest.raises(ConfigError, match="there is no python9 beside"):
+    with pytest.raises(ConfigError, match="there is no python9 next to"):
         cluster.python_environment(Executors(python="/opt/python/bin/python9"))
 
 

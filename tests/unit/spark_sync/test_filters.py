@@ -32,7 +32,7 @@ from delaylevel.errors import StepsError
 from delaylevel.model.level_topic import Role
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.spark_sync.filters import due_window, may_match
-from delaylevel.spark_sync.steps import TwiceCheck
+from delaylevel.spark_sync.steps import DuplicateCheck
 from delaylevel.topics.scan import ALWAYS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -143,9 +143,9 @@ def rows(*places: tuple[str, int, int, int]) -> pa.RecordBatch:
 
 
 def looked(*batches: pa.RecordBatch) -> None:
-    check = TwiceCheck()
+    check = DuplicateCheck()
     for batch in batches:
-        check.look(batch)
+        check.check(batch)
 
 
 place = st.tuples(

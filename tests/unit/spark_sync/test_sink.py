@@ -35,7 +35,7 @@ class Here:
         assert level_topic == self._description.topic
         return Forwarder(self.client, self.admin, self._description)
 
-    def forget_forwarders(self) -> None:
+    def reset_forwarders(self) -> None:
         raise AssertionError("nothing fails here")
 
 
@@ -72,5 +72,5 @@ def test_at_least_once_a_late_batch_is_routed_by_the_clock_of_the_moment(
         batches = to_batches(source, [message], now_ms - planned_ago_ms)
         writer = DelayLevelStreamWriter(SyncOptions((), (description.topic,)))
         here: Any = Here(memory, description)
-        report = writer._write_at_least_once(here, batches).reports[description.topic]
+        report = writer._forward(here, batches).reports[description.topic]
     assert (report.parked.total(), report.due) == (parked, 1 - parked)

@@ -16,11 +16,12 @@ pytest.importorskip("pyspark")
 from delaylevel.errors import AdminError, ConfigError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.prometheus import serve
 from delaylevel.spark_sync import control
-from delaylevel.spark_sync import stats as figures
+from delaylevel.spark_sync import stats as stats_module
 from delaylevel.spark_sync.listener import SyncListener, batch_line
-from delaylevel.spark_sync.metrics import serve_metrics
-from delaylevel.spark_sync.stats import BatchStats, JobStats, Standing, Waiting
+from delaylevel.spark_sync.metrics import JobCollector
+from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
 
 TOPIC = "persistent://public/default/orders-delay-level"
 REPORT = {
@@ -28,14 +29,14 @@ REPORT = {
 }
 
 
-class FixedStanding(Standing):
-    """Says what it was told."""
+class FixedBacklogs(BacklogReader):
+    """Reader that returns given values."""
 
-    def __init__(self, waiting: dict[str, Waiting] | None) -> None:
-        self.waiting = waiting
+    def __init__(self, backlogs: dict[str, Backlog] | None) -> None:
+        self.backlogs = backlogs
 
-    def ask(self) -> dict[str, Waiting] | None:
-        return self.waiting
+    def read(self) -> dict[str, Backlog] | None:
+        return self.backlogs
 
 
 def _progress(batch_id: int, rows: int, name: str = "mine") -> Any:
@@ -62,9 +63,9 @@ def seen() -> list[int]:
 
 @pytest.fixture
 def listener(tmp_path: Any, job: JobStats, seen: list[int]) -> SyncListener:
-    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1)})
+    backlogs = FixedBacklogs({TOPIC: Backlog(2000, 10, 4, 1)})
     listener = SyncListener(
-        "mine", str(tmp_path), job, standing, lambda progress: seen.append(progress.batchId)
+        "mine", str(tmp_path), job, backlogs, lambda progress: seen.append(progress.batchId)
     )
     listener.onQueryStarted(SimpleNamespace(name="mine", runId="run-1"))
     return listener
@@ -80,7 +81,7 @@ def test_each_batch_that_moved_something_is_summed_and_logged_once(
     caplog.set_level("INFO", "delaylevel.spark_sync.listener")
     listener.onQueryProgress(_progress(0, 0))
     for batch_id in (1, 2):
-        control.leave_report(str(tmp_path), batch_id, REPORT)
+        control.write_report(str(tmp_path), batch_id, REPORT)
         listener.onQueryProgress(_progress(batch_id, 7))
 
     assert (job.batches, job.rows, job.batch_ms) == (2, 14, 1000)
@@ -128,18 +129,18 @@ def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
         asked.append(1)
         raise AdminError("gone", status=500)
 
-    monkeypatch.setattr(figures, "read_stats", fail)
+    monkeypatch.setattr(stats_module, "read_stats", fail)
     description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
-    standing = Standing(admin=None, descriptions=[description])  # type: ignore[arg-type]
-    assert [standing.ask() for _ in range(3)] == [None, None, None]
+    backlogs = BacklogReader(admin=None, descriptions=[description])  # type: ignore[arg-type]
+    assert [backlogs.read() for _ in range(3)] == [None, None, None]
     assert len(asked) == 1
 
 
 @pytest.fixture
 def scrape(job: JobStats) -> Iterator[Any]:
     pytest.importorskip("prometheus_client")
-    standing = FixedStanding({TOPIC: Waiting(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
-    with serve_metrics(job, standing, [TOPIC], 0) as port:
+    backlogs = FixedBacklogs({TOPIC: Backlog(2000, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
+    with serve(JobCollector(job, backlogs, (TOPIC,)), 0) as port:
 
         def read() -> dict[str, float]:
             url = f"http://127.0.0.1:{port}/metrics"
@@ -147,7 +148,7 @@ def scrape(job: JobStats) -> Iterator[Any]:
             pairs = (line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
             return {name.replace(f'level_topic="{TOPIC}"', "TOPIC"): float(v) for name, v in pairs}
 
-        read.standing = standing  # type: ignore[attr-defined]
+        read.backlogs = backlogs  # type: ignore[attr-defined]
         read.port = port  # type: ignore[attr-defined]
         yield read
 
@@ -181,7 +182,7 @@ def test_figures_are_served_for_prometheus(scrape: Any, job: JobStats) -> None:
 
 
 def test_a_broker_that_is_away_is_said_and_nothing_is_guessed(scrape: Any) -> None:
-    scrape.standing.waiting = None
+    scrape.backlogs.backlogs = None
     found = scrape()
     assert found["delaylevel_sync_broker_answers"] == 0
     assert "delaylevel_sync_lag_seconds{TOPIC}" not in found
@@ -190,7 +191,7 @@ def test_a_broker_that_is_away_is_said_and_nothing_is_guessed(scrape: Any) -> No
 def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobStats) -> None:
     with (
         pytest.raises(ConfigError, match=f"127.0.0.1:{scrape.port}"),
-        serve_metrics(job, FixedStanding(None), [TOPIC], scrape.port),
+        serve(JobCollector(job, FixedBacklogs(None), (TOPIC,)), scrape.port),
     ):
         pass
 
@@ -198,9 +199,11 @@ def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobStats) -> None:
 def test_without_the_extra_the_error_names_it() -> None:
     program = (
         "import sys; sys.modules['prometheus_client'] = None\n"
-        "from delaylevel.spark_sync import metrics, stats as figures\n"
+        "from delaylevel.prometheus import serve\n"
+        "from delaylevel.spark_sync.metrics import JobCollector\n"
+        "from delaylevel.spark_sync.stats import JobStats\n"
         "try:\n"
-        "    metrics.serve_metrics(figures.JobStats(), None, [], 0).__enter__()\n"
+        "    serve(JobCollector(JobStats(), None, ()), 0).__enter__()\n"
         "except ImportError as error:\n"
         "    print(type(error).__name__, error)\n"
     )

@@ -14,7 +14,7 @@ from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.spark_sync.stats import Waiting
+from delaylevel.spark_sync.stats import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
 from delaylevel.topics.stats import MemberStats, read_stats, topic_stats, window_stats
@@ -137,7 +137,7 @@ def test_status_and_metrics_agree(memory: MemoryPulsar, parked: LevelTopicDescri
     at = status(memory.admin, parked, now_ms)
     assert at == status_of(memory.admin, stats, now_ms)
     assert at.late
-    assert Waiting.of(stats, now_ms) == Waiting(
+    assert Backlog.of(stats, now_ms) == Backlog(
         at.behind_ms, 3, 0, 0, at.window_entries, {"DAY": 2, "HOUR": 1}
     )
     assert at.behind_ms == stats.behind_ms(now_ms) > 20 * HOUR_MS
