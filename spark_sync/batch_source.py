@@ -82,16 +82,7 @@ class BatchOptions:
 
 
 class PendingReader(DataSourceReader):
-    """Batch reader of pending messages.
-
-    Args:
-        options: the cluster and the level topics.
-        selection: the messages to read.
-        schema: columns of ``PENDING_SCHEMA``.
-
-    Raises:
-        ConfigError: the schema has an unknown column, or one of another type.
-    """
+    """Batch reader of pending messages, with any columns of ``PENDING_SCHEMA``."""
 
     def __init__(self, options: SyncOptions, selection: BatchOptions, schema: StructType) -> None:
         check_schema(schema)

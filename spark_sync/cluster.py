@@ -89,9 +89,7 @@ def is_local(master: str) -> bool:
 def cluster_conf(executors: Executors, conf: Mapping[str, str]) -> dict[str, str]:
     """Return the Spark settings that give executors their packages and their Python.
 
-    Args:
-        executors: their packages and Python.
-        conf: the user's own settings; their archives and Python path are kept.
+    Archives and a Python path among the user's own settings (``conf``) are kept.
 
     Raises:
         ConfigError: a package to ship is not installed.
@@ -137,11 +135,8 @@ def python_environment(executors: Executors) -> dict[str, str]:
 def enter_environment(spark: Any, connection: Connection) -> None:
     """Put the token into the environment of a session's Python workers.
 
-    Call this before the data source is registered: Spark copies the environment at that moment.
-
-    Args:
-        spark: a classic Spark session.
-        connection: the connection with the token, if that is not in a file.
+    Call this before the data source is registered: Spark copies the environment at that moment. A
+    token in a file is read from there instead.
     """
     environment: dict[str, str] = spark.sparkContext.environment
     # These are for executors, which have them from their settings; they are wrong on the driver.
@@ -173,8 +168,7 @@ def submit_command(
 
     Args:
         master: Spark's master.
-        executors: packages and Python of the executors.
-        conf: the user's own Spark settings.
+        master, executors, conf: as in the job's settings.
         arguments: arguments of ``delaylevel``: ``sync spark TOPIC …``; never a token.
     """
     settings = dict(conf)
@@ -213,12 +207,8 @@ def handle_jvm_sigterm(spark: Any, handler: Callable[[], bool]) -> None:
     """Call a function when Spark's JVM receives a SIGTERM, if the JVM started this program.
 
     Under ``spark-submit``, a process manager's signal goes to the JVM, which would end the session
-    in the middle of a batch.
-
-    Args:
-        spark: a classic Spark session.
-        handler: function to call at each signal, in another thread. It returns False to let the
-            JVM end at once.
+    in the middle of a batch. The handler is called in another thread at each signal; it returns
+    False to let the JVM end at once.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return

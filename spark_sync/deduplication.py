@@ -21,10 +21,6 @@ def require_deduplication(admin: Admin, description: LevelTopicDescription) -> N
     (``brokerDeduplicationProducerInactivityTimeoutMinutes``): a batch that is replayed after a
     longer outage can arrive twice, with the same ``delaylevel.id``.
 
-    Args:
-        admin: the cluster.
-        description: the level topic.
-
     Raises:
         LevelTopicError: deduplication is off for a target. Targets belong to applications, so it
             is not turned on here.

@@ -75,12 +75,7 @@ class Driver:
         return make_offset(0, positions)
 
     def latest_offset(self, start: Offset, max_messages: int | None) -> Offset:
-        """Return the end of the messages that are ready now.
-
-        Args:
-            start: the start of the batch.
-            max_messages: maximum number of messages in the batch; None for no limit.
-        """
+        """Return the end of a batch of messages that are ready now, from a start."""
         self._refresh()
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True

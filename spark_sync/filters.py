@@ -33,10 +33,9 @@ _COMPARE: dict[type[Any], Callable[[Any, Any], bool]] = {
 
 
 def due_window(filters: Iterable[Filter]) -> Window:
-    """Return a window of due times; no due time outside it passes all filters.
+    """Return a window of due times outside which nothing passes all filters.
 
-    Args:
-        filters: the pushed filters, all of which must hold. Unknown filters are ignored.
+    Filters of unknown kinds are ignored.
     """
     window = ALWAYS
     for item in filters:
@@ -46,12 +45,7 @@ def due_window(filters: Iterable[Filter]) -> Window:
 
 
 def may_match(filters: Iterable[Filter], source: SourcePartition) -> bool:
-    """Return whether rows of a partition can pass all filters on columns that it determines.
-
-    Args:
-        filters: the pushed filters, as in :func:`due_window`.
-        source: the partition.
-    """
+    """Return whether rows of a partition can pass all filters on columns that it determines."""
     values: dict[Any, str | int] = {
         ("level_topic",): source.level_topic,
         ("topic",): source.topic,

@@ -41,10 +41,6 @@ class TaskForwarders:
     At least once, a task uses the forwarders of its process, one for each level topic. Effectively
     once, it opens one for each source partition, because the name of the producers contains the
     partition, and closes them at the end to release these names.
-
-    Args:
-        here: the connections of this process.
-        delivery: the delivery guarantee.
     """
 
     def __init__(self, here: Runtime, delivery: Delivery) -> None:
@@ -84,7 +80,7 @@ class TaskForwarders:
     def __enter__(self) -> TaskForwarders:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is not None and not self._once:
             self._here.reset_forwarders()
         for _, forwarder in self._used.values():

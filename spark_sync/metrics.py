@@ -10,13 +10,7 @@ from .stats import LATENESS_BOUNDS_MS, OUTCOMES, BacklogReader, JobStats
 
 
 class JobCollector:
-    """Prometheus collector of a job's statistics.
-
-    Args:
-        stats: the statistics of the job.
-        backlogs: the source of the level topics' backlogs.
-        topics: the level topics, so that each has its series from the start.
-    """
+    """Prometheus collector of a job's statistics, with all series of a topic from the start."""
 
     def __init__(self, stats: JobStats, backlogs: BacklogReader, topics: tuple[str, ...]) -> None:
         self._stats = stats

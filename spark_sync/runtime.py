@@ -25,11 +25,7 @@ DESCRIPTION_LIFETIME_MS = 5000
 
 
 class Runtime:
-    """Connections of this process to one cluster; they live as long as the process.
-
-    Args:
-        options: the connection settings.
-    """
+    """Connections of this process to one cluster; they live as long as the process."""
 
     def __init__(self, options: SyncOptions) -> None:
         # Imported modules stay, and messages have no cycles: collecting garbage among them took a

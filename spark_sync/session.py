@@ -38,9 +38,7 @@ _DEFAULTS = {
 def spark_session(connection: Connection, settings: SyncSettings) -> SparkSession:
     """Create a Spark session with the settings of the job.
 
-    Args:
-        connection: the connection, whose token goes to Python workers in their environment.
-        settings: master, executors, and further Spark settings.
+    A token goes to Python workers in their environment.
 
     Raises:
         ConfigError: a package for executors is not installed, or this Python has another name.

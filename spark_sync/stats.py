@@ -12,7 +12,7 @@ from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
@@ -46,12 +46,7 @@ class BatchStats:
     def collect(
         cls, batch_id: int, rows: int, duration_ms: int, report: Mapping[str, Mapping[str, Any]]
     ) -> BatchStats:
-        """Combine Spark's progress and the sink's report of a batch.
-
-        Args:
-            batch_id, rows, duration_ms: the values of Spark's progress.
-            report: the result of :func:`delaylevel.spark_sync.control.take_report`.
-        """
+        """Combine the values of Spark's progress with the sink's report of a batch."""
         return cls(
             batch_id,
             rows,
@@ -106,23 +101,12 @@ class Backlog:
 
 
 class BacklogReader:
-    """Reader of the level topics' statistics, which requests them at most every few seconds.
+    """Reader of the level topics' statistics, which requests them at most every few seconds."""
 
-    Args:
-        admin: the cluster.
-        descriptions: the level topics.
-        clock: the clock that determines which messages are ready.
-    """
-
-    def __init__(
-        self,
-        admin: TopicAdmin,
-        descriptions: Sequence[LevelTopicDescription],
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, admin: TopicAdmin, descriptions: Sequence[LevelTopicDescription]) -> None:
         self._admin = admin
         self._descriptions = descriptions
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._lock = threading.Lock()
         self._found: dict[str, Backlog] | None = None
         self._requested_s = float("-inf")
@@ -187,12 +171,10 @@ class JobStats:
                 for outcome, count in counts.items():
                     self.messages[topic, outcome] += count
                 if counts["window"] or counts["due"]:
-                    self._add_lateness(topic, max(0, batch.latest_ms[topic]))
-
-    def _add_lateness(self, topic: str, late_ms: int) -> None:
-        counts = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
-        counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
-        self.lateness_ms[topic] += late_ms
+                    late_ms = max(0, batch.latest_ms[topic])
+                    buckets = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
+                    buckets[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
+                    self.lateness_ms[topic] += late_ms
 
     def add_failure(self) -> None:
         """Count a failure of the query."""

@@ -81,11 +81,6 @@ def apply_steps(frame: DataFrame, steps: Steps, delivery: Delivery) -> DataFrame
     sorted: then the sink detects every second copy of a row, and effectively-once has the order
     that it needs.
 
-    Args:
-        frame: the rows of the source.
-        steps: function from these rows to the rows to forward.
-        delivery: the delivery guarantee of the job.
-
     Raises:
         StepsError: the result of the steps cannot be forwarded.
     """
@@ -135,11 +130,7 @@ def local_sort_allowed(spark: SparkSession) -> Iterator[None]:
 
 
 def dropped(progress: Any) -> int:
-    """Return the number of rows of a batch that the steps have dropped.
-
-    Args:
-        progress: a ``StreamingQueryProgress``.
-    """
+    """Return the number of rows of a batch (``StreamingQueryProgress``) that steps dropped."""
     rows_out = progress.sink.numOutputRows
     return max(0, progress.numInputRows - rows_out) if rows_out >= 0 else 0
 
