@@ -1,4 +1,4 @@
-"""Which parts of a level topic a window of due times can be in, held to brute force."""
+"""Tests of the ranges in which a window of due times can lie, against brute force."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Message:
 
 @dataclass
 class Stored:
-    """Partitions of one ledger, an entry for each message; searched as a broker searches."""
+    """Partitions with one ledger and an entry per message, searched as by a broker."""
 
     partitions: dict[str, list[Message]]
     acknowledged: dict[str, int] = field(default_factory=dict)
     searches: int = 0
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         assert subscription == "delaylevel"
-        self.asked.append(partition.full)
+        self.requested.append(partition.full)
         return Position(7, self.acknowledged.get(partition.full, 0) - 1)
 
     def last_message_id(self, partition: TopicName) -> Position | None:
@@ -82,7 +82,7 @@ class Stored:
         ]
 
 
-def look(stored: Stored, due: Window = ALWAYS, **options: Any) -> list[PendingRange]:
+def search(stored: Stored, due: Window = ALWAYS, **options: Any) -> list[PendingRange]:
     admin: Any = stored
     options.setdefault("slack_ms", SLACK)
     return pending_ranges(admin, [DESCRIPTION], NOW, due=due, **options)
@@ -91,8 +91,8 @@ def look(stored: Stored, due: Window = ALWAYS, **options: Any) -> list[PendingRa
 bounds = st.none() | st.integers(NOW - 30 * HOUR, NOW + 40 * HOUR)
 
 
-def question(seed: int) -> tuple[int, list[Message], Window]:
-    """A partition of the level by 6 hours with all that the slack allows for, and a window."""
+def example(seed: int) -> tuple[int, list[Message], Window]:
+    """Return a partition of the 6-hour level with all deviations within the slack, and a window."""
     choose = random.Random(seed)
 
     def extreme(least: int, most: int) -> int:
@@ -106,7 +106,7 @@ def question(seed: int) -> tuple[int, list[Message], Window]:
         published = arrived - extreme(0, skew)
         latest = (partition + 2) * unit
         if partition == 2 and choose.random() < 0.5:
-            latest += choose.randint(0, 1000 * HOUR)  # clamped into the last one
+            latest += choose.randint(0, 1000 * HOUR)  # clamped into the last partition
         due = published + extreme((partition + 1) * unit - (SLACK - skew), latest)
         messages.append(Message(published, due))
     edges = [None, choose.randint(NOW - 30 * HOUR, NOW + 40 * HOUR)]
@@ -116,37 +116,37 @@ def question(seed: int) -> tuple[int, list[Message], Window]:
 
 @given(st.integers(0, 1 << 32), st.integers(0, 10))
 @thorough
-def test_whatever_is_due_in_the_window_is_in_the_ranges(seed: int, acknowledged: int) -> None:
-    number, messages, due = question(seed)
+def test_ranges_contain_all_messages_due_in_the_window(seed: int, acknowledged: int) -> None:
+    number, messages, due = example(seed)
     topic = SOURCES[Role.LEVEL, 0, number].topic
     acknowledged = min(acknowledged, len(messages))
     stored = Stored({topic: messages} if messages else {}, {topic: acknowledged})
-    read = stored.read(look(stored, due))
+    read = stored.read(search(stored, due))
     wanted = [item for item in messages[acknowledged:] if item.due_ms in due]
     assert [item for item in read if item.due_ms in due] == wanted
-    # And nothing that is acknowledged.
+    # Acknowledged messages are not read.
     assert len(read) <= len(messages) - acknowledged
 
 
 @given(st.integers(0, 2), bounds, bounds)
 @thorough
-def test_with_clocks_that_agree_no_more_than_the_slack_is_read_beside_it(
+def test_with_equal_clocks_at_most_the_slack_is_read_in_addition(
     number: int, from_ms: int | None, before_ms: int | None
 ) -> None:
     topic = SOURCES[Role.LEVEL, 0, number].topic
     least = (number + 1) * 6 * HOUR
     messages = [Message(NOW - 20 * HOUR + n * 600_000, 0) for n in range(120)]
     stored = Stored({topic: messages})
-    for message in stored.read(look(stored, Window(from_ms, before_ms))):
+    for message in stored.read(search(stored, Window(from_ms, before_ms))):
         if from_ms is not None and number < 2:
             assert message.published_ms + least + 6 * HOUR + SLACK >= from_ms
         if before_ms is not None and before_ms - least + SLACK <= NOW:
             assert message.published_ms + least - SLACK < before_ms
 
 
-def test_every_partition_is_read_where_no_window_is_asked_for() -> None:
+def test_without_a_window_every_partition_is_read() -> None:
     stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    found = look(stored)
+    found = search(stored)
     assert [item.source for item in found] == list(SOURCES.values())
     assert {(item.start, item.end) for item in found} == {(Position(7, 0), Position(7, 1))}
     assert stored.searches == 0
@@ -162,7 +162,7 @@ def test_held_messages_and_the_last_partition_are_not_bounded() -> None:
     assert publish_window(LEVELS, held, Window(0, 1), SLACK) == ALWAYS
 
 
-def test_what_was_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
+def test_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
     longer = Levels(
         [
             LEVELS.strategies[0].model_copy(update={"maximum_delay": timedelta(days=4)}),
@@ -179,27 +179,27 @@ def test_what_was_the_last_partition_before_an_expansion_is_not_bounded_either()
     assert unbounded == [(0, 2), (0, longer[0].partitions - 1), (1, LEVELS[1].partitions - 1)]
 
 
-def test_partitions_that_cannot_hold_it_are_not_asked() -> None:
+def test_partitions_outside_the_window_are_not_requested() -> None:
     stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    look(stored, Window(NOW + 100 * HOUR, None))
-    assert stored.asked == [
+    search(stored, Window(NOW + 100 * HOUR, None))
+    assert stored.requested == [
         SOURCES[Role.LEVEL, 0, 2].topic,
         SOURCES[Role.LEVEL, 1, 1].topic,
         SOURCES[Role.HELD, 1, 0].topic,
     ]
 
 
-def test_only_wanted_partitions_are_asked() -> None:
+def test_only_wanted_partitions_are_requested() -> None:
     stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    found = look(stored, wanted=lambda source: source.level == 1 and source.role is Role.LEVEL)
-    assert [item.source.topic for item in found] == stored.asked
-    assert len(stored.asked) == 2
+    found = search(stored, wanted=lambda source: source.level == 1 and source.role is Role.LEVEL)
+    assert [item.source.topic for item in found] == stored.requested
+    assert len(stored.requested) == 2
 
 
-def test_a_search_into_the_future_is_spared() -> None:
+def test_a_bound_in_the_future_needs_no_search() -> None:
     topic = SOURCES[Role.LEVEL, 0, 0].topic
     stored = Stored({topic: [Message(NOW - HOUR, NOW + 6 * HOUR)]})
-    assert len(look(stored, Window(None, NOW + 50 * HOUR))) == 1
+    assert len(search(stored, Window(None, NOW + 50 * HOUR))) == 1
     assert stored.searches == 0
 
 
@@ -211,23 +211,23 @@ def test_a_partition_without_the_subscription_is_read_from_its_first_message() -
             raise NotFoundError("no subscription", status=404)
 
     stored = Unsubscribed({topic: [Message(NOW, NOW)]})
-    assert stored.read(look(stored)) == [Message(NOW, NOW)]
+    assert stored.read(search(stored)) == [Message(NOW, NOW)]
 
 
 def test_starts_are_read_before_ends() -> None:
-    """What is moved on meanwhile is seen in one of the two partitions, or in both."""
+    """A message that is moved meanwhile is seen in one of the two partitions, or in both."""
     coarse, fine = SOURCES[Role.LEVEL, 0, 0].topic, SOURCES[Role.LEVEL, 1, 0].topic
     message = Message(NOW - HOUR, NOW + 5 * HOUR)
 
     class Moving(Stored):
         def last_message_id(self, partition: TopicName) -> Position | None:
             if not self.partitions[fine]:
-                self.partitions[fine].append(message)  # sent on ...
+                self.partitions[fine].append(message)  # forwarded ...
                 self.acknowledged[coarse] = 1  # ... and acknowledged
             return super().last_message_id(partition)
 
     stored = Moving({coarse: [message], fine: []})
-    assert message in stored.read(look(stored))
+    assert message in stored.read(search(stored))
 
 
 def test_windows() -> None:

@@ -1,4 +1,4 @@
-"""What executors of a cluster get: packages, a Python, a token; and the command that says so."""
+"""Tests of packages, Python and token of executors, and of the spark-submit command."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(tmp_path_factory.mktemp("archives"))
 
 
-def test_what_is_required_is_found_and_spark_left_out() -> None:
+def test_requirements_are_found_without_those_of_spark() -> None:
     found = distributions(["pydantic", "pulsar-client"])
     assert {"certifi", "pydantic-core", "typing-extensions"} <= set(found)
     assert not {"pyspark", "py4j", "delaylevel"} & set(distributions(["pyspark", "pydantic"]))
     assert "fastavro" not in found, "an extra of pulsar-client that was not asked for"
 
 
-def test_a_package_that_is_not_installed_cannot_be_sent() -> None:
+def test_a_package_that_is_not_installed_cannot_be_shipped() -> None:
     with pytest.raises(ConfigError, match="no-such-package is not installed"):
         distributions(["pydantic", "no-such-package"])
 
@@ -58,7 +58,7 @@ def test_the_archive_has_all_parts_and_no_tests(archive: Path) -> None:
 
 
 def test_the_archive_alone_runs_the_workers_code(archive: Path, tmp_path: Path) -> None:
-    """A Python that has nothing installed, as on an executor, with Spark's own zips."""
+    """It runs in a Python without packages, as on an executor, with only Spark's own zips."""
     zipfile.ZipFile(archive).extractall(tmp_path)
     import pyspark
 
@@ -80,7 +80,7 @@ def test_the_archive_alone_runs_the_workers_code(archive: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
-def test_an_archive_is_made_once_and_anew_when_something_has_changed(
+def test_an_archive_is_created_once_and_again_after_a_change(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module = tmp_path / "module.py"
@@ -93,7 +93,7 @@ def test_an_archive_is_made_once_and_anew_when_something_has_changed(
     written = first.stat().st_mtime_ns
     assert pack(folder) == first
     assert first.stat().st_mtime_ns == written
-    assert [path.name for path in folder.iterdir()] == [first.name], "nothing half-made"
+    assert [path.name for path in folder.iterdir()] == [first.name], "no temporary file is left"
 
     module.write_text("second one")
     second = pack(folder)
@@ -101,7 +101,7 @@ def test_an_archive_is_made_once_and_anew_when_something_has_changed(
     assert zipfile.ZipFile(second).read("delaylevel/module.py") == b"second one"
 
 
-def test_executors_are_told_where_packages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_find_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = Path("/cache/delay level/packages.zip")
     monkeypatch.setattr(cluster, "pack", lambda folder, extra: archive)
     executors = Executors()
@@ -117,7 +117,7 @@ def test_executors_are_told_where_packages_are(monkeypatch: pytest.MonkeyPatch) 
     assert cluster.cluster_conf(Executors(ship=False), own) == {}
 
 
-def test_a_python_of_the_executors_is_found_in_their_path() -> None:
+def test_the_python_of_executors_is_found_in_their_path() -> None:
     executors = Executors(ship=False, python=f"/opt/python/bin/{NAME}")
     conf = cluster.cluster_conf(executors, {})
     assert conf["spark.executorEnv.PATH"].split(":")[0] == "/opt/python/bin"
@@ -144,13 +144,13 @@ def test_only_a_local_master_runs_in_the_driver(master: str, local: bool) -> Non
 
 
 class Log4j:
-    """Log4j in Spark's JVM: which loggers are at DEBUG, and what is set to what."""
+    """Log4j in Spark's JVM with given loggers at DEBUG; it records the levels that are set."""
 
-    def __init__(self, *talkative: str) -> None:
+    def __init__(self, *at_debug: str) -> None:
         self.levels: dict[str, str] = {}
         self.Level = SimpleNamespace(INFO="INFO")
         self.LogManager = SimpleNamespace(
-            getLogger=lambda name: SimpleNamespace(isDebugEnabled=lambda: name in talkative)
+            getLogger=lambda name: SimpleNamespace(isDebugEnabled=lambda: name in at_debug)
         )
         configurator = SimpleNamespace(setLevel=self.levels.__setitem__)
         self.core = SimpleNamespace(config=SimpleNamespace(Configurator=configurator))
@@ -159,7 +159,7 @@ class Log4j:
 def test_the_token_goes_into_the_workers_environment_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And it is kept out of the logs that would show that environment."""
+    """It is kept out of the logs that would show that environment."""
     environment = {"PATH": "executors only", "PYTHONPATH": FOLDER, "OTHER": "kept"}
     registration = "org.apache.spark.sql.DataSourceRegistration"
     log4j = Log4j(registration)

@@ -1,4 +1,4 @@
-"""What Spark's filters say of where to look, and rows that come twice; neither needs Spark."""
+"""Tests of bounds from Spark's filters, and of duplicate rows; neither needs Spark."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ filters = st.lists(st.tuples(st.sampled_from(list(MEANING)), st.integers(-3000, 
 
 @given(filters, st.integers(-3, 9))
 @thorough
-def test_the_window_is_exactly_what_comparisons_of_due_say(
+def test_the_window_is_exact_for_comparisons_of_due(
     pushed: list[tuple[Any, int]], due_ms: int
 ) -> None:
     window = due_window([kind(DUE, moment(at)) for kind, at in pushed])
@@ -89,11 +89,11 @@ def test_a_list_of_due_times_is_within_the_window(listed: list[int], due_ms: int
         GreaterThan(("due", "inner"), moment(0)),
     ],
 )
-def test_what_does_not_bound_the_due_time(item: Any) -> None:
+def test_other_filters_do_not_bound_the_due_time(item: Any) -> None:
     assert due_window([item]) == ALWAYS
 
 
-def test_the_latest_moment_that_there_is() -> None:
+def test_the_latest_possible_time() -> None:
     latest = datetime.max.replace(tzinfo=timezone.utc)
     assert due_window([GreaterThan(DUE, latest)]).from_ms == 253_402_300_800_000
 
@@ -126,11 +126,11 @@ def test_partitions_that_may_match(item: Any, expected: bool) -> None:
     assert may_match([IsNotNull(DUE), item], SOURCE) is expected
 
 
-# -- rows that come twice
+# -- duplicate rows
 
 
-def rows(*places: tuple[str, int, int, int]) -> pa.RecordBatch:
-    topics, ledgers, entries, batches = zip(*places, strict=True) if places else ([],) * 4
+def rows(*positions: tuple[str, int, int, int]) -> pa.RecordBatch:
+    topics, ledgers, entries, batches = zip(*positions, strict=True) if positions else ([],) * 4
     return pa.RecordBatch.from_arrays(
         [
             pa.array(topics, pa.string()),
@@ -142,41 +142,41 @@ def rows(*places: tuple[str, int, int, int]) -> pa.RecordBatch:
     )
 
 
-def looked(*batches: pa.RecordBatch) -> None:
+def check_all(*batches: pa.RecordBatch) -> None:
     check = DuplicateCheck()
     for batch in batches:
         check.check(batch)
 
 
-place = st.tuples(
+position = st.tuples(
     st.sampled_from("ab"), st.integers(1, 2), st.integers(0, 4), st.sampled_from((-1, 0, 1))
 )
 
 
-@given(st.lists(st.lists(place, max_size=12, unique=True), max_size=4), st.booleans())
+@given(st.lists(st.lists(position, max_size=12, unique=True), max_size=4), st.booleans())
 @thorough
 def test_rows_in_order(parts: list[list[tuple[str, int, int, int]]], again: bool) -> None:
-    """In the order of positions, nothing that comes twice is missed, and nothing else refused."""
-    places = sorted(set().union(*map(set, parts)))
-    looked(*(rows(*places[i : i + 5]) for i in range(0, len(places), 5)))
-    if again and places:
-        twice = sorted([*places, places[len(places) // 2]])
+    """In the order of positions, exactly the duplicate rows are refused."""
+    positions = sorted(set().union(*map(set, parts)))
+    check_all(*(rows(*positions[i : i + 5]) for i in range(0, len(positions), 5)))
+    if again and positions:
+        twice = sorted([*positions, positions[len(positions) // 2]])
         with pytest.raises(StepsError, match="came twice"):
-            looked(*(rows(*twice[i : i + 5]) for i in range(0, len(twice), 5)))
+            check_all(*(rows(*twice[i : i + 5]) for i in range(0, len(twice), 5)))
 
 
-@given(st.lists(place, max_size=40), st.integers(1, 7))
+@given(st.lists(position, max_size=40), st.integers(1, 7))
 @thorough
 def test_rows_in_any_order_are_never_refused_without_a_reason(
-    places: list[tuple[str, int, int, int]], size: int
+    positions: list[tuple[str, int, int, int]], size: int
 ) -> None:
-    different = list(dict.fromkeys(places))
-    looked(*(rows(*different[i : i + size]) for i in range(0, len(different), size)))
+    different = list(dict.fromkeys(positions))
+    check_all(*(rows(*different[i : i + size]) for i in range(0, len(different), size)))
 
 
 def test_out_of_order_and_twice() -> None:
-    looked(rows())
+    check_all(rows())
     with pytest.raises(StepsError, match="message at 7:1:-1 of a came twice"):
-        looked(rows(("a", 7, 3, -1), ("a", 7, 1, -1)), rows(("a", 7, 2, -1), ("a", 7, 1, -1)))
+        check_all(rows(("a", 7, 3, -1), ("a", 7, 1, -1)), rows(("a", 7, 2, -1), ("a", 7, 1, -1)))
     with pytest.raises(StepsError, match="of b"):
-        looked(rows(("b", 7, 3, 0)), rows(("a", 7, 3, 0), ("b", 7, 3, 0)))
+        check_all(rows(("b", 7, 3, 0)), rows(("a", 7, 3, 0), ("b", 7, 3, 0)))

@@ -1,4 +1,4 @@
-"""The sink's own decisions, on the in-memory Pulsar."""
+"""Tests of the sink on the in-memory Pulsar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOUR_MS = 3_600_000
 
 
 class Here:
-    """What a Python process of Spark has, on the in-memory Pulsar."""
+    """The runtime of a Python process of Spark, on the in-memory Pulsar."""
 
     def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
         self.client, self.admin = memory.client(), memory.admin
@@ -36,11 +36,11 @@ class Here:
         return Forwarder(self.client, self.admin, self._description)
 
     def reset_forwarders(self) -> None:
-        raise AssertionError("nothing fails here")
+        raise AssertionError("no task fails here")
 
 
 @pytest.mark.parametrize(("planned_ago_ms", "parked"), [(0, 1), (72 * HOUR_MS, 0)])
-def test_at_least_once_a_late_batch_is_routed_by_the_clock_of_the_moment(
+def test_at_least_once_a_late_batch_is_routed_by_the_current_time(
     planned_ago_ms: int, parked: int
 ) -> None:
     levels = Levels(
@@ -50,8 +50,8 @@ def test_at_least_once_a_late_batch_is_routed_by_the_clock_of_the_moment(
         ]
     )
     now_ms = SystemClock().now_ms()
-    # Due in 5 h, or, where the batch was planned three days ago, long due: by the clock of the
-    # plan both would be parked by HOUR.
+    # Due in 5 h, or, if the batch was planned three days ago, long overdue: by the time of the
+    # plan, both would be parked by HOUR.
     due_ms = now_ms - planned_ago_ms + 5 * HOUR_MS
     with MemoryPulsar() as memory:
         client: Any = memory.client()

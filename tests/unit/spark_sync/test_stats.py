@@ -1,4 +1,4 @@
-"""A job's figures: summed, written in a line, and served for Prometheus."""
+"""Tests of a job's statistics: sums, log lines, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def listener(tmp_path: Any, job: JobStats, seen: list[int]) -> SyncListener:
     return listener
 
 
-def test_each_batch_that_moved_something_is_summed_and_logged_once(
+def test_each_batch_that_moved_messages_is_summed_and_logged_once(
     listener: SyncListener,
     job: JobStats,
     seen: list[int],
@@ -94,12 +94,10 @@ def test_each_batch_that_moved_something_is_summed_and_logged_once(
         "late by 1.5s, lag 2.0s"
         for batch_id in (1, 2)
     ]
-    assert not list(tmp_path.iterdir()), "a report that was read is gone"
+    assert not list(tmp_path.iterdir()), "a report that was read is removed"
 
 
-def test_queries_of_others_are_left_alone(
-    listener: SyncListener, job: JobStats, seen: list[int]
-) -> None:
+def test_other_queries_are_ignored(listener: SyncListener, job: JobStats, seen: list[int]) -> None:
     listener.onQueryProgress(_progress(5, 100, name="another"))
     listener.onQueryTerminated(SimpleNamespace(runId="run-2"))
     assert (job.rows, seen, listener.warm.is_set()) == (0, [], False)
@@ -120,20 +118,20 @@ def test_a_batch_without_a_report_still_counts_its_rows(
     )
 
 
-def test_a_broker_that_does_not_answer_is_not_asked_again_at_once(
+def test_after_a_failed_request_the_broker_is_not_asked_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    requests = []
 
     def fail(*_: Any, **__: Any) -> Any:
-        asked.append(1)
+        requests.append(1)
         raise AdminError("gone", status=500)
 
     monkeypatch.setattr(stats_module, "read_stats", fail)
     description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
     backlogs = BacklogReader(admin=None, descriptions=[description])  # type: ignore[arg-type]
     assert [backlogs.read() for _ in range(3)] == [None, None, None]
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.fixture
@@ -153,7 +151,7 @@ def scrape(job: JobStats) -> Iterator[Any]:
         yield read
 
 
-def test_figures_are_served_for_prometheus(scrape: Any, job: JobStats) -> None:
+def test_statistics_are_served_for_prometheus(scrape: Any, job: JobStats) -> None:
     before = scrape()
     assert before["delaylevel_sync_rows_total"] == 0
     assert before['delaylevel_sync_messages_total{became="held",TOPIC}'] == 0
@@ -181,7 +179,7 @@ def test_figures_are_served_for_prometheus(scrape: Any, job: JobStats) -> None:
     assert found["delaylevel_sync_broker_answers"] == 1
 
 
-def test_a_broker_that_is_away_is_said_and_nothing_is_guessed(scrape: Any) -> None:
+def test_without_an_answer_of_the_broker_no_value_is_guessed(scrape: Any) -> None:
     scrape.backlogs.backlogs = None
     found = scrape()
     assert found["delaylevel_sync_broker_answers"] == 0
