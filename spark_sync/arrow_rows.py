@@ -113,11 +113,11 @@ def _sources(batch: pa.RecordBatch) -> list[SourcePartition]:
     found = []
     for code in range(len(topics.dictionary)):
         row = codes.index(code)
-        family, topic, role, level, partition = (
+        level_topic, topic, role, level, partition = (
             batch.column(name)[row].as_py()
             for name in ("level_topic", "topic", "role", "level", "partition")
         )
-        found.append(SourcePartition(family, topic, Role(role), level, partition, 0))
+        found.append(SourcePartition(level_topic, topic, Role(role), level, partition, 0))
     return [found[code] for code in codes]
 
 
