@@ -349,7 +349,7 @@ class _Demonstration:
         """Read every partition from its beginning: acknowledged messages are still stored."""
         found = []
         for member in description.members():
-            if member.role is Role.LOG:
+            if member.role is Role.JOURNAL:
                 continue
             is_level = member.role is Role.LEVEL
             name = description.levels[member.level].name if is_level else member.role.value

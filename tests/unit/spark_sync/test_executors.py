@@ -87,7 +87,7 @@ def test_an_archive_is_created_once_and_again_after_a_change(
     module.write_text("first")
     monkeypatch.setattr(packages, "ROOTS", ("platformdirs",))
     files = [("delaylevel/module.py", module)]
-    monkeypatch.setattr(packages.installed, "own_files", lambda _: files)
+    monkeypatch.setattr(packages.installed, "project_files", lambda _: files)
     folder = tmp_path / "archives"
     first = pack(folder)
     written = first.stat().st_mtime_ns
