@@ -38,7 +38,7 @@ from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.values import TopicPolicies
 from delaylevel.model.envelope import DUE
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels

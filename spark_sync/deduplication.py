@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.topics.deduplication import without_deduplication

@@ -16,7 +16,8 @@ from delaylevel.model.topic_name import TopicName
 from . import parsing as read
 from .connection import Connection
 from .http import Rest, Token
-from .port import (
+from .token import TokenSource
+from .values import (
     AcknowledgedRange,
     BrokerSettings,
     DelayedDelivery,
@@ -27,7 +28,6 @@ from .port import (
     TopicMetadata,
     TopicPolicies,
 )
-from .token import TokenSource
 
 _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from delaylevel.model.position import Position
 
-from .port import LedgerInfo
+from .values import LedgerInfo
 
 
 class Entries:

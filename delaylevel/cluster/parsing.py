@@ -10,7 +10,7 @@ from typing import Any
 from delaylevel.model.clock import instant_ms
 from delaylevel.model.position import Position
 
-from .port import (
+from .values import (
     AcknowledgedRange,
     BacklogQuota,
     BrokerSettings,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.port import (
+from delaylevel.cluster.values import (
     BrokerSettings,
     NamespacePolicies,
     PartitionStats,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from delaylevel.cluster.port import (
+from delaylevel.cluster.values import (
     AcknowledgedRange,
     BrokerSettings,
     ConsumerStats,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from delaylevel.cluster.port import NamespacePolicies
+from delaylevel.cluster.values import NamespacePolicies
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.envelope import Envelope

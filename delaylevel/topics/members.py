@@ -6,10 +6,10 @@ import re
 import time
 from collections.abc import Mapping
 
-from delaylevel.cluster.port import (
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import (
     BrokerSettings,
     NamespacePolicies,
-    TopicAdmin,
     TopicMetadata,
     TopicPolicies,
 )

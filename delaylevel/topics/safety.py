@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from delaylevel.cluster.port import BacklogQuota, BrokerSettings, NamespacePolicies
+from delaylevel.cluster.values import BacklogQuota, BrokerSettings, NamespacePolicies
 from delaylevel.errors import InvalidInputError, InvalidStrategyError
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import LevelTopicDescription

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats, TopicAdmin
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
 from delaylevel.model.strategy import Level

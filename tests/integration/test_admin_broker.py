@@ -11,7 +11,7 @@ import pytest
 from pulsar.schema import AvroSchema, Integer, Record, String
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, NotFoundError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName

@@ -15,7 +15,7 @@ import pytest
 from pulsar.schema import JsonSchema, Record, String
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.dispatcher.targets import java_string_hash

@@ -21,7 +21,7 @@ import pytest
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import TopicPolicies
+from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
 from delaylevel.model import envelope as env

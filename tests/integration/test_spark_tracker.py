@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 from delaylevel.cluster.admin import Admin
-from delaylevel.cluster.port import AcknowledgedRange
+from delaylevel.cluster.values import AcknowledgedRange
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pulsar
 
-from delaylevel.cluster.port import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
+from delaylevel.cluster.values import NamespacePolicies, SchemaVersion, TopicMetadata, TopicPolicies
 from delaylevel.errors import AdminError, ConflictError, InvalidInputError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.clock import ManualClock

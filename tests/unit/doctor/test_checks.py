@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.port import (
+from delaylevel.cluster.values import (
     BrokerSettings,
     DelayedDelivery,
     NamespacePolicies,

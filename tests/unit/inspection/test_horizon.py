@@ -22,7 +22,7 @@ from delaylevel.cli.main import cli
 from delaylevel.cli.views.horizon import horizon_note, horizon_text, horizon_view
 from delaylevel.cli.views.text import bar, bucket_label, count, rate, short
 from delaylevel.cluster.entries import Entries, choose_places
-from delaylevel.cluster.port import LedgerInfo
+from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
 from delaylevel.inspection.distribution import (

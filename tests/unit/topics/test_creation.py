@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from delaylevel import topics
-from delaylevel.cluster.port import TopicMetadata
+from delaylevel.cluster.values import TopicMetadata
 from delaylevel.errors import ConflictError, NotFoundError, StrategyMismatchError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delaylevel.cluster.port import ConsumerStats, PartitionStats, SubscriptionStats
+from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.strategy import Levels, PartitionStrategy
