@@ -143,7 +143,7 @@ class Publisher(Generic[Waiting]):
             properties: instead of its own.
             deliver_at_ms: until when the broker holds it, or None.
             sequence_id: for deduplication, or None.
-            waiting: what :meth:`settle` returns with the message's own outcome, if it fails.
+            waiting: what :meth:`flush` returns with the message's own outcome, if it fails.
         """
         outcomes = self._outcomes
         if waiting is not None:
@@ -174,7 +174,7 @@ class Publisher(Generic[Waiting]):
             sequence_id=sequence_id,
         )
 
-    def direct(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
+    def core_send(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
         """Return how to give it messages that are built already, not delayed, nothing waiting.
 
         Returns:
@@ -185,7 +185,7 @@ class Publisher(Generic[Waiting]):
             return None
         return self._core.send_async, self._proof.callback
 
-    def settle(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
+    def flush(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
         """Wait for every confirmation since the last time.
 
         Returns:
@@ -225,7 +225,7 @@ class Publisher(Generic[Waiting]):
     def _unconfirmed(self) -> str | None:
         return _failure(self._outcomes) if self._proof is None else self._proof.failure()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Count nothing that was sent so far; what is confirmed later says nothing any more."""
         clean = self._proof is None or self._proof.sparing
         self._begin(emptied=clean and not self._count())

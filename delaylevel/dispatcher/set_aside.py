@@ -105,7 +105,7 @@ class OwnTopic:
                     self._publisher.send(message, properties, until_ms)
         except ClientError as error:
             raise BrokerError(f"cannot write to {self._topic} ({error.name})") from error
-        failure, _, _ = self._publisher.settle()
+        failure, _, _ = self._publisher.flush()
         if failure is not None:
             raise BrokerError(f"{self._topic} did not confirm ({failure})")
 

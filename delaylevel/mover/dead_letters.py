@@ -277,7 +277,7 @@ def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter
     try:
         for letter in letters:
             publisher.send(letter.message, letter.message.properties, None)
-        failure, _, _ = publisher.settle()
+        failure, _, _ = publisher.flush()
         if failure is not None:
             raise BrokerError(
                 f"{source.topic} did not confirm ({failure}); nothing was acknowledged"

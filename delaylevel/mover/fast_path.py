@@ -134,7 +134,7 @@ class _LevelPartition:
     __slots__ = ("core_send", "parked")
 
     def __init__(self, publisher: Publisher[Any]) -> None:
-        self.core_send = publisher.direct()
+        self.core_send = publisher.core_send()
         self.parked = 0
 
 

@@ -125,7 +125,7 @@ class PublisherPool(Generic[_HandOff]):
             The failure or None; hand-offs that are confirmed; those that failed, with the reason.
         """
         for key, publisher in list(self._targets.items()):
-            failure, confirmed, failed = publisher.settle()
+            failure, confirmed, failed = publisher.flush()
             if failure is not None:
                 del self._targets[key]
                 close_all([publisher])
@@ -136,7 +136,7 @@ class PublisherPool(Generic[_HandOff]):
     def flush_own(self) -> None:
         """Wait for the confirmations of our own topics."""
         for topic, publisher in list(self._own.items()):
-            failure, _, _ = publisher.settle()
+            failure, _, _ = publisher.flush()
             if failure is not None:
                 # A producer that is closed for good would fail every later try, too.
                 del self._own[topic]
@@ -150,7 +150,7 @@ class PublisherPool(Generic[_HandOff]):
     def reset(self) -> None:
         """Discard the outcomes of everything sent since the last flush."""
         for publisher in (*self._targets.values(), *self._own.values()):
-            publisher.forget()
+            publisher.reset()
 
     def close_targets(self) -> None:
         """Close the producers of business topics."""

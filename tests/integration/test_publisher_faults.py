@@ -25,9 +25,9 @@ def messages(first: int, count: int) -> list[ParkedMessage]:
     ]
 
 
-def send(outlet: Publisher[Any], first: int, count: int) -> set[str]:
+def send(publisher: Publisher[Any], first: int, count: int) -> set[str]:
     for message in messages(first, count):
-        outlet.send(message, message.properties, None)
+        publisher.send(message, message.properties, None)
     return {str(number) for number in range(first, first + count)}
 
 
@@ -41,41 +41,41 @@ def kept_topic(client: Any, name: str) -> TopicName:
 
 
 @pytest.fixture
-def outlet(client: pulsar.Client, namespace: str) -> Publisher[Any]:
+def publisher(client: pulsar.Client, namespace: str) -> Publisher[Any]:
     name = f"persistent://{namespace}/out"
     client.subscribe(name, "keep").close()
     return Publisher(client.create_producer(name, schema=BytesSchema(), **BULK_SETTINGS), bulk=True)
 
 
 def test_everything_is_confirmed_by_few_callbacks(
-    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
+    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
 ) -> None:
     for first in (0, MESSAGES):
-        sent = send(outlet, first, MESSAGES)
-        assert outlet.settle()[0] is None
-        assert sent <= stored(client, admin, TopicName.parse(outlet.producer.topic()))
+        sent = send(publisher, first, MESSAGES)
+        assert publisher.flush()[0] is None
+        assert sent <= stored(client, admin, TopicName.parse(publisher.producer.topic()))
 
 
 def test_messages_too_large_for_a_whole_batch(
-    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
+    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
 ) -> None:
     sizes = [10, 600_000, 300_000, 300_000, 0, 524_288, 1, 524_287] * 3
     for number, size in enumerate(sizes):
         message = messages(number, 1)[0]._replace(value=b"x" * size)
-        outlet.send(message, message.properties, None)
-    assert outlet.settle()[0] is None
-    assert len(stored(client, admin, TopicName.parse(outlet.producer.topic()))) == len(sizes)
+        publisher.send(message, message.properties, None)
+    assert publisher.flush()[0] is None
+    assert len(stored(client, admin, TopicName.parse(publisher.producer.topic()))) == len(sizes)
 
 
 def test_a_topic_that_is_terminated_in_between(
-    client: pulsar.Client, admin: Admin, outlet: Publisher[Any]
+    client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
 ) -> None:
-    topic = TopicName.parse(outlet.producer.topic())
-    send(outlet, 0, MESSAGES)
-    outlet.producer.flush()
+    topic = TopicName.parse(publisher.producer.topic())
+    send(publisher, 0, MESSAGES)
+    publisher.producer.flush()
     admin.terminate(topic)
-    send(outlet, MESSAGES, MESSAGES)
-    assert outlet.settle()[0] is not None
+    send(publisher, MESSAGES, MESSAGES)
+    assert publisher.flush()[0] is not None
     assert len(stored(client, admin, topic)) == MESSAGES
 
 
@@ -90,24 +90,24 @@ def test_a_broker_that_is_killed_in_between(
         topic = kept_topic(client, "persistent://public/default/out")
         settings = {**BULK_SETTINGS, "send_timeout_millis": timeout_ms}
         producer = client.create_producer(topic.full, schema=BytesSchema(), **settings)
-        outlet: Publisher[Any] = Publisher(producer, bulk=True)
-        sent = send(outlet, 0, MESSAGES)
+        publisher: Publisher[Any] = Publisher(producer, bulk=True)
+        sent = send(publisher, 0, MESSAGES)
         assert broker.kill()
-        sent |= send(outlet, MESSAGES, MESSAGES)
+        sent |= send(publisher, MESSAGES, MESSAGES)
         if timeout_ms == 1000:
             with pytest.raises(pulsar.PulsarException):
                 producer.flush()
         broker.start()
-        sent |= send(outlet, 2 * MESSAGES, MESSAGES)
-        failure = outlet.settle()[0]
+        sent |= send(publisher, 2 * MESSAGES, MESSAGES)
+        failure = publisher.flush()[0]
         with Admin.from_connection(broker.connection) as admin:
             missing = sent - stored(client, admin, topic)
         assert failure is not None or not missing
         if timeout_ms == 1000:
             assert missing
             assert failure is not None
-        more = send(outlet, 3 * MESSAGES, MESSAGES)
-        assert outlet.settle()[0] is None
+        more = send(publisher, 3 * MESSAGES, MESSAGES)
+        assert publisher.flush()[0] is None
         with Admin.from_connection(broker.connection) as admin:
             assert more <= stored(client, admin, topic)
     finally:
