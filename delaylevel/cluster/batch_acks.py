@@ -1,14 +1,14 @@
-"""Knowing that the broker has stored everything, without a callback for every message.
+"""Confirmation of batches with one callback each, instead of one callback for each message.
 
-A callback of Python costs more than the rest of a send: the client copies and calls it in its own
-thread, and the interpreter's lock changes hands each time. The messages of one batch are one entry
-on the broker, stored or refused as a whole, and the id of any of them says how many the batch
-holds. So the first message of each batch gets a callback, and all is stored if the sizes of the
-confirmed batches add up to the number of messages sent. Where they do not, nothing is taken for
-stored, whatever the client did in between (timeouts, a queue that it emptied, another split).
+A Python callback costs more than the rest of a send: the client copies it and calls it in its own
+thread, and the interpreter lock changes hands each time. The messages of a batch are one entry on
+the broker, stored or refused as a whole, and the ID of each contains the size of the batch. So only
+the first message of each batch gets a callback, and all messages are stored if the sizes of the
+confirmed batches add up to the number of messages sent. If they do not, nothing counts as stored,
+whatever the client did in between (timeouts, a cleared queue, batches of other sizes).
 
-A flush that raises nothing is no proof by itself: the client takes a batch from its queue before
-it calls back, and a flush in that moment finds nothing to wait for. So callbacks are waited for.
+A flush without an error is not enough: the client takes a batch from its queue before it calls
+back, and a flush in that moment finds nothing to wait for. So we wait for the callbacks too.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ Callback = Callable[[Any, Any], Any]
 
 UNPROVEN = "Unproven"
 _UNCONFIRMED = "no confirmation"
-# Behind a flush a callback is a moment away, if it comes at all.
+# After a flush, callbacks follow within a moment, if at all.
 _PATIENCE_S = 10.0
-_LOOK_EVERY_S = 0.0005
-# What is confirmed is dropped when so many are kept.
+_POLL_S = 0.0005
+# Number of outcomes from which confirmed ones are dropped.
 _MOST_KEPT = 4096
 
-# A client whose batches are not cut as foreseen gets a callback for every message from then on.
-_foreseen = True
+# False once the client has built a batch of an unexpected size: from then on every message of the
+# process gets a callback.
+_predictable = True
 
 
 class BatchAckTracker:
-    """Follows how a producer's messages are cut into batches, and counts what is confirmed.
+    """The batches of a producer, and the confirmations that are still missing.
 
-    One thread uses it, in the order in which it sends.
+    It predicts the batch that each message goes into. One thread uses it, in the order of sending.
 
     Args:
-        messages, size: at how many messages and bytes of payload the producer ends a batch. It
-            must end one at no other time before :meth:`failure` is asked, after a flush. One
-            message for a producer that makes no batches.
+        messages, size: number of messages, and bytes of payload, at which the producer ends a
+            batch. It must not end one for another reason before the flush that precedes
+            :meth:`failure`. One message for a producer without batches.
     """
 
     __slots__ = (
@@ -56,41 +57,41 @@ class BatchAckTracker:
         "_messages",
         "_outcomes",
         "_size",
-        "_spared",
+        "_skipped",
+        "batch_was_empty",
         "count",
-        "sparing",
     )
 
     def __init__(self, messages: int, size: int) -> None:
         self._messages = messages
         self._size = size
-        self.begin(True)
+        self.start(True)
 
-    def begin(self, emptied: bool) -> None:
-        """Begin anew.
+    def start(self, batch_empty: bool) -> None:
+        """Start the count of a new sequence of messages.
 
         Args:
-            emptied: the producer has nothing gathered, so that the next message begins a batch;
-                otherwise every message has a callback until the next time.
+            batch_empty: True if the producer's current batch is empty, so that the next message
+                begins a batch; otherwise every message until the next start gets a callback.
         """
-        self.sparing = emptied
+        self.batch_was_empty = batch_empty
         self.count = self._in_batch = self._bytes = 0
-        self._spared = False
+        self._skipped = False  # True once a message was sent without a callback
         # A dict's own setdefault as the callback keeps the outcome without running Python code in
         # the client's thread.
         self._outcomes: list[dict[Any, Any]] = []
         self._drop_at = _MOST_KEPT
 
     def callback(self, length: int) -> Callback | None:
-        """Return what the next message is sent with.
+        """Return the callback for the next message; None if it does not begin a batch.
 
         Args:
-            length: of its payload, in bytes.
+            length: the size of the payload in bytes.
         """
         self.count += 1
         held = self._in_batch + 1
         size = self._bytes + length
-        # As the client itself decides: BatchMessageContainerBase.h, hasEnoughSpace and isFull.
+        # The client's own rules: BatchMessageContainerBase.h, hasEnoughSpace and isFull.
         if 1 < held < self._messages and size < self._size:
             self._in_batch, self._bytes = held, size
             begins = False
@@ -100,25 +101,27 @@ class BatchAckTracker:
                 held, size = 1, length
             full = held >= self._messages or size >= self._size
             self._in_batch, self._bytes = (0, 0) if full else (held, size)
-        if not begins and self.sparing and _foreseen:
-            self._spared = True
+        if not begins and self.batch_was_empty and _predictable:
+            self._skipped = True
             return None
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
-        if len(self._outcomes) >= self._drop_at and not self._spared:
-            self._drop_confirmed()
+        if len(self._outcomes) >= self._drop_at and not self._skipped:
+            # Without skipped callbacks no sizes are added up, so confirmed outcomes can go. If most
+            # are unconfirmed, the limit grows: scanning them for each message would be too slow.
+            self._outcomes = [outcome for outcome in self._outcomes if OK not in outcome]
+            self._drop_at = max(_MOST_KEPT, 2 * len(self._outcomes))
         return outcome.setdefault
 
-    def alone(self) -> Callback:
-        """Return what a message is sent with that goes into no batch."""
+    def unbatched_callback(self) -> Callback:
+        """Return the callback for a message that the client sends outside of batches."""
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
-        # It counts for one, as the first of a batch of one does.
         self.count += 1
         return outcome.setdefault
 
     def failure(self) -> str | None:
-        """Return, after a flush that raised nothing, what failed by name, or None."""
+        """Return the name of a failure, or None if all is stored; call it after a flush."""
         await_outcomes(self._outcomes)
         confirmed = 0
         for outcome in self._outcomes:
@@ -127,34 +130,25 @@ class BatchAckTracker:
             ((result, message_id),) = outcome.items()
             if result != OK:
                 return result_name(result)
-            if self._spared and message_id.batch_index() <= 0:
-                # The first of its batch: so nothing is counted twice, nor anything older.
+            if self._skipped and message_id.batch_index() <= 0:
+                # Only the first of each batch, so that no batch counts twice, and none whose first
+                # message was sent before the start.
                 confirmed += max(1, batch_size(message_id))
-        if not self._spared or confirmed == self.count:
+        if not self._skipped or confirmed == self.count:
             return None
-        _distrust(confirmed, self.count)
+        global _predictable
+        _predictable = False
+        log.warning(
+            "only %d of %d messages are confirmed: from now on every message has a callback",
+            confirmed,
+            self.count,
+        )
         return UNPROVEN
-
-    def _drop_confirmed(self) -> None:
-        """Keep no outcome that is good; without spared ones nothing is counted."""
-        self._outcomes = [outcome for outcome in self._outcomes if OK not in outcome]
-        # Where many are under way, looking at all of them for each message would be the work.
-        self._drop_at = max(_MOST_KEPT, 2 * len(self._outcomes))
 
 
 def await_outcomes(outcomes: Iterable[dict[Any, Any]]) -> None:
-    """Wait, for a while, until each has its callback's result."""
+    """Wait until each message has its result, for a limited time."""
     deadline = time.monotonic() + _PATIENCE_S
     for outcome in outcomes:
         while not outcome and time.monotonic() < deadline:
-            time.sleep(_LOOK_EVERY_S)
-
-
-def _distrust(confirmed: int, sent: int) -> None:
-    global _foreseen
-    log.warning(
-        "%d of %d messages are confirmed for certain: from now on every message has a callback",
-        confirmed,
-        sent,
-    )
-    _foreseen = False
+            time.sleep(_POLL_S)

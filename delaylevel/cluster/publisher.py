@@ -1,4 +1,4 @@
-"""One producer of a mover, and what the broker has not confirmed of it."""
+"""Producers of encoded payloads, and the broker's confirmations of their messages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .batch_acks import BatchAckTracker, await_outcomes
 from .failures import OK, close_quietly, error_name, result_name, translate_errors
 from .schemas import bytes_schema
 
-Waiting = TypeVar("Waiting")
+Item = TypeVar("Item")
 
 #: The builder of the client's core, for callers that build messages without a function call.
 MessageBuilder = _pulsar.MessageBuilder
 
-# A flush sends what is gathered at once, so that batches may take their time to fill.
+# A flush sends incomplete batches at once, so batches may take their time to fill.
 PRODUCER_SETTINGS: dict[str, Any] = {
     "block_if_queue_full": True,
     "batching_enabled": True,
@@ -28,18 +28,18 @@ PRODUCER_SETTINGS: dict[str, Any] = {
     "max_pending_messages": 5000,
     "send_timeout_millis": 30_000,
 }
-# For our own topics: batches end when they are full and at a flush, never by the clock, so that it
-# is known which message begins one (see _outlet_proof.py). Smaller ones stay in a core's cache.
+# For our own topics: a batch ends when it is full or at a flush, never by the clock, so that its
+# first message is known (see batch_acks.py). Small batches stay in a core's cache.
 BULK_SETTINGS: dict[str, Any] = {
     **PRODUCER_SETTINGS,
     "batching_max_messages": 250,
     "batching_max_publish_delay_ms": 3_600_000,
 }
-# Deduplication remembers only the first sequence id of a batch.
+# Deduplication remembers only the first sequence ID of a batch.
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
-# Key_Shared consumers need every entry to hold one key only.
+# Key_Shared consumers need entries with one key only.
 KEY_BATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_type": pulsar.BatchingType.KeyBased}
-# A topic with one writer: opening it shuts out the writer before.
+# A topic with one writer: a new producer shuts out the previous one.
 FENCING_SETTINGS: dict[str, Any] = {
     "access_mode": pulsar.ProducerAccessMode.ExclusiveWithFencing,
     "batching_enabled": False,
@@ -47,10 +47,10 @@ FENCING_SETTINGS: dict[str, Any] = {
     "send_timeout_millis": 30_000,
 }
 
-# A process that was stopped or killed keeps a producer's name for some seconds.
+# The broker keeps the producer's name of a process that has ended for some seconds.
 NAME_PATIENCE_S = 30.0
 
-# With these the broker has certainly not stored the message. After any other failure it may have.
+# After these failures the broker has certainly not stored the message. After any other it may have.
 CERTAIN_REFUSALS = frozenset(
     (
         "TopicNotFound",
@@ -69,7 +69,7 @@ CERTAIN_REFUSALS = frozenset(
 
 
 class Payload(Protocol):
-    """What of a message its application gave, apart from its properties."""
+    """The parts of a message that an application sets, without the properties."""
 
     @property
     def value(self) -> bytes | None:
@@ -101,32 +101,32 @@ class PayloadWithProperties(Payload, Protocol):
         ...
 
 
-class Publisher(Generic[Waiting]):
-    """A producer and the messages that it was given since it was last settled.
+class Publisher(Generic[Item]):
+    """A producer, and the messages that were sent with it since the last flush.
 
     Args:
         producer: a ``pulsar.Producer`` of payloads that are encoded already.
-        bulk: it has ``BULK_SETTINGS``: what nobody waits for in particular goes without a callback
-            for each message.
+        bulk: True if it has ``BULK_SETTINGS``: messages without an item then share one callback
+            for each batch.
     """
 
-    __slots__ = ("_core", "_outcomes", "_proof", "_sent", "_waiting", "producer")
+    __slots__ = ("_core", "_items", "_outcomes", "_sent", "_tracker", "producer")
 
     def __init__(self, producer: Any, bulk: bool = False) -> None:
         self.producer = producer
         # Below the client's Python: its checks of every argument would cost as much as the rest.
         self._core = producer._producer if type(producer) is pulsar.Producer else None
-        self._proof: BatchAckTracker | None = None
+        self._tracker: BatchAckTracker | None = None
         if self._core is not None:
-            self._proof = BatchAckTracker(
+            self._tracker = BatchAckTracker(
                 BULK_SETTINGS["batching_max_messages"] if bulk else 1,
                 BULK_SETTINGS["batching_max_allowed_size_in_bytes"],
             )
-        # What the proof does not count.
+        # The messages that the tracker does not count.
         self._sent = 0
-        # Of a producer in memory, which has called back when its flush returns.
+        # For a producer in memory, whose flush returns after all callbacks.
         self._outcomes: dict[Any, Any] = {}
-        self._waiting: list[tuple[Waiting, dict[Any, Any]]] = []
+        self._items: list[tuple[Item, dict[Any, Any]]] = []
 
     def send(
         self,
@@ -134,32 +134,32 @@ class Publisher(Generic[Waiting]):
         properties: dict[str, str],
         deliver_at_ms: int | None,
         sequence_id: int | None = None,
-        waiting: Waiting | None = None,
+        item: Item | None = None,
     ) -> None:
-        """Give a message to the producer.
+        """Send a message without waiting for its confirmation.
 
         Args:
-            message: its payload, key, ordering key and event time are sent.
-            properties: instead of its own.
-            deliver_at_ms: until when the broker holds it, or None.
-            sequence_id: for deduplication, or None.
-            waiting: what :meth:`flush` returns with the message's own outcome, if it fails.
+            message: the payload, key, ordering key and event time.
+            properties: all properties; those of the message are not sent.
+            deliver_at_ms: the time until which the broker holds it, ms since the epoch, or None.
+            sequence_id: the ID for deduplication, or None.
+            item: a value for which :meth:`flush` returns the message's own outcome.
         """
         outcomes = self._outcomes
-        if waiting is not None:
+        if item is not None:
             outcomes = {}
-            self._waiting.append((waiting, outcomes))
+            self._items.append((item, outcomes))
         if self._core is not None:
-            assert self._proof is not None
+            assert self._tracker is not None
             built = build_message(message, properties, deliver_at_ms, sequence_id)
             callback: Any
-            if waiting is not None:
+            if item is not None:
                 self._sent += 1
                 callback = outcomes.setdefault
             elif deliver_at_ms:
-                callback = self._proof.alone()
+                callback = self._tracker.unbatched_callback()
             else:
-                callback = self._proof.callback(len(message.value or b""))
+                callback = self._tracker.callback(len(message.value or b""))
             self._core.send_async(built, callback)
             return
         self._sent += 1
@@ -175,22 +175,22 @@ class Publisher(Generic[Waiting]):
         )
 
     def core_send(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
-        """Return how to give it messages that are built already, not delayed, nothing waiting.
+        """Return the client's own call for messages that are built already and not delayed.
 
         Returns:
-            Two functions, for ``send(built, callback(length))`` with the length of the payload in
-            bytes, in pairs; None for a producer in memory.
+            Two functions, to be used together as ``send(built, callback(length))``, with the
+            length of the payload in bytes; None for a producer in memory.
         """
-        if self._core is None or self._proof is None:
+        if self._core is None or self._tracker is None:
             return None
-        return self._core.send_async, self._proof.callback
+        return self._core.send_async, self._tracker.callback
 
-    def flush(self) -> tuple[str | None, list[Waiting], list[tuple[Waiting, str]]]:
-        """Wait for every confirmation since the last time.
+    def flush(self) -> tuple[str | None, list[Item], list[tuple[Item, str]]]:
+        """Wait for the confirmations of all messages since the last flush.
 
         Returns:
-            The first failure's name or None; what of the waiting has arrived; and what has not,
-            each with its own failure.
+            The name of the first failure or None; the items of the messages that are stored; the
+            items of the others, each with the name of its failure.
         """
         sent = self._count()
         if not sent:
@@ -201,47 +201,45 @@ class Publisher(Generic[Waiting]):
         except pulsar.PulsarException as error:
             failure = error_name(error)
         if self._core is not None:
-            await_outcomes(outcomes for _, outcomes in self._waiting)
-        arrived: list[Waiting] = []
-        failed: list[tuple[Waiting, str]] = []
-        for item, outcomes in self._waiting:
+            await_outcomes(outcomes for _, outcomes in self._items)
+        stored: list[Item] = []
+        failed: list[tuple[Item, str]] = []
+        for item, outcomes in self._items:
             reason = _failure(outcomes)
             if reason is None:
-                arrived.append(item)
+                stored.append(item)
             else:
                 failed.append((item, reason if outcomes else failure or reason))
         if failed:
             failure = failed[0][1]
-        elif self._waiting and len(self._waiting) == sent:
-            failure = None  # every single one is confirmed, whatever flush said
-        else:
-            failure = failure or self._unconfirmed()
-        self._begin(emptied=True)
-        return failure, arrived, failed
-
-    def _count(self) -> int:
-        return self._sent + (0 if self._proof is None else self._proof.count)
-
-    def _unconfirmed(self) -> str | None:
-        return _failure(self._outcomes) if self._proof is None else self._proof.failure()
+        elif self._items and len(self._items) == sent:
+            failure = None  # every message is confirmed, even if the flush itself failed
+        elif failure is None:
+            tracker = self._tracker
+            failure = _failure(self._outcomes) if tracker is None else tracker.failure()
+        self._start(batch_empty=True)
+        return failure, stored, failed
 
     def reset(self) -> None:
-        """Count nothing that was sent so far; what is confirmed later says nothing any more."""
-        clean = self._proof is None or self._proof.sparing
-        self._begin(emptied=clean and not self._count())
+        """Drop the count of all messages so far, and ignore their later confirmations."""
+        batch_empty = self._tracker is None or self._tracker.batch_was_empty
+        self._start(batch_empty and not self._count())
 
-    def _begin(self, emptied: bool) -> None:
-        if self._proof is not None:
-            self._proof.begin(emptied)
+    def _count(self) -> int:
+        return self._sent + (0 if self._tracker is None else self._tracker.count)
+
+    def _start(self, batch_empty: bool) -> None:
+        if self._tracker is not None:
+            self._tracker.start(batch_empty)
         self._sent = 0
         self._outcomes = {}
-        self._waiting = []
+        self._items = []
 
 
-def close_all(outlets: Iterable[Publisher[Any]]) -> None:
-    """Close producers; one that cannot be closed properly is gone anyway."""
-    for outlet in outlets:
-        close_quietly(outlet.producer, "producer")
+def close_all(publishers: Iterable[Publisher[Any]]) -> None:
+    """Close producers; ignore failures, as such a producer is unusable anyway."""
+    for publisher in publishers:
+        close_quietly(publisher.producer, "producer")
 
 
 def open_producer(
@@ -262,7 +260,7 @@ def open_producer(
         schema: the schema to declare; plain bytes if None.
         name: the producer's name; the client makes one if None. While another producer has the
             name, the call retries for up to ``NAME_PATIENCE_S``.
-        retry_s: the pause before each retry, in seconds.
+        retry_s: pause before each retry, in seconds.
 
     Raises:
         ClientError: the client refused.
@@ -310,7 +308,7 @@ def send_in_order(
         try:
             send(built, outcome.setdefault)
         except pulsar.PulsarException as error:
-            # Refused before it left: too large, or the queue is full.
+            # The client refused it: too large, or the queue is full.
             outcome[error_name(error)] = None
             outcomes.append(outcome)
             if sequence_ids is not None:
@@ -327,7 +325,7 @@ def build_message(
     deliver_at_ms: int | None,
     sequence_id: int | None,
 ) -> Any:
-    """Return the message as the client's core takes it."""
+    """Return a message of the client's core."""
     builder = MessageBuilder()
     if message.value is None:
         builder.set_null_value()
@@ -348,7 +346,7 @@ def build_message(
 
 
 def _failure(outcomes: dict[Any, Any]) -> str | None:
-    """Return the first outcome that is not Ok by name; no outcome at all is a failure too."""
+    """Return the name of the first outcome that is not Ok; no outcome at all is a failure too."""
     for outcome in outcomes:
         if outcome != OK:
             return result_name(outcome)

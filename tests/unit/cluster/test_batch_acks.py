@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.cluster import batch_acks as _outlet_proof
+from delaylevel.cluster import batch_acks
 from delaylevel.cluster.batch_acks import UNPROVEN, BatchAckTracker
 from fakes import serialized_id
 
@@ -21,8 +21,8 @@ LEDGER = 7
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_outlet_proof, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(_outlet_proof, "_foreseen", True)
+    monkeypatch.setattr(batch_acks, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(batch_acks, "_predictable", True)
 
 
 def message_id(entry: int, index: int, size: int) -> Any:
@@ -62,11 +62,11 @@ class Client:
                 callback(result, message_id(self.batches, index, len(gathered)))
 
 
-def publish(proof: BatchAckTracker, client: Client, lengths: list[int]) -> int:
+def publish(tracker: BatchAckTracker, client: Client, lengths: list[int]) -> int:
     """Send messages and flush; return how many had a callback."""
     callbacks = 0
     for length in lengths:
-        callback = proof.callback(length)
+        callback = tracker.callback(length)
         callbacks += callback is not None
         client.send(length, callback)
     client.flush()
@@ -80,10 +80,10 @@ lengths_given = st.lists(st.integers(0, 120), min_size=1, max_size=60)
 def test_one_callback_for_each_batch_is_enough(
     lengths: list[int], messages: int, size: int
 ) -> None:
-    proof, client = BatchAckTracker(messages, size), Client(messages, size)
-    callbacks = publish(proof, client, lengths)
+    tracker, client = BatchAckTracker(messages, size), Client(messages, size)
+    callbacks = publish(tracker, client, lengths)
     assert callbacks == client.batches
-    assert proof.failure() is None
+    assert tracker.failure() is None
 
 
 @given(lengths_given, st.integers(1, 10), st.integers(1, 200), st.data())
@@ -91,54 +91,54 @@ def test_a_batch_that_fails_is_seen(
     lengths: list[int], messages: int, size: int, data: st.DataObject
 ) -> None:
     failing = data.draw(st.sets(st.integers(0, 10), min_size=1))
-    proof = BatchAckTracker(messages, size)
+    tracker = BatchAckTracker(messages, size)
     client = Client(messages, size, lambda batch: TIMEOUT if batch in failing else OK)
-    publish(proof, client, lengths)
-    assert (proof.failure() is None) == (client.stored == len(lengths))
+    publish(tracker, client, lengths)
+    assert (tracker.failure() is None) == (client.stored == len(lengths))
 
 
 @given(lengths_given, st.integers(1, 10), st.integers(1, 10), st.sets(st.integers(0, 30)))
 def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
     lengths: list[int], messages: int, cut: int, failing: set[int]
 ) -> None:
-    _outlet_proof._foreseen = True
-    proof = BatchAckTracker(messages, 10_000)
+    batch_acks._predictable = True
+    tracker = BatchAckTracker(messages, 10_000)
     client = Client(cut, 10_000, lambda batch: TIMEOUT if batch in failing else OK)
-    publish(proof, client, lengths)
+    publish(tracker, client, lengths)
     if client.stored < len(lengths):
-        assert proof.failure() is not None
+        assert tracker.failure() is not None
     elif cut == messages:
-        assert proof.failure() is None
+        assert tracker.failure() is None
 
 
 def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
-    proof = BatchAckTracker(5, 10_000)
-    publish(proof, Client(3, 10_000), [1] * 10)
-    assert proof.failure() == UNPROVEN
-    proof.begin(True)
-    assert publish(proof, Client(3, 10_000), [1] * 10) == 10
-    assert proof.failure() is None
+    tracker = BatchAckTracker(5, 10_000)
+    publish(tracker, Client(3, 10_000), [1] * 10)
+    assert tracker.failure() == UNPROVEN
+    tracker.start(True)
+    assert publish(tracker, Client(3, 10_000), [1] * 10) == 10
+    assert tracker.failure() is None
 
 
 @pytest.mark.parametrize("left_over", [1, 4])
 def test_what_an_earlier_failure_left_gathered_is_not_taken_for_the_new(left_over: int) -> None:
-    proof = BatchAckTracker(5, 10_000)
+    tracker = BatchAckTracker(5, 10_000)
     client = Client(5, 10_000, lambda batch: TIMEOUT if batch == 1 else OK)
     for _ in range(left_over):
-        client.send(1, proof.callback(1))
-    proof.begin(False)
+        client.send(1, tracker.callback(1))
+    tracker.start(False)
     # As many as the first batch seems to hold, of which some were not sent now.
     for _ in range(5):
-        client.send(1, proof.callback(1))
+        client.send(1, tracker.callback(1))
     client.flush()
     assert client.stored == 5
-    assert proof.failure() == "Timeout"
+    assert tracker.failure() == "Timeout"
 
 
 def test_a_callback_that_never_comes_is_no_confirmation() -> None:
-    proof = BatchAckTracker(5, 10_000)
-    proof.callback(1)
-    assert proof.failure() == "no confirmation"
+    tracker = BatchAckTracker(5, 10_000)
+    tracker.callback(1)
+    assert tracker.failure() == "no confirmation"
     single = BatchAckTracker(1, 10_000)
     for number in range(3):
         callback = single.callback(1)
@@ -149,22 +149,22 @@ def test_a_callback_that_never_comes_is_no_confirmation() -> None:
 
 
 def test_what_goes_alone_counts_beside_the_batches() -> None:
-    proof, client = BatchAckTracker(5, 10_000), Client(5, 10_000)
-    proof.alone()
-    publish(proof, client, [1] * 7)
-    assert proof.failure() == "no confirmation"
-    proof.begin(True)
-    alone = proof.alone()
-    publish(proof, client, [1] * 7)
+    tracker, client = BatchAckTracker(5, 10_000), Client(5, 10_000)
+    tracker.unbatched_callback()
+    publish(tracker, client, [1] * 7)
+    assert tracker.failure() == "no confirmation"
+    tracker.start(True)
+    alone = tracker.unbatched_callback()
+    publish(tracker, client, [1] * 7)
     alone(OK, message_id(100, 0, 1))
-    assert proof.failure() is None
+    assert tracker.failure() is None
 
 
 def test_good_outcomes_of_single_messages_are_not_kept() -> None:
-    proof = BatchAckTracker(1, 10_000)
+    tracker = BatchAckTracker(1, 10_000)
     for number in range(20_000):
-        callback = proof.callback(1)
+        callback = tracker.callback(1)
         assert callback is not None
         callback(TIMEOUT if number == 500 else OK, message_id(number, 0, 1))
-    assert len(proof._outcomes) < 5_000
-    assert proof.failure() == "Timeout"
+    assert len(tracker._outcomes) < 5_000
+    assert tracker.failure() == "Timeout"
