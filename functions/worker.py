@@ -12,7 +12,7 @@ from urllib.parse import quote
 from urllib3.filepost import encode_multipart_formdata
 
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
+from delaylevel.cluster.http import Rest, options_of
 from delaylevel.errors import AdminError, LevelTopicError, NotFoundError
 
 _API = "v3"
@@ -24,16 +24,9 @@ class FunctionsWorker:
     """Functions of one cluster: registration, status and removal."""
 
     def __init__(self, connection: Connection) -> None:
-        self._rest = Rest(
-            connection.admin_url,
-            token=connection.read_token,
-            tls_trust_certs_file=connection.tls_trust_certs_file,
-            tls_certificate_file=connection.tls_certificate_file,
-            tls_private_key_file=connection.tls_private_key_file,
-            tls_allow_insecure=connection.tls_allow_insecure,
-            tls_validate_hostname=connection.tls_validate_hostname,
-            timeout_s=120,
-        )
+        options = options_of(connection)
+        options["timeout_s"] = 120
+        self._rest = Rest(connection.admin_url, **options)
 
     def __enter__(self) -> FunctionsWorker:
         return self

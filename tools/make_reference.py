@@ -128,6 +128,24 @@ class Definition:
     module: str
     node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
+    @property
+    def docstring(self) -> str:
+        """The docstring; empty if it has none."""
+        return ast.get_docstring(self.node) or ""
+
+    def docstring_of(self, method: str) -> str:
+        """Return the docstring of a method of this class, or else that of a base class."""
+        for item in self.node.body:
+            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == method:
+                text = ast.get_docstring(item)
+                if text:
+                    return text
+        bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
+        names = [base.id for base in bases if isinstance(base, ast.Name)]
+        found = (_resolve(self.module, name) for name in names)
+        texts = (base.docstring_of(method) for base in found if base is not None)
+        return next(filter(None, texts), "")
+
 
 def api_page() -> str:
     """Return docs/api.md."""
@@ -209,17 +227,18 @@ def _definition(definition: Definition) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
         bases = ", ".join(ast.unparse(base) for base in node.bases)
         kind = f"class {definition.name}({bases})" if bases else f"class {definition.name}"
-        yield from ("```text", kind, "", *_text(node), "```")
+        yield from ("```text", kind, "", *_text(definition.docstring), "```")
         shown = [*_methods(definition), *_inherited(definition)]
         if shown:
             yield ""
         for item in shown:
             mark = "" if _is_property(item) else _arguments(item)
-            first = "\n".join(_text(item)).split("\n\n")[0]
+            first = "\n".join(_text(definition.docstring_of(item.name))).split("\n\n")[0]
             yield f"- `{item.name}{mark}`: {_escaped(' '.join(first.split()))}"
     else:
         prefix = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-        yield from ("```text", f"{prefix}{node.name}{_arguments(node)}", "", *_text(node), "```")
+        signature = f"{prefix}{node.name}{_arguments(node)}"
+        yield from ("```text", signature, "", *_text(definition.docstring), "```")
 
 
 def _methods(definition: Definition) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -257,8 +276,7 @@ def _arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"({ast.unparse(arguments.args)}){returns}"
 
 
-def _text(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    text = ast.get_docstring(node) or ""
+def _text(text: str) -> list[str]:
     # Markdown has no reStructuredText roles or double backquotes.
     text = re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "`")
     return text.splitlines()

@@ -1,11 +1,11 @@
-"""The admin REST client: what the package asks a cluster, and does to it, beside messages."""
+"""Client of the admin REST interface: everything except messages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from delaylevel.errors import AdminError, ConflictError, NotFoundError, PermissionDeniedError
@@ -15,8 +15,8 @@ from delaylevel.model.topic_name import TopicName
 
 from . import parsing as read
 from .connection import Connection
-from .http import Rest, Token
-from .token import TokenSource
+from .http import Rest, RestOptions, options_of
+from .port import OperatorAdmin
 from .values import (
     AcknowledgedRange,
     BrokerSettings,
@@ -28,6 +28,9 @@ from .values import (
     TopicMetadata,
     TopicPolicies,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _METADATA = "application/vnd.partitioned-topic-metadata+json"
 _EARLIEST = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
@@ -41,8 +44,8 @@ _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
 
 
-class Admin:
-    """A cluster's admin REST interface, as :class:`~delaylevel.cluster.port.TopicAdmin` and beyond.
+class Admin(OperatorAdmin):
+    """Client of a cluster's admin REST interface.
 
     One instance may be used by many threads; it opens connections when it needs them. Errors:
     NotFoundError (404), ConflictError (409, 412), PermissionDeniedError (401, 403),
@@ -50,67 +53,29 @@ class Admin:
 
     Args:
         admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
-        token: the token, or what returns the one that is valid now.
-        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
-        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
-        tls_allow_insecure: accept certificates that nobody vouches for.
-        tls_validate_hostname: compare the certificate's name with the host's.
-        timeout_s: seconds to wait for an answer.
+        options: ``token``, TLS settings and ``timeout_s``: see
+            :class:`~delaylevel.cluster.http.RestOptions`.
 
     Raises:
         ConfigError: the address or a certificate file cannot be used.
     """
 
-    def __init__(
-        self,
-        admin_url: str,
-        *,
-        token: Token = None,
-        tls_trust_certs_file: str | None = None,
-        tls_certificate_file: str | None = None,
-        tls_private_key_file: str | None = None,
-        tls_allow_insecure: bool = False,
-        tls_validate_hostname: bool = True,
-        timeout_s: float = 30.0,
-    ) -> None:
-        self._rest = Rest(
-            admin_url,
-            token=token,
-            tls_trust_certs_file=tls_trust_certs_file,
-            tls_certificate_file=tls_certificate_file,
-            tls_private_key_file=tls_private_key_file,
-            tls_allow_insecure=tls_allow_insecure,
-            tls_validate_hostname=tls_validate_hostname,
-            timeout_s=timeout_s,
-        )
+    def __init__(self, admin_url: str, **options: Unpack[RestOptions]) -> None:
+        self._rest = Rest(admin_url, **options)
 
     @classmethod
     def from_connection(cls, connection: Connection) -> Admin:
-        """Return the admin interface of the cluster that a connection names.
+        """Return a client for the cluster of a connection.
 
         Raises:
-            ConfigError: the token file cannot be read, or is empty. A later call goes by the token
-                that was read before where it cannot be read then.
+            ConfigError: the token file cannot be read, or is empty. If a later call cannot read
+                it, the client uses the token that it read before.
         """
-        has_token = connection.token is not None or connection.token_file is not None
-
-        def path(value: object) -> str | None:
-            return None if value is None else str(value)
-
-        return cls(
-            connection.admin_url,
-            token=TokenSource(connection.read_token) if has_token else None,
-            tls_trust_certs_file=path(connection.tls_trust_certs_file),
-            tls_certificate_file=path(connection.tls_certificate_file),
-            tls_private_key_file=path(connection.tls_private_key_file),
-            tls_allow_insecure=connection.tls_allow_insecure,
-            tls_validate_hostname=connection.tls_validate_hostname,
-            timeout_s=connection.operation_timeout_seconds,
-        )
+        return cls(connection.admin_url, **options_of(connection))
 
     @property
     def admin_url(self) -> str:
-        """The address it was made with."""
+        """The address given to the constructor."""
         return self._rest.admin_url
 
     def close(self) -> None:
@@ -126,14 +91,14 @@ class Admin:
     # --- the cluster -----------------------------------------------------------------------
 
     def health(self) -> bool:
-        """Say whether the broker can store and deliver messages now.
+        """Return true if the broker can store and deliver messages now.
 
         Raises:
-            BrokerUnreachableError: nothing answers at all.
-            PermissionDeniedError: it tells superusers only.
+            BrokerUnreachableError: there is no answer.
+            PermissionDeniedError: the broker answers superusers only.
         """
         try:
-            self._rest.request("GET", "brokers/health", patient=False)
+            self._rest.request("GET", "brokers/health", retry=False)
         except PermissionDeniedError:
             raise
         except AdminError:
@@ -145,7 +110,6 @@ class Admin:
         return self._rest.request("GET", "brokers/version").data.decode().strip().strip('"')
 
     def broker_settings(self) -> BrokerSettings:
-        """Return the broker's own configuration; all None where it may not be read."""
         try:
             value = self._rest.get("brokers/configuration/runtime")
         except AdminError as error:
@@ -155,7 +119,7 @@ class Admin:
         return read.broker_settings(value)
 
     def runtime_configuration(self) -> dict[str, str]:
-        """Return every setting that the broker runs with.
+        """Return all settings of the running broker.
 
         Raises:
             PermissionDeniedError: only superusers may.
@@ -163,16 +127,16 @@ class Admin:
         return dict(self._rest.get("brokers/configuration/runtime"))
 
     def clock_ms(self) -> int | None:
-        """Return what the broker's clock says, in whole seconds; None where it does not.
+        """Return the time of the broker's clock, ms since the epoch; None if the answer has none.
 
-        The time is that of the answer's ``Date``: behind the true one by less than a second and
-        the answer's way.
+        It is the ``Date`` of an answer, in whole seconds: late by less than a second plus the time
+        that the answer took.
         """
         said = self._rest.request("GET", "brokers/version").headers.get("Date")
         return instant_ms(parsedate_to_datetime(said)) if said else None
 
     def delayed_delivery(self, topic: TopicName) -> DelayedDelivery | None:
-        """Return how a topic delays messages, where that is set for it or for its namespace."""
+        """Return the delayed-delivery policy of a topic or else its namespace; None if unset."""
         value = self._rest.get(f"{topic.rest_path}/delayedDelivery", applied="false")
         if not value:
             value = self._rest.get(f"namespaces/{_namespace(topic.namespace_path)}/delayedDelivery")
@@ -181,30 +145,27 @@ class Admin:
     # --- namespaces ------------------------------------------------------------------------
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        """Return what applies to the topics of a namespace (``tenant/namespace``)."""
         return read.namespace_policies(self._rest.get(f"namespaces/{_namespace(namespace)}"))
 
     def list_topics(self, namespace: str) -> list[TopicName]:
-        """Return the topics of a namespace that hold data, partitions one by one, sorted."""
+        """Return all partitions and all non-partitioned topics of a namespace, sorted."""
         names = self._rest.get(f"persistent/{_namespace(namespace)}") or ()
         return sorted(TopicName.parse(name) for name in names)
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
-        """Return the partitioned topics of a namespace (``tenant/namespace``), sorted."""
         names = self._rest.get(f"persistent/{_namespace(namespace)}/partitioned") or ()
         return sorted(TopicName.parse(name) for name in names)
 
     # --- topics ----------------------------------------------------------------------------
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Say whether the topic exists, partitioned or not; never creates it."""
         try:
             metadata = self.partitioned_metadata(topic)
         except NotFoundError:
             return False
         if metadata.partitions:
             return True
-        # Brokers before 4.0 say "0 partitions" of a topic that does not exist, too.
+        # Brokers before 4.0 also report "0 partitions" for a topic that does not exist.
         try:
             self._rest.get(f"{topic.rest_path}/stats")
         except NotFoundError:
@@ -212,49 +173,32 @@ class Admin:
         return True
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        """Return partitions (0: not partitioned) and properties of a topic that exists."""
         value = self._rest.get(f"{topic.rest_path}/partitions", checkAllowAutoCreation="false")
         return TopicMetadata(int(value["partitions"]), value.get("properties") or {})
 
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Create a partitioned topic and all its partitions, with its properties at once.
-
-        Raises:
-            ConflictError: a topic of that name exists, partitioned or not.
-            AdminError: 406 where the broker's limit of partitions is exceeded.
-        """
         body = {"partitions": partitions, "properties": dict(properties or {})}
         self._rest.put(f"{topic.rest_path}/partitions", body, kind=_METADATA)
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Give a partitioned topic more partitions; the new ones get its subscriptions.
-
-        Raises:
-            AdminError: 422 where it has more already.
-        """
-        self.partitioned_metadata(topic)  # of a missing topic the broker says 409
+        self.partitioned_metadata(topic)  # for a missing topic the broker would answer 409
         self._rest.post(f"{topic.rest_path}/partitions", partitions)
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
-        """Delete a topic, partitioned or not, with its data and subscriptions.
-
-        Args:
-            force: disconnect producers and consumers first; without it they make it fail.
-        """
         end = "/partitions" if self.partitioned_metadata(topic).partitions else ""
         self._rest.delete(f"{topic.rest_path}{end}", force="true" if force else "false")
 
     def terminate(self, topic: TopicName) -> None:
-        """Let nothing be published to the topic any more; what is stored can still be read."""
+        """Terminate a topic, which then refuses messages; stored messages can still be read."""
         end = (
             "/terminate/partitions" if self.partitioned_metadata(topic).partitions else "/terminate"
         )
         self._rest.post(f"{topic.rest_path}{end}")
 
     def unload(self, topic: TopicName) -> None:
-        """Let the broker close the topic (or partition), and open it anew when it is needed."""
+        """Unload a topic or partition; the broker opens it again when it is used."""
         self._rest.put(f"{topic.rest_path}/unload")
 
     def properties(self, topic: TopicName) -> dict[str, str]:
@@ -262,18 +206,16 @@ class Admin:
         return dict(self._rest.get(f"{topic.rest_path}/properties") or {})
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a topic; those that are not named stay as they are."""
-        # Asked to set properties of a missing topic, a 4.0.8 broker never answers.
+        # Broker 4.0.8 never answers a request to set properties of a missing topic.
         self.partitioned_metadata(topic)
         self._rest.put(f"{topic.rest_path}/properties", dict(properties))
 
     def remove_property(self, topic: TopicName, key: str) -> None:
-        """Remove a property of a topic, if it has it."""
+        """Remove a property of a topic, if it exists."""
         self.partitioned_metadata(topic)
         self._rest.delete(f"{topic.rest_path}/properties", key=key)
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
-        """Return the policies that are set for this very topic."""
         path = topic.rest_path
         inactive = self._rest.get(f"{path}/inactiveTopicPolicies")
         clusters = self._rest.get(f"{path}/replication")
@@ -284,14 +226,9 @@ class Admin:
         )
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
-        """Set policies of a topic; they show soon after, not at once.
-
-        Raises:
-            AdminError: 405 where the broker has no policies for single topics.
-        """
         path = topic.rest_path
         if policies.message_ttl_s is not None:
-            # As a parameter: a body is ignored, and the answer is 204 all the same.
+            # As a parameter: the broker would ignore a body, and still answer 204.
             self._rest.post(f"{path}/messageTTL", messageTTL=str(policies.message_ttl_s))
         if policies.delete_while_inactive is not None:
             value = {
@@ -305,18 +242,12 @@ class Admin:
         if policies.deduplication is not None:
             self._rest.post(f"{path}/deduplicationEnabled", policies.deduplication)
 
-    # --- subscriptions and figures -----------------------------------------------------------
+    # --- subscriptions and statistics --------------------------------------------------------
 
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
     ) -> None:
-        """Create a durable subscription on every partition of a topic that exists.
-
-        Raises:
-            ConflictError: every partition has it already.
-            NotFoundError: there is no such topic; it is not created.
-        """
-        # The call itself would create a missing topic, unpartitioned, where the broker may.
+        # With automatic topic creation the call itself would create a missing topic, unpartitioned.
         self.partitioned_metadata(topic)
         body = _EARLIEST if earliest else _LATEST
         path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
@@ -325,7 +256,7 @@ class Admin:
                 self._rest.put(path, body)
                 return
             except ConflictError as error:
-                # Somebody else makes it at this moment; soon it exists (409).
+                # Another client creates it at this moment; soon it exists (409).
                 if "Subscription Busy" not in error.reason or attempt == _BUSY_TRIES - 1:
                     raise
             time.sleep(_BUSY_PAUSE_S)
@@ -337,48 +268,42 @@ class Admin:
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
-        """Delete a subscription of a topic: what it alone kept is gone."""
+        """Delete a subscription of a topic, with the messages that only it has retained."""
         path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
         self._rest.delete(path, force="true" if force else "false")
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        """Return the figures of one partition."""
         return read.partition_stats(self._rest.get(f"{partition.rest_path}/stats", **_STATS))
 
     def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
-        """Return the figures of all partitions of a partitioned topic, by number.
-
-        A partition that could not be asked is missing.
-        """
         path = f"{topic.rest_path}/partitioned-stats"
         value = self._rest.get(path, perPartition="true", **_STATS)
-        figures = {}
+        found = {}
         for name, stats in value["partitions"].items():
             index = TopicName.parse(name).partition_index
             if index is not None and stats:
-                figures[index] = read.partition_stats(stats)
-        return figures
+                found[index] = read.partition_stats(stats)
+        return found
 
     def internal_stats(self, partition: TopicName) -> dict[str, Any]:
-        """Return the ledgers and cursors of one partition, as the broker says them.
+        """Return the broker's own description of the ledgers and cursors of one partition.
 
-        An open ledger shows 0 entries: ``currentLedgerEntries`` has them.
+        An open ledger has 0 entries there; ``currentLedgerEntries`` has their number.
         """
         return dict(self._rest.get(f"{partition.rest_path}/internalStats"))
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        """Return the ledgers that a partition still has, oldest first, with what is in each."""
         return read.ledgers(self.internal_stats(partition))
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
-        """Return a partition's ledgers, and the entries it has got since the broker opened it."""
+        """Return a partition's ledgers, and its number of entries since the broker opened it."""
         value = self.internal_stats(partition)
         return read.ledgers(value), int(value.get("entriesAddedCounter", 0))
 
     def messages_in(self, topic: TopicName) -> dict[TopicName, int]:
-        """Return the messages that each partition has got since the broker opened it.
+        """Return the number of messages published to each partition since the broker opened it.
 
-        A topic that has no partitions is its only one. Nothing for one that does not exist.
+        A topic without partitions counts as its own partition; a missing topic has none.
         """
         try:
             value = self._rest.get(f"{topic.rest_path}/partitioned-stats", perPartition="true")
@@ -391,21 +316,11 @@ class Admin:
         return {name: int(stats.get("msgInCounter", 0)) for name, stats in found.items() if stats}
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        """Return the last position up to which a subscription has acknowledged everything.
-
-        Raises:
-            NotFoundError: the partition or the subscription does not exist.
-        """
         return Position.parse(self._cursor(partition, subscription)["markDeletePosition"])
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
-        """Return what a subscription has acknowledged behind the front that it has reached.
-
-        Raises:
-            NotFoundError: the partition or the subscription does not exist.
-        """
         return read.acknowledged_ranges(
             self._cursor(partition, subscription).get("individuallyDeletedMessages", "")
         )
@@ -421,37 +336,33 @@ class Admin:
     # --- messages ----------------------------------------------------------------------------
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        """Return the position of a partition's last message; None where nothing is stored."""
         position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
         return position if position.entry >= 0 else None
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the front of the first entry published at or after a time, or None for none."""
         path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
         position = read.position(self._rest.get(path)).entry_start
-        # Past the end the broker names the entry that the next message will get.
+        # Past the end the broker returns the position of the next message.
         last = self.last_message_id(partition)
         return position if last is not None and position <= last else None
 
     def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        """Return when an entry was published (ms since the epoch), or None if it is not there."""
         path = f"{partition.rest_path}/ledger/{position.ledger}/entry/{position.entry}"
         if position.ledger < 0 or position.entry < 0:
             return None
         try:
-            answer = self._rest.request("GET", path, patient=False)
+            answer = self._rest.request("GET", path, retry=False)
         except NotFoundError:
             self.partitioned_metadata(partition)  # no such entry, or no such partition?
             return None
         except AdminError as error:
-            if error.status == 500 and read.says_no_such_entry(error.reason):
+            if error.status == 500 and read.is_missing_entry(error.reason):
                 return None
             raise
         said = answer.headers.get("X-Pulsar-publish-time")
         return read.instant(said) if said else None
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        """Return every version of the topic's schema, oldest first; empty if it has none."""
         path = topic.rest_path.removeprefix("persistent/")
         try:
             value = self._rest.get(f"schemas/{path}/schemas")

@@ -1,4 +1,4 @@
-"""HTTP to the admin interface: addresses, token, TLS, redirects, and errors of our own."""
+"""HTTP requests to the admin interface: addresses, token, TLS, redirects, and our own errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import certifi
@@ -24,11 +24,14 @@ from delaylevel.errors import (
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.formatting import format_instant
 
+from .connection import Connection
+from .token import TokenSource
+
 Token = str | Callable[[], str | None] | None
 _Path = str | os.PathLike[str] | None
 
 _HOPS = 5
-# A topic that moves to another broker is refused for a moment: 503.
+# While a topic moves to another broker, requests for it are refused with 503.
 _PAUSES_S = (0.2, 0.5, 1.0)
 _LONGEST_REASON = 400
 _ERRORS: dict[int, type[AdminError]] = {
@@ -40,17 +43,51 @@ _ERRORS: dict[int, type[AdminError]] = {
 }
 
 
+class RestOptions(TypedDict, total=False):
+    """Options of an admin client, besides the address.
+
+    Attributes:
+        token: the token, or a function that returns the current one.
+        tls_trust_certs_file: trusted certificates (PEM); by default those of ``certifi``.
+        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
+        tls_allow_insecure: True to accept certificates of unknown issuers.
+        tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
+        timeout_s: time to wait for an answer, in seconds; 30 by default.
+    """
+
+    token: Token
+    tls_trust_certs_file: _Path
+    tls_certificate_file: _Path
+    tls_private_key_file: _Path
+    tls_allow_insecure: bool
+    tls_validate_hostname: bool
+    timeout_s: float
+
+
+def options_of(connection: Connection) -> RestOptions:
+    """Return the options of an admin client for the cluster of a connection.
+
+    Raises:
+        ConfigError: the token file cannot be read, or is empty.
+    """
+    has_token = connection.token is not None or connection.token_file is not None
+    return RestOptions(
+        token=TokenSource(connection.read_token) if has_token else None,
+        tls_trust_certs_file=connection.tls_trust_certs_file,
+        tls_certificate_file=connection.tls_certificate_file,
+        tls_private_key_file=connection.tls_private_key_file,
+        tls_allow_insecure=connection.tls_allow_insecure,
+        tls_validate_hostname=connection.tls_validate_hostname,
+        timeout_s=connection.operation_timeout_seconds,
+    )
+
+
 class Rest:
-    """One cluster's admin REST interface; may be used by many threads at once.
+    """Client of one cluster's admin REST interface, for any number of threads.
 
     Args:
         admin_url: ``http://host:port``; several hosts separated by commas are tried in turn.
-        token: the token, or what returns the one that is valid now.
-        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
-        tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
-        tls_allow_insecure: accept certificates that nobody vouches for.
-        tls_validate_hostname: compare the certificate's name with the host's.
-        timeout_s: seconds to wait for an answer.
+        token, ...: see :class:`RestOptions`.
 
     Raises:
         ConfigError: the address or a certificate file cannot be used.
@@ -97,19 +134,19 @@ class Rest:
         self._pool.clear()
 
     def get(self, path: str, **query: str) -> Any:
-        """GET a value; None where the answer is empty."""
+        """Get the JSON value at a path; None if the answer is empty."""
         return _value(self.request("GET", path, query=query))
 
     def put(self, path: str, value: Any = None, *, kind: str = "application/json") -> None:
-        """PUT a value."""
+        """Put a JSON value."""
         self.request("PUT", path, value=value, kind=kind)
 
     def post(self, path: str, value: Any = None, **query: str) -> None:
-        """POST a value."""
+        """Send a JSON value with POST."""
         self.request("POST", path, value=value, query=query)
 
     def delete(self, path: str, **query: str) -> None:
-        """DELETE what the path names."""
+        """Delete the object at a path."""
         self.request("DELETE", path, query=query)
 
     def request(
@@ -120,39 +157,35 @@ class Rest:
         value: Any = None,
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
-        patient: bool = True,
+        retry: bool = True,
         data: bytes | None = None,
         api: str = "v2",
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the answer, if it is a good one.
+        """Send a request and return the successful answer.
 
         Args:
             method: the HTTP method.
-            path: behind ``/admin/v2/`` (or another ``api``), encoded.
-            value: the body, as JSON; None for no body.
-            query: parameters.
-            kind: the body's content type.
-            patient: try again for 1.7 s while the broker says 503.
-            data: the body as it is, instead of ``value``.
-            api: which interface: ``v2``, or ``v3`` for functions.
+            path: the encoded path after ``/admin/v2/`` (or another ``api``).
+            value: the body, to be encoded as JSON; None for no body.
+            query: the parameters of the URL.
+            kind: the content type of the body.
+            retry: True to repeat the request for 1.7 s while the broker answers 503.
+            data: the body in bytes, instead of ``value``.
+            api: the version of the interface: ``v2``, or ``v3`` for functions.
 
         Raises:
-            BrokerUnreachableError: nothing answers.
-            AdminError: the broker refused; its subclasses say how.
+            BrokerUnreachableError: there is no answer.
+            AdminError: the broker refused, for a reason that the subclass tells.
         """
         token = self._token() if callable(self._token) else self._token
         headers = {"Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        body = None
-        if value is not None:
+        body = data if value is None else json.dumps(value).encode()
+        if body is not None:
             headers["Content-Type"] = kind
-            body = json.dumps(value).encode()
-        elif data is not None:
-            headers["Content-Type"] = kind
-            body = data
         suffix = f"/admin/{api}/{path}" + (f"?{urlencode(query)}" if query else "")
-        pauses = list(_PAUSES_S) if patient else []
+        pauses = list(_PAUSES_S) if retry else []
         while True:
             answer = self._send(method, suffix, headers, body)
             if answer.status < 300:
@@ -170,8 +203,8 @@ class Rest:
             url = base + suffix
             try:
                 for _ in range(_HOPS):
-                    # Redirects are followed here: urllib3 would drop the token, and turn a
-                    # 303 into GET; Pulsar sends 307 to the broker that owns the topic.
+                    # Not by urllib3, which would drop the token. Pulsar redirects with 307 to the
+                    # broker that owns the topic.
                     answer = self._ask(method, url, headers, body)
                     place = answer.headers.get("Location")
                     if answer.status not in (307, 308) or not place:
@@ -208,8 +241,8 @@ class Rest:
         try:
             return ask()
         except urllib3.exceptions.ProtocolError:
-            # A kept connection that the server closed just now. What was sent may have been done
-            # although no answer came: only reading is repeated.
+            # The server has just closed a kept-alive connection. It may have processed the request
+            # without an answer, so only reads are repeated.
             if method != "GET":
                 raise
             return ask()
@@ -221,9 +254,7 @@ class Rest:
         if token:
             reason = reason.replace(token, "…")
         kind = _ERRORS.get(answer.status, AdminError)
-        advice = ""
-        if kind is PermissionDeniedError:
-            advice = _advice(token)
+        advice = _advice(token) if kind is PermissionDeniedError else ""
         return kind(
             f"{method} {path} was refused with {answer.status}: {reason}{advice}",
             status=answer.status,
@@ -232,7 +263,7 @@ class Rest:
 
 
 def _advice(token: str | None) -> str:
-    """What to do about a refusal; the broker itself does not say that a token has expired."""
+    """Return the remedy for a refusal; the broker itself does not report an expired token."""
     if not token:
         return ": this cluster wants a token (--token-file, DELAYLEVEL_TOKEN_FILE)"
     expired_ms = _expired_ms(token)
@@ -245,7 +276,7 @@ def _advice(token: str | None) -> str:
 
 
 def _expired_ms(token: str) -> int | None:
-    """When a JSON web token expired, in ms since the epoch; None where it has not."""
+    """Return the time at which a JSON web token expired, ms since the epoch, or None."""
     try:
         claims = token.split(".")[1]
         expires_ms = int(json.loads(base64.urlsafe_b64decode(claims + "==="))["exp"] * 1000)
@@ -283,11 +314,11 @@ def _value(answer: urllib3.BaseHTTPResponse) -> Any:
 
 
 def _reason(answer: urllib3.BaseHTTPResponse) -> str:
-    """What the broker says, in one line without stack traces."""
+    """Return the broker's reason in one line without stack traces."""
     text = answer.data.decode("utf-8", "replace")
     try:
         value = json.loads(text)
-        if isinstance(value, dict):  # "message" is what the web server says by itself
+        if isinstance(value, dict):  # "message" comes from the web server
             value = value.get("reason") or value.get("message") or ""
         text = str(value)
     except ValueError:
@@ -298,7 +329,7 @@ def _reason(answer: urllib3.BaseHTTPResponse) -> str:
 
 
 def _words(failure: Exception | None) -> str:
-    """Why there was no answer, without the pool's own wrapping."""
+    """Return the reason why there was no answer, without the pool's own wrapping."""
     if isinstance(failure, urllib3.exceptions.NameResolutionError):
         return "the host name is unknown"
     if isinstance(failure, urllib3.exceptions.NewConnectionError):

@@ -110,8 +110,8 @@ def instant(said: str) -> int:
     return instant_ms(moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment)
 
 
-def says_no_such_entry(reason: str) -> bool:
-    """Say whether the reason of a 500 means that an entry is not there (any more, or yet)."""
+def is_missing_entry(reason: str) -> bool:
+    """Return true if the reason of a 500 is an entry that does not exist (any more, or yet)."""
     return any(
         words in reason for words in ("LastConfirmedEntry is", "No such entry", "No such ledger")
     )

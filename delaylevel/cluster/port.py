@@ -1,7 +1,7 @@
-"""The port through which the package asks a cluster about topics, and makes them.
+"""The port to the admin interface of a cluster.
 
 Two adapters implement it: :class:`~delaylevel.cluster.admin.Admin` over the admin REST interface,
-and the in-memory Pulsar of :mod:`delaylevel.testing`. The contract suite holds both to it.
+and the in-memory Pulsar of :mod:`delaylevel.testing`. The contract suite tests both.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from .values import (
 
 
 class TopicAdmin(Protocol):
-    """What the package needs to know of topics, and to do with them.
+    """Calls of a cluster's admin interface that producers, movers and dispatchers need.
 
-    An implementation may be used by many threads at once. No call acknowledges, moves or expires
-    a message, and none but the ``create_…`` calls makes a topic. Where a topic, namespace or
-    position does not exist, :class:`~delaylevel.errors.NotFoundError` is raised unless the method
-    says otherwise; where nothing answers, :class:`~delaylevel.errors.BrokerUnreachableError`.
+    Any number of threads may use an implementation at once. No call acknowledges, moves or expires
+    a message, and only the ``create_…`` calls create a topic. Unless a method documents otherwise,
+    calls raise :class:`~delaylevel.errors.NotFoundError` for a topic, namespace or position that
+    does not exist, and :class:`~delaylevel.errors.BrokerUnreachableError` without an answer.
 
-    "Topic" is any persistent topic without a partition's number. "Partition" is one partition
+    A "topic" is any persistent topic without a partition number. A "partition" is one partition
     (``…-partition-3``), or a topic that is not partitioned.
     """
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Say whether the topic exists, partitioned or not; never creates it.
+        """Return true if the topic exists, partitioned or not; never create it.
 
-        A partition exists when the topic has been made with it. False, too, where the namespace
-        does not exist.
+        A partition exists if the topic was created or expanded with it. The answer is also False
+        if the namespace does not exist.
         """
         ...
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        """Return partitions (0: not partitioned) and properties of a topic that exists."""
+        """Return the number of partitions (0 if not partitioned) and the properties of a topic."""
         ...
 
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] = NO_PROPERTIES
     ) -> None:
-        """Create a partitioned topic and all its partitions, with its properties at once.
+        """Create a partitioned topic with all its partitions and properties, in one step.
 
-        Of several callers at the same time one succeeds.
+        If several callers do it at the same time, one succeeds.
 
         Raises:
             ConflictError: a topic of that name exists, partitioned or not; nothing was changed.
             NotFoundError: the namespace does not exist.
-            AdminError: 406 where the broker's limit of partitions is exceeded.
+            AdminError: 406 if the broker's limit of partitions is exceeded.
         """
         ...
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a topic; those that are not named stay as they are.
+        """Set properties of a topic; keep the others.
 
         Two callers that set different properties at the same time both succeed.
         """
@@ -73,56 +73,59 @@ class TopicAdmin(Protocol):
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
     ) -> None:
-        """Create a durable subscription on every partition of a topic that exists.
+        """Create a durable subscription on every partition of a topic.
 
-        Partitions that have it already keep it where it is; the others get it.
+        Partitions that have it already keep its position.
 
         Args:
-            earliest: it starts at the first message that is stored; otherwise behind the last.
+            topic: the topic.
+            subscription: the subscription's name.
+            earliest: True to start at the first stored message; otherwise after the last one.
 
         Raises:
             ConflictError: every partition has it already; nothing was changed.
-            NotFoundError: there is no such topic; it is not created.
+            NotFoundError: the topic does not exist; it is not created.
         """
         ...
 
     def last_message_id(self, partition: TopicName) -> Position | None:
         """Return the position of a partition's last message (batch -1: unbatched).
 
-        None where nothing is stored. What it names may be acknowledged already.
+        None if nothing is stored. The message may be acknowledged already.
         """
         ...
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the front of the first entry published at or after a time, or None for none.
+        """Return the start of the first entry published at or after a time; None if there is none.
 
-        Publish times are the producers' own, and the search is binary: where they do not rise it
-        may be off by as much as the clocks differ. A batch counts with its first message. The
-        entry may be acknowledged already. Only for one partition.
+        Publish times are the producers' own, and the search is binary: if they are not in order,
+        the result may be off by the difference of the clocks. A batch has the publish time of its
+        first message. The entry may be acknowledged already.
 
         Args:
-            publish_ms: milliseconds since the epoch.
+            partition: the partition.
+            publish_ms: the time, ms since the epoch.
         """
         ...
 
     def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        """Return when an entry was published (ms since the epoch), or None if it is not there.
+        """Return the publish time of an entry, ms since the epoch; None if it does not exist.
 
-        The batch index of the position does not count.
+        The batch index of the position is ignored.
         """
         ...
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        """Return the ledgers that a partition still has, oldest first, with what is in each.
+        """Return the existing ledgers of a partition with their numbers of entries, oldest first.
 
-        The open ledger counts with the entries that it holds now.
+        The open ledger has the entries that are in it now.
         """
         ...
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        """Return the last position up to which a subscription has acknowledged everything.
+        """Return the position up to which a subscription has acknowledged everything.
 
-        Its entry is -1 where nothing of the ledger is acknowledged.
+        Its entry is -1 if nothing of the ledger is acknowledged.
 
         Raises:
             NotFoundError: the partition or the subscription does not exist.
@@ -130,20 +133,20 @@ class TopicAdmin(Protocol):
         ...
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        """Return every version of the topic's schema, oldest first; empty if it has none.
+        """Return every version of the topic's schema, oldest first.
 
-        Empty, too, where there is no such topic.
+        Empty if the topic has no schema or does not exist.
         """
         ...
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        """Return the figures of one partition."""
+        """Return the statistics of one partition."""
         ...
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        """Return the figures of all partitions of a partitioned topic, by number.
+        """Return the statistics of all partitions of a partitioned topic, by partition number.
 
-        A partition that could not be asked is missing.
+        Partitions that the broker does not report are missing.
         """
         ...
 
@@ -152,50 +155,58 @@ class TopicAdmin(Protocol):
         ...
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        """Return what applies to the topics of a namespace (``tenant/namespace``)."""
+        """Return the policies of a namespace (``tenant/namespace``)."""
         ...
 
     def broker_settings(self) -> BrokerSettings:
-        """Return the broker's own configuration; all None where it may not be read."""
+        """Return the broker's own configuration; all None without permission to read it."""
         ...
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
-        """Return the policies that are set for this very topic."""
+        """Return the policies that are set for the topic itself."""
         ...
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
-        """Set policies of a topic; they show in :meth:`topic_policies` soon after, not at once.
+        """Set policies of a topic; :meth:`topic_policies` returns them a moment later.
 
         Raises:
-            AdminError: 405 where the broker has no policies for single topics.
+            AdminError: 405 if the broker has no policies for single topics.
         """
         ...
 
 
 class OperatorAdmin(TopicAdmin, Protocol):
-    """What operators do beyond that: they widen level topics, look into them, and delete them."""
+    """Further calls, for operators: expanding, inspecting and deleting topics."""
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Give a partitioned topic more partitions; the new ones get its subscriptions.
+        """Add partitions to a partitioned topic, with its subscriptions.
+
+        Args:
+            topic: the topic.
+            partitions: the new number of partitions.
 
         Raises:
-            AdminError: 422 where it has more already.
+            AdminError: 422 if it has more already.
         """
         ...
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic, partitioned or not, with its data and subscriptions.
 
+        Args:
+            topic: the topic.
+            force: True to disconnect producers and consumers first.
+
         Raises:
-            ConflictError: somebody is connected, and ``force`` is not given. Partitions that
-                nobody is connected to may be gone all the same.
+            ConflictError: a client is connected, and ``force`` is False. Partitions without a
+                client may be deleted already.
         """
         ...
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
     ) -> tuple[AcknowledgedRange, ...]:
-        """Return what a subscription has acknowledged behind the front it has reached, in order.
+        """Return the entries acknowledged after the mark-delete position, in order.
 
         Raises:
             NotFoundError: the partition or the subscription does not exist.

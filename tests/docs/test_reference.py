@@ -47,10 +47,10 @@ def test_every_module_has_names() -> None:
 )
 def test_what_is_public_has_a_docstring(module: str, item: Any) -> None:
     node = item.node
-    assert ast.get_docstring(node), f"{item.module}.{item.name}"
+    assert item.docstring, f"{item.module}.{item.name}"
     for each in ast.iter_child_nodes(node) if isinstance(node, ast.ClassDef) else ():
         if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and TOOL._shown(each):
-            assert ast.get_docstring(each), f"{item.module}.{item.name}.{each.name}"
+            assert item.docstring_of(each.name), f"{item.module}.{item.name}.{each.name}"
 
 
 def test_a_page_that_is_not_current_is_noticed(
