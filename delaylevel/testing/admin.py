@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.values import (
     AcknowledgedRange,
     BrokerSettings,
@@ -26,21 +27,19 @@ from delaylevel.testing.memory.subscription import Subscription
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
 
 
-class MemoryAdmin:
+class MemoryAdmin(OperatorAdmin):
     """Admin interface of the in-memory Pulsar, with the methods of the REST client."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._lock = broker.lock
 
-    # -- delaylevel.cluster.port.TopicAdmin
+    # -- TopicAdmin
 
     def topic_exists(self, topic: TopicName) -> bool:
-        """Return whether the topic exists, partitioned or not."""
         return topic in self._broker.partitioned or topic in self._broker.partitions
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
-        """Return the number of partitions (0 if not partitioned) and the properties."""
         with self._lock:
             found = self._broker.partitioned.get(topic)
             if found is not None:
@@ -51,12 +50,10 @@ class MemoryAdmin:
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Create a partitioned topic and all its partitions."""
         with self._lock:
             self._broker.create_partitioned(topic, partitions, properties or {})
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Set properties of a partitioned topic; keep the others."""
         with self._lock:
             known = self._broker.partitioned.get(topic)
             if known is None:
@@ -69,7 +66,6 @@ class MemoryAdmin:
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
     ) -> None:
-        """Create a durable subscription on every partition."""
         with self._lock:
             partitions = self._all(topic)
             without = [item for item in partitions if subscription not in item.subscriptions]
@@ -81,27 +77,23 @@ class MemoryAdmin:
                 partition.subscribe(subscription, earliest=earliest)
 
     def last_message_id(self, partition: TopicName) -> Position | None:
-        """Return the position of the last message; None if the partition is empty."""
         with self._lock:
             entries = self._broker.existing(partition).log.entries
             return entries[-1].last_position if entries else None
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
-        """Return the position of the first entry published at or after a time, or None."""
         with self._lock:
             log = self._broker.existing(partition).log
             number = log.first_published_at(publish_ms)
             return log.entries[number].position if number < len(log) else None
 
     def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
-        """Return the publish time of an entry, ms since the epoch; None if it does not exist."""
         with self._lock:
             log = self._broker.existing(partition).log
             number = log.find(position)
             return None if number is None else log.entries[number].publish_ms
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
-        """Return the ledgers of a partition, oldest first."""
         with self._lock:
             log = self._broker.existing(partition).log
             return [LedgerInfo(ledger, entries) for ledger, entries in log.ledgers]
@@ -126,7 +118,6 @@ class MemoryAdmin:
             }
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
-        """Return the position up to which a subscription has acknowledged everything."""
         with self._lock:
             found = self._broker.existing(partition).subscriptions.get(subscription)
             if found is None:
@@ -134,24 +125,20 @@ class MemoryAdmin:
             return found.mark_delete_position
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
-        """Return every version of the topic's schema, oldest first."""
         with self._lock:
             return list(self._broker.schemas.get(topic.without_partition, ()))
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
-        """Return the statistics of a partition."""
         with self._lock:
             return _stats(self._broker.existing(partition))
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
-        """Return the statistics of all partitions, by partition number."""
         with self._lock:
             if topic not in self._broker.partitioned:
                 raise not_found(f"partitioned topic {topic}")
             return dict(enumerate(_stats(item) for item in self._broker.existing_partitions(topic)))
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
-        """Return the partitioned topics of a namespace, sorted."""
         with self._lock:
             self._broker.policies_of(namespace)
             return sorted(
@@ -159,7 +146,6 @@ class MemoryAdmin:
             )
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
-        """Return the policies of a namespace."""
         return self._broker.policies_of(namespace)
 
     def broker_settings(self) -> BrokerSettings:
@@ -174,7 +160,6 @@ class MemoryAdmin:
         )
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
-        """Return the policies of the topic itself, without those of its namespace."""
         return self._broker.policies.get(topic, TopicPolicies())
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
@@ -211,7 +196,6 @@ class MemoryAdmin:
             self._broker.delete(topic, force=force)
 
     def expand(self, topic: TopicName, partitions: int) -> None:
-        """Add partitions to a partitioned topic, with its subscriptions."""
         with self._lock:
             self._broker.expand(topic, partitions)
 
