@@ -1,4 +1,4 @@
-"""Where the Pulsar client's own log goes: to stdout, or to a file that it opens itself."""
+"""Loggers for the Pulsar client, which by itself writes to stdout or to a file that it opens."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _CHUNK = 1 << 16
 
 
 def silent() -> pulsar.FileLogger:
-    """Return a logger for ``pulsar.Client`` that says nothing."""
+    """Return a logger for ``pulsar.Client`` that discards everything."""
     import pulsar
 
     return pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 
 def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
-    """Return a logger for ``pulsar.Client`` that writes to stderr, whatever that is.
+    """Return a logger for ``pulsar.Client`` that writes to stderr, also if that is a socket.
 
-    A socket, as a service has it whose output goes to a system's journal, cannot be opened by its
-    name, and the client would say nothing at all: it gets a pipe, and a thread copies.
+    A socket (the stderr of a service that logs to the system's journal) cannot be opened by name,
+    and the client would log nothing. It then writes to a pipe, and a thread copies.
 
     Args:
-        level: the lowest level that is written; warnings if None.
+        level: the lowest level that is written; ``Warn`` if None.
     """
     import pulsar
 
@@ -42,7 +42,7 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
             pass
     except OSError:
         return pulsar.FileLogger(level, _pipe_to_stderr())
-    # In a file the client has a place of its own: what we write must not go over what it wrote.
+    # In a file the client has an offset of its own: without O_APPEND we would overwrite its lines.
     fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
     return pulsar.FileLogger(level, _STDERR)
 
@@ -59,20 +59,20 @@ def for_verbosity(verbosity: int) -> pulsar.FileLogger:
 def _pipe_to_stderr() -> str:
     source, target = os.pipe()
     os.set_blocking(source, False)
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     def copy() -> None:
-        # Whoever has read something also writes it: at the end of the process the thread is gone.
-        with turn, contextlib.suppress(BlockingIOError):
+        # Read and write under one lock: at the end of the process the thread may be gone.
+        with lock, contextlib.suppress(BlockingIOError):
             while data := os.read(source, _CHUNK):
-                with contextlib.suppress(OSError):  # nobody listens; the client must not wait
+                with contextlib.suppress(OSError):  # nobody reads; the client must not block
                     os.write(2, data)
 
     def follow() -> None:
-        waiting = select.poll()
-        waiting.register(source, select.POLLIN)
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
         while True:
-            waiting.poll()
+            poll.poll()
             copy()
 
     threading.Thread(target=follow, name="client-log", daemon=True).start()

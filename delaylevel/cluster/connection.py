@@ -180,7 +180,7 @@ class Connection(BaseModel):
         """The arguments of ``pulsar.Client`` (or ``DelayLevelClient``), ``service_url`` among them.
 
         The token file is read again whenever the client asks for the token; where it cannot be
-        read then, the token that was read before is used.
+        read then, the previous token is used.
 
         Raises:
             ConfigError: the token file cannot be read now, or is empty.

@@ -1,4 +1,4 @@
-"""Messages that a mover had still to move, and that are gone."""
+"""Detection of messages that another client acknowledged before the mover moved them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .port import TopicAdmin
 
 @dataclass(frozen=True)
 class LostRange:
-    """A stretch of a source partition that was acknowledged by somebody else.
+    """Range of a source partition that another client acknowledged.
 
     Attributes:
         topic: the partition.
         since: the first position that the mover has not moved.
-        until: where the subscription goes on.
-        entries: how many entries lie between, as far as their ledgers are still stored.
+        until: the first position that is not acknowledged.
+        entries: number of entries in between, in ledgers that still exist.
     """
 
     topic: str
@@ -38,19 +38,19 @@ class LostRange:
 def find_lost_range(
     admin: TopicAdmin, source: SourcePartition, position: Position
 ) -> LostRange | None:
-    """Return what lies between a mover's position and the place its subscription has reached.
+    """Return the range between a mover's position and the position of its subscription.
 
     Args:
-        admin: asked for the subscription and the ledgers.
+        admin: the cluster.
         source: the partition.
         position: the first position that the mover has not moved.
 
     Returns:
-        The gap; None where the subscription stands at the position or before it, or where nothing
-        lies between (a subscription that has read a ledger to its end moves on to the next).
+        The range; None if it is empty, also when the subscription has only moved on from the end of
+        a ledger to the next one.
     """
     if position == EARLIEST:
-        return None  # asked to begin wherever the topic does
+        return None  # the mover starts at the first message that still exists
     reached = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
     if reached <= position:
         return None

@@ -1,4 +1,4 @@
-"""Reading what the admin REST interface answers into the port's types."""
+"""Conversion of the admin REST interface's answers into the port's values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def broker_settings(value: Mapping[str, str]) -> BrokerSettings:
 
 
 def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
-    """Read the policies of a namespace; quotas that limit nothing are left out."""
+    """Read the policies of a namespace; omit quotas that limit nothing."""
     quotas = []
     for kind, quota in (value.get("backlog_quota_map") or {}).items():
         size, age = quota.get("limitSize", -1), quota.get("limitTime", -1)
@@ -80,7 +80,7 @@ def ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
     """Read the ledgers of a partition's internal statistics."""
     found = [LedgerInfo(item["ledgerId"], item["entries"]) for item in value["ledgers"]]
     if found:
-        # The open ledger says 0 in the list.
+        # The open ledger has 0 entries in the list.
         last = found[-1]
         entries = max(last.entries, value.get("currentLedgerEntries", 0))
         found[-1] = LedgerInfo(last.ledger, entries)
@@ -100,13 +100,13 @@ def acknowledged_ranges(text: str) -> tuple[AcknowledgedRange, ...]:
 
 
 def position(value: Mapping[str, int]) -> Position:
-    """Read a message id."""
+    """Read a message ID."""
     return Position(value["ledgerId"], value["entryId"], value.get("batchIndex", -1))
 
 
-def instant(said: str) -> int:
+def instant(text: str) -> int:
     """Read an ISO-8601 instant into milliseconds since the epoch."""
-    moment = datetime.fromisoformat(said.removesuffix("Z"))
+    moment = datetime.fromisoformat(text.removesuffix("Z"))
     return instant_ms(moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment)
 
 
@@ -117,7 +117,7 @@ def is_missing_entry(reason: str) -> bool:
     )
 
 
-# Between these are states of change, which say nothing yet.
+# Other states are transitions.
 _DEDUPLICATION = {"Enabled": True, "Disabled": False}
 
 
@@ -169,10 +169,10 @@ def _default_quotas(value: Mapping[str, str]) -> tuple[BacklogQuota, ...]:
 
 
 def _flag(value: Mapping[str, str], name: str) -> bool | None:
-    said = value.get(name)
-    return None if said is None else said == "true"
+    text = value.get(name)
+    return None if text is None else text == "true"
 
 
 def _number(value: Mapping[str, str], name: str) -> int | None:
-    said = value.get(name)
-    return int(said) if said and said.lstrip("-").isdigit() else None
+    text = value.get(name)
+    return int(text) if text and text.lstrip("-").isdigit() else None

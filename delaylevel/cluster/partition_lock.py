@@ -1,8 +1,7 @@
-"""The mover's claim on a level topic: lock, acknowledgement and keep-alive in one.
+"""Lock on the source partitions of a mover.
 
-An exclusive consumer on the durable subscription of every source partition shuts a second mover
-out, acknowledges cumulatively, and keeps the subscription from expiring. It never asks the broker
-for a message.
+An exclusive consumer on the durable subscription of each source partition keeps other movers out,
+acknowledges cumulatively, and keeps the subscription from expiring. It never requests messages.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class PartitionLock:
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: says who is at work where the claim fails, and where the subscription stands.
-        sources: the partitions to claim.
-        kind: what claims them, for the consumers' name: ``spark``, ``local`` …
+        admin: the cluster, to read positions and the current owner of a partition.
+        sources: the partitions to lock.
+        kind: the kind of mover, for the name of the consumers: ``spark``, ``local`` …
 
     Raises:
-        AlreadyRunningError: another mover has one of them; the text says which and since when.
-            Nothing stays claimed.
+        AlreadyRunningError: another mover, which the text names, has locked one of them. No
+            partition stays locked.
         BrokerError: a partition cannot be subscribed to.
     """
 
@@ -52,7 +51,7 @@ class PartitionLock:
             raise
 
     def start_positions(self, sources: Sequence[SourcePartition]) -> Mapping[str, Position]:
-        """Return, by partition, the first position that is not acknowledged."""
+        """Return the first position that is not acknowledged, by partition."""
         return {
             source.topic: self._admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
             for source in sources
@@ -61,8 +60,8 @@ class PartitionLock:
     def acknowledge(self, source: SourcePartition, end: Position) -> None:
         """Acknowledge everything before ``end``, cumulatively.
 
-        Call it only when the broker has confirmed everything that those messages became. Where
-        ``end`` lies inside a batch, the batch's own entry stays unacknowledged.
+        Call it only when the broker has confirmed all messages that those were forwarded as. If
+        ``end`` is inside a batch, the entry of that batch stays unacknowledged.
         """
         if end == EARLIEST or end.entry < 1:
             return
@@ -71,23 +70,23 @@ class PartitionLock:
         )
 
     def acknowledge_entry(self, source: SourcePartition, position: Position) -> None:
-        """Acknowledge the whole entry at a position, and nothing else."""
+        """Acknowledge only the entry at a position, as a whole."""
         self._consumers[source.topic].acknowledge(
             pulsar.MessageId(-1, position.ledger, position.entry, -1)
         )
 
     @property
     def connected(self) -> bool:
-        """Whether every consumer has its connection; a client that lost it asks for it again."""
+        """True if every consumer is connected; the client reconnects by itself."""
         return all(consumer.is_connected() for consumer in self._consumers.values())
 
     def merge(self, other: PartitionLock) -> None:
-        """Take over the partitions of another claim of this process, e.g. after an expansion."""
+        """Take over the partitions of another lock of this process, e.g. after an expansion."""
         taken, other._consumers = other._consumers, {}
         self._consumers.update(taken)
 
     def close(self) -> None:
-        """Give the partitions back."""
+        """Release the partitions."""
         consumers, self._consumers = list(self._consumers.values()), {}
         for consumer in consumers:
             close_quietly(consumer, "consumer")
@@ -115,7 +114,7 @@ class PartitionLock:
 
 
 def describe_owner(admin: TopicAdmin, source: SourcePartition) -> str:
-    """Return, in words, who consumes a source partition; an empty string for nobody."""
+    """Return a description of a source partition's consumer; an empty string without one."""
     subscription = admin.partition_stats(source.name).subscriptions.get(SUBSCRIPTION)
     if subscription is None or not subscription.consumers:
         return ""

@@ -1,9 +1,9 @@
-"""Payload schemas on their way through topics that have none of their own."""
+"""Schemas of payloads that travel through topics without a schema."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 import _pulsar
 from pulsar.schema import BytesSchema, Schema
@@ -11,29 +11,9 @@ from pulsar.schema import BytesSchema, Schema
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
+from .port import TopicAdmin
+
 _UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
-
-
-class StoredSchema(Protocol):
-    """One version of a topic's schema, as the registry returns it."""
-
-    @property
-    def type(self) -> str:
-        """``AVRO``, ``JSON``, ``STRING`` …"""
-        ...
-
-    @property
-    def definition(self) -> str:
-        """The definition, as text."""
-        ...
-
-
-class SchemaRegistry(Protocol):
-    """The part of the admin interface that knows a topic's schemas."""
-
-    def schemas(self, topic: TopicName) -> list[Any]:
-        """Return every version of the topic's schema, oldest first; empty if it has none."""
-        ...
 
 
 def bytes_schema() -> Schema:
@@ -42,7 +22,7 @@ def bytes_schema() -> Schema:
 
 
 def reference_to(schema: Schema) -> SchemaRef | None:
-    """Return what names this client-side schema in an envelope; None for plain bytes."""
+    """Return the reference to a client-side schema for the envelope; None for plain bytes."""
     info = schema.schema_info()
     if _type_name(info) in _UNTYPED:
         return None
@@ -50,42 +30,42 @@ def reference_to(schema: Schema) -> SchemaRef | None:
 
 
 def canonical(definition: str) -> str:
-    """Return a definition in one spelling: JSON without white space and with sorted keys.
+    """Return the canonical form of a definition: JSON without white space and with sorted keys.
 
-    The registry keeps the first of several spellings of one Avro definition.
+    The registry keeps the first of several equivalent Avro definitions.
     """
     try:
         value = json.loads(definition)
     except ValueError:
         return definition
     if not value:
-        return ""  # the clients write "null" or nothing for a primitive type
+        return ""  # clients write "null" or nothing for a primitive type
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def find(registry: SchemaRegistry, target: TopicName, reference: SchemaRef) -> EncodedSchema | None:
-    """Look a schema up in the business topic's registry.
+def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedSchema | None:
+    """Return the schema of a business topic that an envelope refers to.
 
     Args:
-        registry: the admin interface.
+        admin: the cluster.
         target: the business topic.
-        reference: what the envelope says.
+        reference: the reference in the envelope.
 
     Returns:
         A schema for a producer of already encoded payloads; None if the registry lacks it.
     """
-    for stored in registry.schemas(target):
+    for stored in admin.schemas(target):
         if SchemaRef.of(stored.type, canonical(stored.definition)) == reference:
             return EncodedSchema(stored.type, stored.definition)
     return None
 
 
 class EncodedSchema(Schema):
-    """A schema whose payloads are encoded already: it declares the type and passes bytes through.
+    """Schema of payloads that are encoded already; it declares the type and passes bytes through.
 
     Args:
         schema_type: Pulsar's name of the type, e.g. ``AVRO``.
-        definition: the definition as the registry has it, so that the same version is found.
+        definition: the registry's own text, so that the broker finds the same version.
     """
 
     def __init__(self, schema_type: str, definition: str) -> None:
@@ -95,11 +75,11 @@ class EncodedSchema(Schema):
         )
 
     def encode(self, obj: bytes) -> bytes:
-        """Return the payload as it is."""
+        """Return the payload unchanged."""
         return obj
 
     def decode(self, data: bytes) -> bytes:
-        """Return the payload as it is."""
+        """Return the payload unchanged."""
         return data
 
 

@@ -1,4 +1,4 @@
-"""A token that may be renewed: what the Pulsar client and the admin calls ask for it."""
+"""Renewable tokens for the Pulsar client and the admin interface."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def read_token_file(path: str | os.PathLike[str], name: str) -> str:
     """Return the token in a file.
 
     Args:
-        path: of the file.
-        name: what an error calls it.
+        path: path of the file.
+        name: the noun for it in error messages.
 
     Raises:
-        ConfigError: it cannot be read, or is empty.
+        ConfigError: the file cannot be read, or is empty.
     """
     try:
         token = Path(path).read_text(encoding="utf-8").strip()
@@ -38,44 +38,44 @@ def read_token_file(path: str | os.PathLike[str], name: str) -> str:
 
 
 class TokenSource:
-    """Returns the token as it is now; where it cannot be read for a moment, the one before.
+    """Source of the current token, or of the previous one while the current one cannot be read.
 
-    A file that is being renewed may be empty or missing for a moment. The Pulsar client asks in a
-    thread of its own, and what is raised there ends the whole process.
+    A file that is being renewed may be empty or missing for a moment. The Pulsar client asks in its
+    own thread, where an exception would end the process.
 
     Args:
-        read: returns the token, or None for none. It is called at once, and at every use.
+        read: a function that returns the token, or None for none. It is called by the constructor,
+            and at every use.
 
     Raises:
-        ConfigError: what ``read`` raises at once.
+        ConfigError: the first call of ``read`` failed.
     """
 
     def __init__(self, read: Callable[[], str | None]) -> None:
         self._read = read
         self._last = read() or ""
-        self._well = True
+        self._failing = False
 
     def __call__(self) -> str:
-        """Return the token; empty for none. It raises nothing."""
+        """Return the token; empty for none. Never raise an exception."""
         try:
             self._last = self._read() or ""
-            self._well = True
+            self._failing = False
         except Exception as error:
-            if self._well:
-                log.warning("%s; the token that was read before is used until it can be", error)
-            self._well = False
+            if not self._failing:
+                log.warning("%s; using the previous token until it can be read", error)
+            self._failing = True
         return self._last
 
     def for_client(self) -> pulsar.AuthenticationToken:
-        """Return the ``authentication`` of a ``pulsar.Client`` that asks this source.
+        """Return the ``authentication`` of a ``pulsar.Client`` that uses this source.
 
-        The client lets go of what it asks in a thread of its own, a moment after its ``close()``.
-        In a process that ends in that moment, the thread comes for the interpreter's lock too
-        late, and that aborts the process (SIGABRT), after all its work was done. The object that
-        is returned is therefore never given up: some hundred bytes for each.
+        The returned object is never freed (some hundred bytes). The client would free it in its own
+        thread a moment after ``close()``; if the process ends in that moment, the thread requests
+        the interpreter lock too late, which aborts the process (SIGABRT) although all work is done.
         """
         import pulsar
 
-        made = pulsar.AuthenticationToken(self)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made.auth))
-        return made
+        authentication = pulsar.AuthenticationToken(self)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(authentication.auth))
+        return authentication

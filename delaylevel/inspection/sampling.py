@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from delaylevel.cluster.entries import Entries, choose_places
+from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.level_topic import Role
 from delaylevel.model.message import batch_size
@@ -69,7 +69,7 @@ def expected_messages(snapshot: PendingSnapshot) -> int:
 
 def _sizes(
     pool: ThreadPoolExecutor, snapshot: PendingSnapshot
-) -> Iterator[tuple[Entries, float | None]]:
+) -> Iterator[tuple[EntryRange, float | None]]:
     """Yield the entries of each range, and the mean number of messages in one if it is known."""
     admin = snapshot.admin
     # Messages before entries: a message that is published in between must not raise the mean.
@@ -79,7 +79,7 @@ def _sizes(
         messages.update(found)
     contents = pool.map(lambda item: admin.contents(item.source.name), snapshot.ranges)
     for item, (ledgers, added) in zip(snapshot.ranges, contents, strict=True):
-        entries = Entries(ledgers, item.start, item.end)
+        entries = EntryRange(ledgers, item.start, item.end)
         count = messages.get(item.source.name, 0)
         # The broker's counters begin when it opens a topic, and may not include all entries.
         known = added and count and added >= len(entries)
@@ -119,7 +119,7 @@ class _RangeSampler:
         self,
         snapshot: PendingSnapshot,
         item: PendingRange,
-        entries: Entries,
+        entries: EntryRange,
         per_entry: float | None,
     ) -> None:
         self._snapshot = snapshot

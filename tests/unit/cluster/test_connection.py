@@ -268,7 +268,7 @@ def test_a_token_file_that_is_away_for_a_moment_stops_nobody(
     path.unlink()
     assert source() == SECRET
     (said,) = caplog.messages  # once, not at every use
-    assert "is empty; the token that was read before is used" in said
+    assert "is empty; using the previous token" in said
     assert SECRET not in said
     path.write_text("renewed")
     assert source() == "renewed"

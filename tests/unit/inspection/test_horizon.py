@@ -21,7 +21,7 @@ from delaylevel.cli import horizon as command
 from delaylevel.cli.main import cli
 from delaylevel.cli.views.horizon import horizon_note, horizon_text, horizon_view
 from delaylevel.cli.views.text import bar, bucket_label, count, rate, short
-from delaylevel.cluster.entries import Entries, choose_places
+from delaylevel.cluster.entries import EntryRange, choose_places
 from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.inspection import Horizon, Inspector, Part
@@ -91,7 +91,7 @@ def test_nothing_pending_has_no_profile() -> None:
 
 def test_entries_by_number() -> None:
     ledgers = [LedgerInfo(3, 10), LedgerInfo(7, 0), LedgerInfo(9, 5)]
-    every = Entries(ledgers, EARLIEST, Position(9, 5))
+    every = EntryRange(ledgers, EARLIEST, Position(9, 5))
     assert len(every) == 15
     assert [every.position(n) for n in (0, 9, 10, 14)] == [
         Position(3, 0),
@@ -99,7 +99,7 @@ def test_entries_by_number() -> None:
         Position(9, 0),
         Position(9, 4),
     ]
-    some = Entries(ledgers, Position(3, 8), Position(9, 2))
+    some = EntryRange(ledgers, Position(3, 8), Position(9, 2))
     assert [some.position(n) for n in range(len(some))] == [
         Position(3, 8),
         Position(3, 9),
@@ -107,8 +107,8 @@ def test_entries_by_number() -> None:
         Position(9, 1),
     ]
     # Entries of a trimmed ledger are left out; an entry with a bound inside it is included.
-    assert len(Entries(ledgers[2:], Position(3, 8), Position(9, 1, 4))) == 2
-    assert len(Entries([], EARLIEST, EARLIEST)) == 0
+    assert len(EntryRange(ledgers[2:], Position(3, 8), Position(9, 1, 4))) == 2
+    assert len(EntryRange([], EARLIEST, EARLIEST)) == 0
 
 
 @pytest.mark.parametrize("entries", [0, 1, 2, 5, 6, 7, 100, 12345])
