@@ -1,4 +1,4 @@
-"""Where the cluster is and how to speak to it: flag over environment over file."""
+"""Connection settings of a cluster, from arguments, the environment and a file."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _PATHS = ("token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_pri
 
 
 class Connection(BaseModel):
-    """The addresses of a cluster, and what is needed to be let in.
+    """The addresses of a cluster, and the credentials for it.
 
     Parameters:
         service_url: ``pulsar://`` or ``pulsar+ssl://``, several hosts separated by commas.
-        admin_url: ``http://`` or ``https://``, of the admin REST interface.
+        admin_url: address of the admin REST interface, ``http://`` or ``https://``.
         token: a token for both; kept out of ``repr``, logs and error texts.
-        token_file: a file that holds the token; read anew at every use, so that it can be renewed.
-        tls_trust_certs_file: certificates to trust (PEM); without it, those of ``certifi``.
+        token_file: a file with the token, read again at every use, so that it can be renewed.
+        tls_trust_certs_file: trusted certificates (PEM); by default those of ``certifi``.
         tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
-        tls_allow_insecure: accept certificates that nobody vouches for.
-        tls_validate_hostname: compare the certificate's name with the host's.
-        operation_timeout_seconds: for the client's own operations (create, subscribe, close).
-        origin: where the addresses were found, in words, for error texts.
+        tls_allow_insecure: True to accept certificates of unknown issuers.
+        tls_validate_hostname: True to compare the certificate's name with the host's.
+        operation_timeout_seconds: timeout of the client's operations (create, subscribe, close).
+        origin: description of the source of the addresses, for error texts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -93,20 +93,20 @@ class Connection(BaseModel):
         config_file: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Connection:
-        """Collect the settings from every place they may stand in.
+        """Collect the settings from arguments, environment and configuration file.
 
-        An argument wins over an environment variable (``DELAYLEVEL_`` and the name in capitals),
-        that over the configuration file (TOML; ``DELAYLEVEL_CONFIG``, or
-        ``delaylevel/config.toml`` in the user's configuration directory). Where no address is set
-        at all, those of a running embedded broker are taken, or else Pulsar's own defaults. Where
-        only one of the two is set, the other is the same host's, at Pulsar's default port. A token
-        and a token file replace each other.
+        An argument overrides an environment variable (``DELAYLEVEL_`` and the name in capitals),
+        which overrides the configuration file (TOML; ``DELAYLEVEL_CONFIG``, or
+        ``delaylevel/config.toml`` in the user's configuration directory). If only one address is
+        set, the other is the same host at Pulsar's default port. Without any address, those of a
+        running embedded broker are used, or else Pulsar's defaults. A token overrides a token file
+        of a lower place, and vice versa.
 
         Returns:
-            The connection; nothing has been contacted yet.
+            The connection; it has not contacted the cluster.
 
         Raises:
-            ConfigError: a value or file that cannot be used; it names the place, never a secret.
+            ConfigError: a value or file is invalid; the text names its source, never a secret.
         """
         arguments = {
             "service_url": service_url,
@@ -165,7 +165,7 @@ class Connection(BaseModel):
                 raise ConfigError(f"{name}: there is no file {path}")
 
     def read_token(self) -> str | None:
-        """The token as it is now, or None where there is none.
+        """Return the current token, or None if none is configured.
 
         Raises:
             ConfigError: the token file cannot be read, or is empty.
@@ -177,10 +177,10 @@ class Connection(BaseModel):
         return read_token_file(self.token_file, f"token_file {self.token_file}")
 
     def client_kwargs(self) -> dict[str, Any]:
-        """The arguments of ``pulsar.Client`` (or ``DelayLevelClient``), ``service_url`` among them.
+        """Return the arguments of ``pulsar.Client`` (or ``DelayLevelClient``) for this cluster.
 
-        The token file is read again whenever the client asks for the token; where it cannot be
-        read then, the previous token is used.
+        The client reads the token file whenever it needs the token. If it cannot be read then, the
+        client uses the previous token.
 
         Raises:
             ConfigError: the token file cannot be read now, or is empty.
@@ -201,7 +201,7 @@ class Connection(BaseModel):
         if self.token is not None:
             kwargs["authentication"] = pulsar.AuthenticationToken(self.token.get_secret_value())
         elif self.token_file is not None:
-            # A token that cannot be read now is our error, not one inside the client.
+            # A file that cannot be read now raises our error here, not one inside the client.
             kwargs["authentication"] = TokenSource(self.read_token).for_client()
         elif self.tls_certificate_file is not None:
             kwargs["authentication"] = pulsar.AuthenticationTLS(
@@ -210,7 +210,7 @@ class Connection(BaseModel):
         return kwargs
 
     def open_client(self, **options: Any) -> Any:
-        """Return a new ``pulsar.Client`` of this cluster; the caller closes it.
+        """Return a new ``pulsar.Client`` for this cluster; the caller closes it.
 
         Args:
             options: further arguments of ``pulsar.Client``; they override this connection's.
@@ -251,7 +251,7 @@ def _read_config(path: Path, known: tuple[str, ...], *, must_exist: bool) -> dic
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        # Only the first line of the reason: later ones may quote what stands in the file.
+        # Only the first line of the reason: later ones may quote the file, and so a secret.
         raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text") from None
@@ -269,31 +269,27 @@ def _read_config(path: Path, known: tuple[str, ...], *, must_exist: bool) -> dic
 
 
 def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> None:
-    """Add the address that is missing; both come from one and the same cluster."""
+    """Add the missing address, so that both are of the same cluster."""
     service, admin = values.get("service_url"), values.get("admin_url")
     origins = {places[name] for name in ("service_url", "admin_url") if name in values}
     values["origin"] = " and ".join(sorted(origins))
-    if service and not admin:
-        secure = str(service).startswith("pulsar+ssl")
-        values["admin_url"] = f"{'https' if secure else 'http'}://{_host(service)}:" + (
-            "8443" if secure else "8080"
-        )
-    elif admin and not service:
-        secure = str(admin).startswith("https")
-        values["service_url"] = f"{'pulsar+ssl' if secure else 'pulsar'}://{_host(admin)}:" + (
-            "6651" if secure else "6650"
-        )
-    elif not service and not admin:
-        running = local_brokers.running_instance()
-        if running is not None:
-            values["service_url"], values["admin_url"] = running.service_url, running.admin_url
-            values["origin"] = f"the embedded broker {running.name!r}"
-        else:
-            values["origin"] = "Pulsar's default addresses"
+    if service and admin:
+        return
+    if service:
+        host, secure = _host(service), str(service).startswith("pulsar+ssl")
+        values["admin_url"] = f"https://{host}:8443" if secure else f"http://{host}:8080"
+    elif admin:
+        host, secure = _host(admin), str(admin).startswith("https")
+        values["service_url"] = f"pulsar+ssl://{host}:6651" if secure else f"pulsar://{host}:6650"
+    elif running := local_brokers.running_instance():
+        values["service_url"], values["admin_url"] = running.service_url, running.admin_url
+        values["origin"] = f"the embedded broker {running.name!r}"
+    else:
+        values["origin"] = "Pulsar's default addresses"
 
 
 def _host(url: object) -> str:
-    """The first host of an address, in brackets where it is an IPv6 address."""
+    """Return the first host of an address, in brackets if it is an IPv6 address."""
     first = str(url).partition("://")[2].split(",")[0].split("/")[0]
     try:
         host = urlsplit(f"//{first}").hostname or "localhost"

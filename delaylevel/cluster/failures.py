@@ -1,4 +1,4 @@
-"""The Pulsar client's failures, for rooms that do not import the client."""
+"""Errors and results of the Pulsar client, for rooms that do not import the client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 #: The result that the client passes to a callback when the broker has stored the message.
 OK = pulsar.Result.Ok
 
-# The broker, not the topic, is in trouble: setting a message aside would not help either.
+# The broker has a problem, not the topic: setting the message aside would fail as well.
 _TRANSIENT_ERRORS = (
     pulsar.ConnectError,
     pulsar.NotConnected,
@@ -43,7 +43,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def close_quietly(resource: Any, kind: str) -> None:
-    """Close an object of the client; one that cannot be closed properly is gone anyway.
+    """Close an object of the client; ignore a failure, as the object is unusable anyway.
 
     Args:
         resource: a producer, consumer or reader.
