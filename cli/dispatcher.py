@@ -188,7 +188,7 @@ def status(connection: Connection, topic: str, output: str) -> None:
     with Admin.from_connection(connection) as admin:
         rows = [
             {
-                "partition": each.index,
+                "partition": each.partition,
                 "owner": each.owner.name if each.owner else None,
                 "address": each.owner.address if each.owner else None,
                 "backlog_entries": each.backlog_entries,

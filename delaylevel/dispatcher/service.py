@@ -22,7 +22,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import without_deduplication
-from delaylevel.topics.stats import MemberPartition, window_stats
+from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import Membership, assign
 from .owner import PartitionOwner, window_sources
@@ -225,7 +225,7 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
     return description
 
 
-def partition_owners(admin: TopicAdmin, name: str) -> tuple[MemberPartition, ...]:
+def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...]:
     """Return the owner and the backlog of each window partition, by index.
 
     Raises:

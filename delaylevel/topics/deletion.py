@@ -14,6 +14,7 @@ from delaylevel.errors import (
     StillPendingError,
 )
 from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.topic_name import TopicName
 
 from .stats import LevelTopicStats, read_stats
 
@@ -61,7 +62,7 @@ def pending_entries(admin: TopicAdmin, description: LevelTopicDescription) -> Pe
     for member in stats.members:
         if member.reported and member.unreported:
             raise LevelTopicError(
-                f"the broker reports no statistics of {member.unreported[0].name}: try again"
+                f"the broker reports no statistics of {member.unreported[0].topic}: try again"
             )
     return PendingEntries(
         parked=stats.backlog_entries(Role.LEVEL),
@@ -122,13 +123,13 @@ def delete(
 def _connected(stats: LevelTopicStats) -> list[str]:
     """Return every connected producer and consumer with its partition, sorted."""
     found = set()
-    for partition in stats.partitions:
-        if partition.stats is None:
+    for row in stats.partitions:
+        if row.stats is None:
             continue
-        names = [f"producer {name}" for name in partition.stats.producers]
-        for subscription in partition.stats.subscriptions.values():
+        names = [f"producer {name}" for name in row.stats.producers]
+        for subscription in row.stats.subscriptions.values():
             names += [f"consumer {consumer.name}" for consumer in subscription.consumers]
-        found |= {f"{name} ({partition.name.local})" for name in names}
+        found |= {f"{name} ({TopicName.parse(row.topic).local})" for name in names}
     return sorted(found)
 
 

@@ -23,30 +23,38 @@ _THREADS = 8
 
 
 @dataclass(frozen=True)
-class MemberPartition:
-    """Statistics of one partition of a member topic.
+class PartitionStatus:
+    """Status of one partition of a member topic.
 
     Attributes:
-        member: its topic.
-        level: the level of the topic; None outside the levels.
-        index: its number.
+        topic: the partition's full name.
+        role: the role of its topic.
+        level: the index of its level, 0 for the coarsest; -1 outside the levels.
+        level_name: the level's unit (``DAY``), or the role.
+        partition: its number.
+        backlog_entries: number of pending entries. A batch is one entry.
+        storage_bytes: size of its ledgers, including entries that are handed off and still kept.
+        oldest_publish_ms: publish time of the oldest pending entry; None if nothing is pending.
+        oldest_hand_off_ms: hand-off time of that entry; None outside the levels.
+        next_hand_off_ms: the same; in the result of :func:`delaylevel.topics.status.status` the
+            next hand-off time that has not passed. None if nothing is pending, or everything is
+            overdue.
+        consumers: names of the mover's or dispatcher's consumers.
         stats: the broker's statistics; None if the partition is missing or was not reported.
     """
 
-    member: Member
-    level: Level | None
-    index: int
-    stats: PartitionStats | None
-
-    @property
-    def name(self) -> TopicName:
-        """The partition's full name."""
-        return self.member.topic.partition(self.index)
-
-    @property
-    def level_name(self) -> str:
-        """The level's unit (``DAY``), or the role."""
-        return self.member.role.value if self.level is None else self.level.name
+    topic: str
+    role: Role
+    level: int
+    level_name: str
+    partition: int
+    backlog_entries: int
+    storage_bytes: int
+    oldest_publish_ms: int | None
+    oldest_hand_off_ms: int | None
+    next_hand_off_ms: int | None
+    consumers: tuple[str, ...]
+    stats: PartitionStats | None = None
 
     @property
     def subscription(self) -> SubscriptionStats | None:
@@ -54,36 +62,14 @@ class MemberPartition:
         return None if self.stats is None else self.stats.subscriptions.get(SUBSCRIPTION)
 
     @property
-    def backlog_entries(self) -> int:
-        """Number of entries that are not acknowledged. A batch is one entry."""
-        return 0 if self.stats is None else pending_entries_in(self.stats)
-
-    @property
-    def consumers(self) -> tuple[ConsumerStats, ...]:
-        """The connected consumers of the durable subscription: movers or dispatchers."""
-        return () if self.subscription is None else self.subscription.consumers
-
-    @property
     def owner(self) -> ConsumerStats | None:
         """The consumer that owns the partition: the first one, as the subscription is exclusive."""
-        return self.consumers[0] if self.consumers else None
+        return next(iter(self.subscription.consumers), None) if self.subscription else None
 
-    @property
-    def oldest_publish_ms(self) -> int | None:
-        """Publish time of the oldest pending entry; None if nothing is pending."""
-        return None if self.subscription is None else self.subscription.oldest_publish_ms
-
-    @property
-    def hand_off_after_ms(self) -> int | None:
-        """Time from publication to hand-off, in ms; None outside the levels."""
-        return None if self.level is None else self.level.hand_off_after_ms(self.index)
-
-    @property
-    def oldest_hand_off_ms(self) -> int | None:
-        """Hand-off time of the oldest pending entry; None if there is none."""
-        if self.oldest_publish_ms is None or self.hand_off_after_ms is None:
-            return None
-        return self.oldest_publish_ms + self.hand_off_after_ms
+    def behind_ms(self, now_ms: int) -> int:
+        """Return for how long the oldest hand-off is overdue; 0 if it is not."""
+        hand_off_ms = self.oldest_hand_off_ms
+        return 0 if hand_off_ms is None else max(0, now_ms - hand_off_ms)
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ class MemberStats:
     """
 
     member: Member
-    partitions: tuple[MemberPartition, ...]
+    partitions: tuple[PartitionStatus, ...]
 
     @property
     def level_name(self) -> str:
@@ -104,12 +90,12 @@ class MemberStats:
         return self.partitions[0].level_name
 
     @property
-    def reported(self) -> tuple[MemberPartition, ...]:
+    def reported(self) -> tuple[PartitionStatus, ...]:
         """The partitions with statistics; none of them if the topic does not exist."""
         return tuple(item for item in self.partitions if item.stats is not None)
 
     @property
-    def unreported(self) -> tuple[MemberPartition, ...]:
+    def unreported(self) -> tuple[PartitionStatus, ...]:
         """The partitions without statistics."""
         return tuple(item for item in self.partitions if item.stats is None)
 
@@ -136,12 +122,12 @@ class MemberStats:
     @property
     def consumers(self) -> frozenset[str]:
         """Names of the connected movers or dispatchers."""
-        return frozenset(one.name for item in self.partitions for one in item.consumers)
+        return frozenset(name for item in self.partitions for name in item.consumers)
 
     @property
     def owners(self) -> Mapping[int, str]:
         """Names of the owners, by partition; partitions without one are left out."""
-        return {item.index: item.owner.name for item in self.partitions if item.owner is not None}
+        return {item.partition: item.consumers[0] for item in self.partitions if item.consumers}
 
     @property
     def hand_offs_ms(self) -> tuple[int, ...]:
@@ -167,7 +153,7 @@ class LevelTopicStats:
     members: tuple[MemberStats, ...]
 
     @property
-    def partitions(self) -> tuple[MemberPartition, ...]:
+    def partitions(self) -> tuple[PartitionStatus, ...]:
         """The partitions of all member topics."""
         return tuple(item for member in self.members for item in member.partitions)
 
@@ -181,7 +167,7 @@ class LevelTopicStats:
 
     def behind_ms(self, now_ms: int) -> int:
         """Return for how long the earliest hand-off is overdue; 0 if none is."""
-        return max(item.behind_ms(now_ms) for item in self.members)
+        return max(item.behind_ms(now_ms) for item in self.partitions)
 
 
 def read_stats(
@@ -266,6 +252,29 @@ def _interpreted(
     level = description.levels[member.level] if member.role is Role.LEVEL else None
     indices = sorted({*range(member.partitions), *found})
     return MemberStats(
-        member,
-        tuple(MemberPartition(member, level, index, found.get(index)) for index in indices),
+        member, tuple(_partition(member, level, index, found.get(index)) for index in indices)
+    )
+
+
+def _partition(
+    member: Member, level: Level | None, index: int, stats: PartitionStats | None
+) -> PartitionStatus:
+    subscription = None if stats is None else stats.subscriptions.get(SUBSCRIPTION)
+    publish_ms = None if subscription is None else subscription.oldest_publish_ms
+    hand_off_ms = None
+    if level is not None and publish_ms is not None:
+        hand_off_ms = publish_ms + level.hand_off_after_ms(index)
+    return PartitionStatus(
+        topic=member.topic.partition(index).full,
+        role=member.role,
+        level=member.level,
+        level_name=member.role.value if level is None else level.name,
+        partition=index,
+        backlog_entries=0 if subscription is None else subscription.backlog_entries,
+        storage_bytes=0 if stats is None else stats.storage_bytes,
+        oldest_publish_ms=publish_ms,
+        oldest_hand_off_ms=hand_off_ms,
+        next_hand_off_ms=hand_off_ms,
+        consumers=tuple(item.name for item in subscription.consumers) if subscription else (),
+        stats=stats,
     )

@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.topic_name import TopicName
 
-from .stats import MOVER_ROLES, LevelTopicStats, MemberPartition, read_stats
+from .stats import MOVER_ROLES, LevelTopicStats, PartitionStatus, read_stats
+
+__all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
 
 # Hand-offs of a healthy mover are up to this late: a trigger, grouped acknowledgements, the start
 # of a Function's instance.
 _USUAL_DELAY_MS = 5000
 _THREADS = 8
-
-
-@dataclass(frozen=True)
-class PartitionStatus:
-    """Status of one partition of a member topic.
-
-    Attributes:
-        topic: the partition's full name.
-        role: the role of its topic.
-        level: the index of its level, 0 for the coarsest; -1 outside the levels.
-        level_name: the level's unit (``DAY``), or the role.
-        partition: its number.
-        backlog_entries: number of pending entries. A batch is one entry.
-        storage_bytes: size of its ledgers, including entries that are handed off and still kept.
-        oldest_publish_ms: publish time of the oldest pending entry; None if nothing is pending.
-        oldest_hand_off_ms: hand-off time of that entry; None outside the levels.
-        next_hand_off_ms: the next hand-off time that has not passed. It is the oldest entry's
-            unless the mover is behind; None if nothing is pending, or everything is overdue.
-        consumers: names of the mover's or dispatcher's consumers.
-    """
-
-    topic: str
-    role: Role
-    level: int
-    level_name: str
-    partition: int
-    backlog_entries: int
-    storage_bytes: int
-    oldest_publish_ms: int | None
-    oldest_hand_off_ms: int | None
-    next_hand_off_ms: int | None
-    consumers: tuple[str, ...]
-
-    def behind_ms(self, now_ms: int) -> int:
-        """Return for how long the oldest hand-off is overdue; 0 if it is not."""
-        if self.oldest_hand_off_ms is None:
-            return 0
-        return max(0, now_ms - self.oldest_hand_off_ms)
 
 
 @dataclass(frozen=True)
@@ -174,15 +139,15 @@ def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTo
         now_ms: the moment of the statistics, ms since the epoch.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
-        rows = list(pool.map(lambda item: _row(admin, item, now_ms), stats.partitions))
+        rows = tuple(pool.map(lambda row: _with_next(admin, row, now_ms), stats.partitions))
     problems = []
-    for item in stats.partitions:
-        if item.stats is None:
-            problems.append(f"{item.name} does not exist, or the broker reports no statistics")
-        elif item.subscription is None:
+    for row in rows:
+        if row.stats is None:
+            problems.append(f"{row.topic} does not exist, or the broker reports no statistics")
+        elif row.subscription is None:
             problems.append(
-                f"{item.name} has no subscription {SUBSCRIPTION!r}: nothing keeps what is parked "
-                "there; create the level topic again to mend it"
+                f"{row.topic} has no subscription {SUBSCRIPTION!r}, so nothing keeps the messages "
+                "that are parked there; create the level topic again to repair it"
             )
     return LevelTopicStatus(
         description=stats.description,
@@ -193,37 +158,20 @@ def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTo
     )
 
 
-def _row(admin: TopicAdmin, item: MemberPartition, now_ms: int) -> PartitionStatus:
-    next_hand_off_ms = item.oldest_hand_off_ms
-    if next_hand_off_ms is not None and next_hand_off_ms < now_ms:
-        next_hand_off_ms = _next_hand_off(admin, item, now_ms)
-    return PartitionStatus(
-        topic=item.name.full,
-        role=item.member.role,
-        level=item.member.level,
-        level_name=item.level_name,
-        partition=item.index,
-        backlog_entries=item.backlog_entries,
-        storage_bytes=0 if item.stats is None else item.stats.storage_bytes,
-        oldest_publish_ms=item.oldest_publish_ms,
-        oldest_hand_off_ms=item.oldest_hand_off_ms,
-        next_hand_off_ms=next_hand_off_ms,
-        consumers=tuple(consumer.name for consumer in item.consumers),
-    )
-
-
-def _next_hand_off(admin: TopicAdmin, item: MemberPartition, now_ms: int) -> int | None:
-    """Return the first hand-off time from now on of a partition whose oldest one has passed."""
-    after_ms = item.hand_off_after_ms
-    if after_ms is None:
-        return None
+def _with_next(admin: TopicAdmin, row: PartitionStatus, now_ms: int) -> PartitionStatus:
+    """Search for the next hand-off of a partition whose oldest one has passed."""
+    if row.oldest_hand_off_ms is None or row.oldest_hand_off_ms >= now_ms:
+        return row
+    assert row.oldest_publish_ms is not None
+    after_ms = row.oldest_hand_off_ms - row.oldest_publish_ms
+    name, next_ms = TopicName.parse(row.topic), None
     try:
-        position = admin.message_id_at(item.name, now_ms - after_ms)
-        if position is None:
-            return None
-        published_ms = admin.entry_publish_time(item.name, position)
+        position = admin.message_id_at(name, now_ms - after_ms)
+        if position is not None:
+            next_ms = admin.entry_publish_time(name, position)
     except NotFoundError:
-        return None  # deleted in the meantime
-    if published_ms is None or published_ms + after_ms < now_ms:
-        return None
-    return published_ms + after_ms
+        pass  # the topic was deleted in the meantime
+    if next_ms is not None:
+        next_ms += after_ms
+    # A clock that differs can lead the search to an entry that is overdue as well.
+    return replace(row, next_hand_off_ms=None if next_ms is None or next_ms < now_ms else next_ms)

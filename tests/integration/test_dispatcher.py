@@ -297,7 +297,7 @@ def test_dispatchers_share_out_and_take_over(
     world.eventually(lambda: len(first.owned) == len(second.owned) == 2, "equal shares", 60)
     assert sorted(first.owned + second.owned) == [0, 1, 2, 3]
     assert {
-        each.index for each in partition_owners(world.admin, description.topic) if each.owner
+        each.partition for each in partition_owners(world.admin, description.topic) if each.owner
     } == {*range(4)}
     first.stop()
     world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)

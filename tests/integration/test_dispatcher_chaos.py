@@ -114,7 +114,9 @@ class ChaosWorld:
     def owned(self) -> dict[int, str]:
         """Return the owner of each window partition that has one."""
         with contextlib.suppress(BrokerError):
-            return {o.index: o.owner.name for o in partition_owners(self.admin, TARGET) if o.owner}
+            return {
+                o.partition: o.owner.name for o in partition_owners(self.admin, TARGET) if o.owner
+            }
         return {}
 
     def all_owned(self, without: int | None = None) -> bool:

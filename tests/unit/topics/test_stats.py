@@ -169,7 +169,7 @@ def test_partitions_that_the_broker_leaves_out(
 
     day = read_stats(admin, parked).members[0]
     assert admin.requests["partition_stats"] == 2
-    assert [item.index for item in day.unreported] == [1, 2]
+    assert [item.partition for item in day.unreported] == [1, 2]
     with pytest.raises(LevelTopicError, match=f"no statistics of {name.partition(1)}: try again"):
         lifecycle.pending_entries(admin, parked)
 
