@@ -17,7 +17,7 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.port import SchemaVersion
+from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
