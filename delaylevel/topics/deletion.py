@@ -114,8 +114,8 @@ def delete(
             continue  # an earlier deletion was interrupted
         except ConflictError as error:
             raise LevelTopicError(
-                f"somebody connected to {member.topic} meanwhile ({error.reason}); it was not "
-                "deleted as a whole. Stop producers and movers, and delete again"
+                f"a client has connected to {member.topic} ({error.reason}), which was not deleted "
+                "as a whole. Stop producers and movers, and delete again"
             ) from error
     return pending
 
@@ -139,16 +139,16 @@ def _still_pending(
     if discard is not None:
         return (
             f"level topic {description.topic} holds {pending}, not {discard:,}: nothing was "
-            f"deleted. `--discard {pending.total}` throws away what is there now"
+            f"deleted. `--discard {pending.total}` throws the entries away"
         )
     ways = []
     if pending.parked or pending.held:
-        ways.append("hand it off now with `--drain` (due times are kept)")
+        ways.append("hand them off now with `--drain` (due times are kept)")
     if pending.window:
-        ways.append("let the dispatcher release what is in the window")
+        ways.append("let the dispatcher release the messages in the window")
     if pending.dead_letters:
-        ways.append("see to the dead letters with `delaylevel dlq`")
-    ways.append(f"throw it away with `--discard {pending.total}`")
+        ways.append("replay or discard the dead letters with `delaylevel dlq`")
+    ways.append(f"throw everything away with `--discard {pending.total}`")
     return (
         f"level topic {description.topic} still holds {pending}: nothing was deleted. "
         + "; ".join(ways)

@@ -19,9 +19,8 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 
-from . import members as family
-from . import registry as topics
-from . import safety
+from . import members, safety
+from .registry import describe
 from .subscriptions import subscribe
 
 
@@ -65,7 +64,7 @@ def longer_levels(
         raise InvalidStrategyError(f"there is no level with a unit of {units}: {levels}")
     longer = Levels(made)
     if longer == levels:
-        raise InvalidStrategyError(f"the levels are so already: {levels}")
+        raise InvalidStrategyError(f"the level topic already has these levels: {levels}")
     return longer
 
 
@@ -91,27 +90,27 @@ def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescri
         UnsafeNamespaceError: policies of the namespace would delete messages parked for that long.
         LevelTopicError: another client changed the level topic at the same time.
     """
-    before = topics.describe(admin, topic, search=True)
+    before = describe(admin, topic, search=True)
     if levels == before.levels:
         return before
     _check_expansion(before.levels, levels)
     after = replace(before, levels=levels, former=(*before.former, before.levels))
-    policies = family.policies_of(admin, after.name)
+    policies = members.policies_of(admin, after.name)
     settings = admin.broker_settings()
     safety.check_partition_limit(after, settings.max_partitions)
-    family.refuse_unsafe(after, policies, settings)
+    members.refuse_unsafe(after, policies, settings)
     admin.set_properties(after.name, {PLAN_PROPERTY: after.to_json()})
     for member in after.members():
         if member.role is Role.LEVEL:
             _grow(admin, member)
             subscribe(admin, member)
-            family.protect(admin, member, after, policies, settings)
+            members.protect(admin, member, after, policies, settings)
     # Pulsar has no compare-and-set for properties: of two clients that expand at the same time,
     # the second one notices here or after its write.
-    if topics.describe(admin, after.topic).levels != before.levels:
+    if describe(admin, after.topic).levels != before.levels:
         raise _changed(after)
     admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    found = topics.describe(admin, after.topic)
+    found = describe(admin, after.topic)
     if found.levels != levels:
         raise _changed(after)
     return found
@@ -135,8 +134,8 @@ def _grow(admin: OperatorAdmin, member: Member) -> None:
     has = admin.partitioned_metadata(member.topic).partitions
     if has > member.partitions:
         raise LevelTopicError(
-            f"{member.topic} has {has} partitions already, and {member.partitions} would do: an "
-            "expansion to a longer maximum was not finished; ask for that one"
+            f"{member.topic} has {has} partitions already, more than {member.partitions}: an "
+            "expansion to a longer maximum was not finished; repeat that one"
         )
     if has < member.partitions:
         admin.expand(member.topic, member.partitions)
@@ -144,8 +143,8 @@ def _grow(admin: OperatorAdmin, member: Member) -> None:
 
 def _changed(description: LevelTopicDescription) -> LevelTopicError:
     return LevelTopicError(
-        f"level topic {description.topic} was changed by somebody else at the same time: look at "
-        "`delaylevel levels describe`, and expand it again if need be"
+        f"level topic {description.topic} was changed by another client at the same time: see "
+        "`delaylevel levels describe`, and expand it again if necessary"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import (
@@ -33,22 +33,15 @@ from delaylevel.model.topic_name import TopicName
 
 from . import safety
 
-# Policies of a topic travel through a system topic of the namespace, which is made at first use.
-_POLICY_WAIT_S = 20.0
-# A topic that another client has made is refused at once, and shown a moment later.
-_SHOW_WAIT_S = 20.0
-_POLICY_PAUSE_S = 0.02
+# Policies pass through a system topic, which the broker creates at first use. A topic that another
+# client has just created is visible a moment after the conflict.
+_WAIT_S = 20.0
+_POLL_S = 0.02
 _NO_TOPIC_POLICIES = 405
 
 
-def check_same(wanted: LevelTopicDescription, described: LevelTopicDescription) -> None:
-    """Raise StrategyMismatchError, with both in words, unless all but the targets is the same."""
-    if _identity(wanted) != _identity(described):
-        raise _mismatch(wanted, described, "The topic's own")
-
-
 def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
-    """Return partitions and properties of a topic, or None where there is none."""
+    """Return the metadata of a topic; None if it does not exist."""
     try:
         return admin.partitioned_metadata(name)
     except NotFoundError:
@@ -56,10 +49,10 @@ def metadata_of(admin: TopicAdmin, name: TopicName) -> TopicMetadata | None:
 
 
 def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
-    """Return what applies in the topic's namespace.
+    """Return the policies of a topic's namespace.
 
     Raises:
-        NotFoundError: the namespace does not exist; the text says how to make it.
+        NotFoundError: the namespace does not exist; the text tells how to create it.
     """
     try:
         return admin.namespace_policies(name.namespace_path)
@@ -68,7 +61,7 @@ def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
 
 
 def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
-    """Return the error that says how to make a namespace that is missing."""
+    """Return the error for a missing namespace, with its remedy."""
     return NotFoundError(
         f"namespace {namespace} does not exist: create it first "
         f"(`pulsar-admin namespaces create {namespace}`)",
@@ -80,17 +73,18 @@ def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:
 def refuse_unsafe(
     description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
 ) -> None:
-    """Raise UnsafeNamespaceError, with all problems and remedies, if there are any."""
+    """Raise UnsafeNamespaceError with all problems and remedies, if there are any."""
     problems = safety.problems(description, policies, settings)
     if problems:
         raise UnsafeNamespaceError(
-            f"{description.topic} cannot be made in {description.name.namespace_path}, where what "
-            "is parked would not be safe:\n  " + "\n  ".join(problems),
+            f"{description.topic} cannot be created in {description.name.namespace_path}, where "
+            "parked messages would not be safe:\n  " + "\n  ".join(problems),
             problems=problems,
         )
 
 
 def _identity(description: LevelTopicDescription) -> tuple[object, ...]:
+    """Return everything that two descriptions of the same level topic have in common."""
     windows = description.window_partitions
     return (
         description.levels,
@@ -111,19 +105,20 @@ def _words(description: LevelTopicDescription) -> str:
     )
 
 
-def _mismatch(
-    wanted: LevelTopicDescription, described: LevelTopicDescription, whose: str
-) -> StrategyMismatchError:
-    configured, own = _words(wanted), _words(described)
-    return StrategyMismatchError(
-        f"level topic {wanted.topic} exists with another strategy. Asked for: {configured}. "
-        f"{whose}: {own}. Ask for that, or name another level topic",
+def _check_same(wanted: LevelTopicDescription, found: LevelTopicDescription, whose: str) -> None:
+    if _identity(wanted) == _identity(found):
+        return
+    configured, described = _words(wanted), _words(found)
+    raise StrategyMismatchError(
+        f"level topic {wanted.topic} exists with another strategy. Requested: {configured}. "
+        f"{whose}: {described}. Request that strategy, or name another level topic",
         configured=configured,
-        described=own,
+        described=described,
     )
 
 
 def not_ours(name: TopicName, metadata: TopicMetadata) -> LevelTopicError:
+    """Return the error for a topic that is not a part of the level topic."""
     owner = metadata.properties.get(MEMBER_PROPERTY)
     if owner is not None:
         why = f"belongs to the level topic {owner}"
@@ -140,7 +135,12 @@ def not_ours(name: TopicName, metadata: TopicMetadata) -> LevelTopicError:
 def existing(
     admin: TopicAdmin, member: Member, description: LevelTopicDescription
 ) -> TopicMetadata | None:
-    """Return what exists under a member's name, if it is a fitting part of this family."""
+    """Return the metadata of a member topic; None if it does not exist.
+
+    Raises:
+        StrategyMismatchError: the level topic has another strategy.
+        LevelTopicError: the topic is not ours, or has another number of partitions.
+    """
     metadata = metadata_of(admin, member.topic)
     if metadata is None:
         return None
@@ -150,34 +150,29 @@ def existing(
     if member.topic == description.name:
         described = LevelTopicDescription.from_properties(description.topic, properties)
         if described is not None:
-            check_same(description, described)
+            _check_same(description, described, "The topic's own")
         elif PLAN_PROPERTY in properties:
             plan = LevelTopicDescription.from_json(description.topic, properties[PLAN_PROPERTY])
-            if _identity(plan) != _identity(description):
-                raise _mismatch(description, plan, "It is being made, or was left unfinished, as")
+            _check_same(description, plan, "It is being created, or was left unfinished, as")
     if metadata.partitions != member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {metadata.partitions} partitions and should have "
-            f"{member.partitions}: somebody has changed it, or `delaylevel levels expand` was not "
-            "finished (run it again)"
+            f"{member.partitions}: another client has changed it, or `delaylevel levels expand` "
+            "was not finished (run it again)"
         )
     return metadata
 
 
 def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDescription) -> None:
-    """Make a topic of the family; where somebody else was quicker, it has to be the same."""
+    """Create a member topic; if another client is faster, its topic must be the same."""
     properties: Mapping[str, str] = {MEMBER_PROPERTY: description.topic}
     if member.topic == description.name:
         properties = {**properties, PLAN_PROPERTY: description.to_json()}
     try:
         admin.create_partitioned(member.topic, member.partitions, properties)
     except ConflictError:
-        # Somebody else was quicker: is it the same?
-        deadline = time.monotonic() + _SHOW_WAIT_S
-        while existing(admin, member, description) is None:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLICY_PAUSE_S)
+        if not _await(lambda: existing(admin, member, description) is not None):
+            raise
     except AdminError as error:
         limit = re.search(r"less than or equal to (\d+)", error.reason)
         if error.status == 406 and limit:
@@ -192,7 +187,7 @@ def protect(
     policies: NamespacePolicies,
     settings: BrokerSettings,
 ) -> None:
-    """Set the policies that keep what is parked, and wait until the broker shows them."""
+    """Set the policies that keep parked messages, and wait until the broker reports them."""
     if settings.topic_policies is False:
         return
     local = None
@@ -209,14 +204,20 @@ def protect(
         unable = BrokerSettings(cluster=settings.cluster, topic_policies=False)
         refuse_unsafe(description, policies, unable)
         return
-    deadline = time.monotonic() + _POLICY_WAIT_S
-    while not _holds(admin, member.topic, wanted):
+    if not _await(lambda: _holds(admin, member.topic, wanted)):
+        raise LevelTopicError(
+            f"the broker accepted the policies of {member.topic} but does not report them after "
+            f"{_WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
+        )
+
+
+def _await(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + _WAIT_S
+    while not condition():
         if time.monotonic() > deadline:
-            raise LevelTopicError(
-                f"the broker took the policies of {member.topic} but does not show them after "
-                f"{_POLICY_WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
-            )
-        time.sleep(_POLICY_PAUSE_S)
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _holds(admin: TopicAdmin, topic: TopicName, wanted: TopicPolicies) -> bool:

@@ -10,9 +10,9 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.level_topic import MEMBER_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
-from . import members as family
-from . import registry as topics
 from .deletion import PendingEntries, pending_entries
+from .members import metadata_of
+from .registry import list_level_topics
 from .stats import pending_entries_in
 
 _THREADS = 8
@@ -38,7 +38,7 @@ class Orphan:
 
     @property
     def entirely(self) -> bool:
-        """Whether none of its business topics exists."""
+        """True if none of its business topics exists."""
         return self.description is None or set(self.missing) == set(self.description.targets)
 
 
@@ -53,7 +53,7 @@ def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
         NotFoundError: the namespace does not exist.
     """
     found = []
-    for item in topics.list_level_topics(admin, namespace):
+    for item in list_level_topics(admin, namespace):
         if item.description is None:
             continue
         missing = _missing(admin, item.description.targets)
@@ -72,7 +72,7 @@ def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
     names = admin.list_partitioned_topics(namespace)
     full = {name.full for name in names}
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda name: family.metadata_of(admin, name), names))
+        found = list(pool.map(lambda name: metadata_of(admin, name), names))
     for name, metadata in zip(names, found, strict=True):
         owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
         if owner is None or owner == name.full or owner in full:

@@ -1,4 +1,4 @@
-"""What in a cluster's policies would eat, or hold up, what is parked: pure rules with remedies."""
+"""Rules for policies that would delete or block parked messages, with remedies; no I/O."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EVICTS = "consumer_backlog_eviction"
 def problems(
     description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
 ) -> tuple[str, ...]:
-    """Return a line with its remedy for everything that would lose or block parked messages.
+    """Return the policies that would lose or block parked messages, a line with a remedy for each.
 
-    Message TTL, deletion of inactive topics and replication can be set right on each topic; they
-    count only where the broker has no policies for single topics. Subscription expiration and
-    quotas hold for the namespace.
+    Message TTL, deletion of inactive topics and replication can be overridden for each topic; they
+    count only if the broker has no policies for single topics. Subscription expiration and quotas
+    apply to the namespace.
     """
     namespace = description.name.namespace_path
     found = [
@@ -38,17 +38,17 @@ def problems(
 def notes(
     description: LevelTopicDescription, policies: NamespacePolicies, settings: BrokerSettings
 ) -> tuple[str, ...]:
-    """Return what loses nothing, but is good to know before much is parked."""
+    """Return notes on policies that lose nothing, but matter when many messages are parked."""
     found = [
-        f"a partition that holds {quota.limit_bytes:,} bytes takes no more messages (backlog quota "
-        f"of {description.name.namespace_path}, {quota.policy}): sending fails then, nothing is "
-        "lost; raise it with `pulsar-admin namespaces set-backlog-quota` where that is too little"
+        f"a partition that holds {quota.limit_bytes:,} bytes accepts no more messages (backlog "
+        f"quota of {description.name.namespace_path}, {quota.policy}): sending fails then, nothing "
+        "is lost; if that is too little, use `pulsar-admin namespaces set-backlog-quota`"
         for quota in quotas(policies, settings)
         if quota.limit_bytes is not None and quota.policy != _EVICTS
     ]
     if settings == BrokerSettings() and policies.subscription_expiration_min is None:
         found.append(
-            "the broker's own defaults cannot be read with this token: let an administrator see "
+            "the broker's own defaults cannot be read with this token: let an administrator check "
             "that subscriptionExpirationTimeMinutes is 0 and that "
             f"backlogQuotaDefaultRetentionPolicy is not {_EVICTS}"
         )
@@ -63,10 +63,11 @@ def quotas(policies: NamespacePolicies, settings: BrokerSettings) -> tuple[Backl
 
 
 def check_partition_limit(description: LevelTopicDescription, limit: int | None) -> None:
-    """Raise InvalidStrategyError where a topic has more partitions than the broker allows.
+    """Raise InvalidStrategyError if a member topic has more partitions than the broker allows.
 
     Args:
-        limit: the most partitions of a topic; 0 or None for no limit.
+        description: the level topic.
+        limit: maximum number of partitions of a topic; 0 or None for no limit.
     """
     if not limit:
         return
@@ -84,19 +85,19 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
 
 
 def check_names(description: LevelTopicDescription) -> None:
-    """Raise InvalidInputError where the names of the family and its targets cannot stand together.
+    """Raise InvalidInputError if the level topic's name or one of its targets is impossible.
 
-    ``-partition-`` is kept for partitions by the broker, and a message whose target is a topic of
-    the family itself would go round for ever.
+    The broker reserves ``-partition-`` for partitions. A message whose target is a member topic
+    would circulate forever.
     """
     if "-partition-" in description.name.local:
         raise InvalidInputError(
             f"a level topic cannot be called {description.topic}: '-partition-' is for partitions; "
             "name the topic itself"
         )
-    family = {member.topic.full for member in description.members()}
+    own = {member.topic.full for member in description.members()}
     for target in description.targets:
-        if TopicName.parse(target).without_partition.full in family:
+        if TopicName.parse(target).without_partition.full in own:
             raise InvalidInputError(
                 f"{target} is part of the level topic {description.topic} and cannot be its target"
             )
@@ -119,7 +120,7 @@ def _lifetime_problems(
     if expiration:
         found.append(
             f"subscriptions in {namespace} that are not used for "
-            f"{format_duration(expiration * 60_000)} are deleted, and what they keep with them "
+            f"{format_duration(expiration * 60_000)} are deleted with the messages that they keep "
             "(subscription expiration): "
             f"`pulsar-admin namespaces set-subscription-expiration-time {namespace} --time 0`"
         )

@@ -1,20 +1,20 @@
-"""Where in the source partitions a pending message can stand, given when it is due.
+"""Ranges of the source partitions in which messages with given due times can be.
 
-A message that was published at p into partition k of a level with unit u is due in
+A message that was published at p to partition k of a level with unit u is due in
 [p + (k+1)u, p + (k+2)u], because producer and mover choose the partition by their own clock at
-that moment. So a window of due times is a window of publish times, and the broker searches by
-those. Three things widen it:
+that moment. So a range of due times is a range of publish times, which the broker can search for.
+Three things widen it:
 
-- A last partition takes every longer delay too, so that it is bounded on one side only. So does
-  one that was the last before its level topic was expanded: what it took then may still lie
-  there, and producers that do not know of the expansion yet go on using it.
+- A last partition also takes every longer delay, so it has only one bound. The same applies to a
+  partition that was the last one before an expansion: older messages may still be there, and
+  producers that do not know of the expansion yet continue to use it.
 - A mover that repeats a batch after an outage routes by the time of its first try: the message is
-  due sooner after p, by as long as the outage was.
-- Publish times are the clocks of those who published. Where they do not rise, a binary search is
-  off by at most the difference of any two clocks.
+  due sooner after p, by the duration of the outage.
+- Publish times are the publishers' own clocks. If they are not in order, a binary search is off by
+  at most the difference of any two clocks.
 
-The last two together are the *slack*. Outages and differences of clocks that add up to less than
-it hide nothing. Held messages may be due at any time: their partition is always read.
+The sum of the last two is the *slack*. Outages and clock differences within it hide nothing. Held
+messages may be due at any time: their partition is always read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 
-# A clock that is set to a wrong time zone and an outage over night are within it.
+# Enough for a clock in a wrong time zone and an outage overnight.
 DEFAULT_SLACK_MS = 86_400_000
 _THREADS = 8
 
@@ -42,7 +42,7 @@ class Window:
 
     Attributes:
         from_ms: the first time in it; None for no bound.
-        before_ms: the first time behind it; None for no bound.
+        before_ms: the first time after it; None for no bound.
     """
 
     from_ms: int | None = None
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def bounded(self) -> bool:
-        """Whether any time is outside."""
+        """True if any time is outside."""
         return self.from_ms is not None or self.before_ms is not None
 
     def __contains__(self, time_ms: int) -> bool:
@@ -70,12 +70,12 @@ ALWAYS = Window()
 
 @dataclass(frozen=True)
 class PendingRange:
-    """What is pending in one source partition, as far as it can be in a window.
+    """Range of positions in a source partition that includes all pending messages of a window.
 
     Attributes:
         source: the partition.
         start: the first position.
-        end: the first position behind the range.
+        end: the first position after the range.
     """
 
     source: SourcePartition
@@ -86,13 +86,13 @@ class PendingRange:
 def publish_window(
     levels: Levels, source: SourcePartition, due: Window, slack_ms: int = DEFAULT_SLACK_MS
 ) -> Window:
-    """Return when the messages of a partition that are due in a window can have been published.
+    """Return the possible publish times of a partition's messages that are due in a window.
 
     Args:
-        levels: of its level topic.
+        levels: the levels of its level topic.
         source: the partition.
         due: the window of due times.
-        slack_ms: see the module.
+        slack_ms: the slack, see the module.
     """
     if source.role is not Role.LEVEL:
         return ALWAYS
@@ -115,28 +115,28 @@ def pending_ranges(
     wanted: Callable[[SourcePartition], bool] = lambda _: True,
     slack_ms: int = DEFAULT_SLACK_MS,
 ) -> list[PendingRange]:
-    """Return where everything stands that is pending now and due in a window.
+    """Return the ranges of all messages that are pending now and due in a window.
 
-    Pending is what stands behind the acknowledged front of the subscription. The fronts of all
-    partitions are read before the ends of any: what a mover takes from one partition into another
-    meanwhile is in one of the ranges, or in both. Nothing is acknowledged, locked or moved.
+    Messages after the mark-delete position of the subscription are pending. The starts of all
+    ranges are read before any end, so that a message that a mover transfers in the meantime is in
+    one range or in two. Nothing is acknowledged, locked or moved.
 
     Args:
         admin: the cluster.
         descriptions: the level topics.
         now_ms: the present time, ms since the epoch.
-        due: the window of due times; the ranges may hold messages that are due outside of it.
-        wanted: says whether a partition is to be looked at.
-        slack_ms: outages and differences of clocks that the ranges allow for; see the module.
+        due: the window of due times; the ranges may include messages that are due outside of it.
+        wanted: a condition for partitions; the others are omitted.
+        slack_ms: outages and clock differences that the ranges allow for; see the module.
 
     Raises:
-        BrokerError: a partition cannot be asked.
+        BrokerError: a partition cannot be read.
     """
     chosen: list[tuple[SourcePartition, Window]] = []
     for description in descriptions:
         for source in source_partitions(description):
             published = publish_window(description.levels, source, due, slack_ms)
-            # What can only be published in the future is not there.
+            # Messages that can only be published in the future do not exist yet.
             if wanted(source) and (published.from_ms is None or published.from_ms <= now_ms):
                 chosen.append((source, published))
     if not chosen:
@@ -174,7 +174,7 @@ def _narrow(admin: TopicAdmin, item: PendingRange, published: Window, now_ms: in
     if published.from_ms is not None and published.from_ms > 0:
         first = admin.message_id_at(item.source.name, published.from_ms)
         start = end if first is None else max(start, first.entry_start)
-    # A bound in the future excludes next to nothing: the search is spared.
+    # A bound in the future excludes next to nothing, so the search is not worth a request.
     if published.before_ms is not None and published.before_ms <= now_ms and start < end:
         behind = admin.message_id_at(item.source.name, published.before_ms)
         end = end if behind is None else min(end, behind.entry_start)

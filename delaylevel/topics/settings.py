@@ -11,7 +11,7 @@ from delaylevel.model.level_topic import (
     MissingTarget,
 )
 
-from . import registry as topics
+from .registry import describe
 
 
 def set_on_missing_target(
@@ -30,8 +30,8 @@ def set_on_missing_target(
     Returns:
         The description with the policy.
     """
-    before = topics.describe(admin, topic, search=True)
+    before = describe(admin, topic, search=True)
     if before.on_missing_target is not policy:
         after = replace(before, on_missing_target=policy)
         admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    return topics.describe(admin, before.topic)
+    return describe(admin, before.topic)

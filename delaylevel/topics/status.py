@@ -14,8 +14,7 @@ from .stats import MOVER_ROLES, LevelTopicStats, PartitionStatus, read_stats
 
 __all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
 
-# Hand-offs of a healthy mover are up to this late: a trigger, grouped acknowledgements, the start
-# of a Function's instance.
+# Lateness of a healthy mover: one trigger, grouped acknowledgements, the start of a Function.
 _USUAL_DELAY_MS = 5000
 _THREADS = 8
 
@@ -28,7 +27,7 @@ class LevelTopicStatus:
         description: the level topic.
         now_ms: the moment, ms since the epoch.
         partitions: a row for each partition of each level, coarse to fine.
-        others: a row for each partition of held topic, dead letters, window and its log.
+        others: a row for each partition of the held topic, dead letters, window and its log.
         problems: missing topics and subscriptions, a line each.
     """
 
@@ -90,13 +89,13 @@ class LevelTopicStatus:
 
     @property
     def late(self) -> bool:
-        """Whether hand-offs are so far behind that messages arrive late."""
+        """True if hand-offs are so far behind that messages arrive late."""
         lead_ms = self.description.levels.smallest_lead_ms
         return self.behind_ms > max(lead_ms, _USUAL_DELAY_MS)
 
     @property
     def mover_alive(self) -> bool:
-        """Whether every partition of every level has a consumer."""
+        """True if every partition of every level has a consumer."""
         return bool(self.partitions) and all(row.consumers for row in self.partitions)
 
     @property

@@ -45,7 +45,7 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
         if subscription is None or not subscription.durable:
             raise LevelTopicError(
                 f"{member.topic.partition(index)} has no durable subscription {SUBSCRIPTION!r} "
-                "although it was made just now: nothing may be parked there; try again"
+                "although it was created just now: messages parked there would be lost; try again"
             )
 
 

@@ -74,7 +74,7 @@ def test_who_comes_second_with_another_strategy_is_told_both(looks: int) -> None
 
 
 def test_what_never_shows_is_the_clusters_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.topics.members._SHOW_WAIT_S", 0.1)
+    monkeypatch.setattr("delaylevel.topics.members._WAIT_S", 0.1)
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     topics.create(admin, described(HOURS))
     late: Any = LateToShow(admin, 1_000_000)

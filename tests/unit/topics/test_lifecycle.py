@@ -159,7 +159,7 @@ def test_longer_levels_names_what_cannot_be() -> None:
     assert [item.partitions for item in longer] == [8, 47]
     for maximum, finer, words in (
         (6 * DAY, {}, "cannot be made shorter"),
-        (7 * DAY, {}, "so already"),
+        (7 * DAY, {}, "already has these levels"),
         (None, {DAY / 2: 2 * DAY}, "no level with a unit of 12h"),
         (4000 * DAY, {}, "more than the limit"),
     ):
