@@ -43,11 +43,9 @@ class TopicAdmin(Protocol):
         A partition exists if the topic was created or expanded with it. The answer is also False
         if the namespace does not exist.
         """
-        ...
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
         """Return the number of partitions (0 if not partitioned) and the properties of a topic."""
-        ...
 
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] = NO_PROPERTIES
@@ -61,14 +59,12 @@ class TopicAdmin(Protocol):
             NotFoundError: the namespace does not exist.
             AdminError: 406 if the broker's limit of partitions is exceeded.
         """
-        ...
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Set properties of a topic; keep the others.
 
         Two callers that set different properties at the same time both succeed.
         """
-        ...
 
     def create_subscription(
         self, topic: TopicName, subscription: str, *, earliest: bool = True
@@ -78,22 +74,18 @@ class TopicAdmin(Protocol):
         Partitions that have it already keep its position.
 
         Args:
-            topic: the topic.
-            subscription: the subscription's name.
             earliest: True to start at the first stored message; otherwise after the last one.
 
         Raises:
             ConflictError: every partition has it already; nothing was changed.
             NotFoundError: the topic does not exist; it is not created.
         """
-        ...
 
     def last_message_id(self, partition: TopicName) -> Position | None:
         """Return the position of a partition's last message (batch -1: unbatched).
 
         None if nothing is stored. The message may be acknowledged already.
         """
-        ...
 
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
         """Return the start of the first entry published at or after a time; None if there is none.
@@ -103,24 +95,20 @@ class TopicAdmin(Protocol):
         first message. The entry may be acknowledged already.
 
         Args:
-            partition: the partition.
             publish_ms: the time, ms since the epoch.
         """
-        ...
 
     def entry_publish_time(self, partition: TopicName, position: Position) -> int | None:
         """Return the publish time of an entry, ms since the epoch; None if it does not exist.
 
         The batch index of the position is ignored.
         """
-        ...
 
     def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
         """Return the existing ledgers of a partition with their numbers of entries, oldest first.
 
         The open ledger has the entries that are in it now.
         """
-        ...
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         """Return the position up to which a subscription has acknowledged everything.
@@ -130,41 +118,33 @@ class TopicAdmin(Protocol):
         Raises:
             NotFoundError: the partition or the subscription does not exist.
         """
-        ...
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
         """Return every version of the topic's schema, oldest first.
 
         Empty if the topic has no schema or does not exist.
         """
-        ...
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:
         """Return the statistics of one partition."""
-        ...
 
     def partitioned_stats(self, topic: TopicName) -> Mapping[int, PartitionStats]:
         """Return the statistics of all partitions of a partitioned topic, by partition number.
 
         Partitions that the broker does not report are missing.
         """
-        ...
 
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
         """Return the partitioned topics of a namespace (``tenant/namespace``), sorted."""
-        ...
 
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
         """Return the policies of a namespace (``tenant/namespace``)."""
-        ...
 
     def broker_settings(self) -> BrokerSettings:
         """Return the broker's own configuration; all None without permission to read it."""
-        ...
 
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         """Return the policies that are set for the topic itself."""
-        ...
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         """Set policies of a topic; :meth:`topic_policies` returns them a moment later.
@@ -172,7 +152,6 @@ class TopicAdmin(Protocol):
         Raises:
             AdminError: 405 if the broker has no policies for single topics.
         """
-        ...
 
 
 class OperatorAdmin(TopicAdmin, Protocol):
@@ -182,26 +161,22 @@ class OperatorAdmin(TopicAdmin, Protocol):
         """Add partitions to a partitioned topic, with its subscriptions.
 
         Args:
-            topic: the topic.
             partitions: the new number of partitions.
 
         Raises:
             AdminError: 422 if it has more already.
         """
-        ...
 
     def delete(self, topic: TopicName, *, force: bool = False) -> None:
         """Delete a topic, partitioned or not, with its data and subscriptions.
 
         Args:
-            topic: the topic.
             force: True to disconnect producers and consumers first.
 
         Raises:
             ConflictError: a client is connected, and ``force`` is False. Partitions without a
                 client may be deleted already.
         """
-        ...
 
     def acknowledged_ranges(
         self, partition: TopicName, subscription: str
@@ -211,4 +186,3 @@ class OperatorAdmin(TopicAdmin, Protocol):
         Raises:
             NotFoundError: the partition or the subscription does not exist.
         """
-        ...

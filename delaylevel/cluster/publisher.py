@@ -74,22 +74,18 @@ class Payload(Protocol):
     @property
     def value(self) -> bytes | None:
         """The payload; None for a null value."""
-        ...
 
     @property
     def key(self) -> str:
         """The partition key; empty for none."""
-        ...
 
     @property
     def ordering_key(self) -> str:
         """The ordering key; empty for none."""
-        ...
 
     @property
     def event_ms(self) -> int:
         """The event time, ms since the epoch; 0 for none."""
-        ...
 
 
 class PayloadWithProperties(Payload, Protocol):
@@ -98,7 +94,6 @@ class PayloadWithProperties(Payload, Protocol):
     @property
     def properties(self) -> dict[str, str]:
         """All properties, ours included."""
-        ...
 
 
 class Publisher(Generic[Item]):

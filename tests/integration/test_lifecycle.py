@@ -365,7 +365,7 @@ def test_the_commands_for_expanding_and_draining(
     assert run("expand", target).exit_code == 2
     for arguments, words in (
         (("--max-delay", "3m"), "cannot be made shorter"),
-        (("--max-delay", "5m"), "so already"),
+        (("--max-delay", "5m"), "already has these levels"),
         (("--then", "hour:48h"), "no level with a unit of 1h"),
     ):
         refused = run("expand", target, *arguments)
