@@ -132,8 +132,8 @@ class Admin(OperatorAdmin):
         It is the ``Date`` of an answer, in whole seconds: late by less than a second plus the time
         that the answer took.
         """
-        said = self._rest.request("GET", "brokers/version").headers.get("Date")
-        return instant_ms(parsedate_to_datetime(said)) if said else None
+        date = self._rest.request("GET", "brokers/version").headers.get("Date")
+        return instant_ms(parsedate_to_datetime(date)) if date else None
 
     def delayed_delivery(self, topic: TopicName) -> DelayedDelivery | None:
         """Return the delayed-delivery policy of a topic or else its namespace; None if unset."""
@@ -353,14 +353,14 @@ class Admin(OperatorAdmin):
         try:
             answer = self._rest.request("GET", path, retry=False)
         except NotFoundError:
-            self.partitioned_metadata(partition)  # no such entry, or no such partition?
+            self.partitioned_metadata(partition)  # is only the entry missing, or the partition?
             return None
         except AdminError as error:
             if error.status == 500 and read.is_missing_entry(error.reason):
                 return None
             raise
-        said = answer.headers.get("X-Pulsar-publish-time")
-        return read.instant(said) if said else None
+        published = answer.headers.get("X-Pulsar-publish-time")
+        return read.instant(published) if published else None
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
         path = topic.rest_path.removeprefix("persistent/")

@@ -41,7 +41,7 @@ def longer_levels(
     wanted = dict(finer or {})
     if maximum is not None:
         wanted[levels.strategies[0].unit] = maximum
-    made = []
+    found = []
     for strategy in levels.strategies:
         longest = wanted.pop(strategy.unit, strategy.maximum_delay)
         if longest < strategy.maximum_delay:
@@ -49,7 +49,7 @@ def longer_levels(
                 f"the level by {strategy.unit_name} takes up to {_say(strategy.maximum_delay)} and "
                 f"cannot be made shorter ({_say(longest)}): partitions can only be added"
             )
-        made.append(
+        found.append(
             strategy
             if longest == strategy.maximum_delay
             else PartitionStrategy(
@@ -62,7 +62,7 @@ def longer_levels(
     if wanted:
         units = ", ".join(_say(unit) for unit in wanted)
         raise InvalidStrategyError(f"there is no level with a unit of {units}: {levels}")
-    longer = Levels(made)
+    longer = Levels(found)
     if longer == levels:
         raise InvalidStrategyError(f"the level topic already has these levels: {levels}")
     return longer

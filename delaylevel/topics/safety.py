@@ -77,10 +77,10 @@ def check_partition_limit(description: LevelTopicDescription, limit: int | None)
         if member.partitions > limit:
             maximum = timedelta(milliseconds=levels.maximum_ms)
             proposal = propose_levels(maximum, finest, limit)
-            says = f"; these levels fit: {proposal}" if proposal else ""
+            advice = f"; these levels fit: {proposal}" if proposal else ""
             raise InvalidStrategyError(
                 f"{member.topic} would need {member.partitions:,} partitions, more than the "
-                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic){says}"
+                f"broker's limit of {limit:,} (maxNumPartitionsPerPartitionedTopic){advice}"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the package relies on in Pulsar's own surface: the same in memory and on a broker."""
+"""Tests of the Pulsar behaviour that the package relies on: in memory and on a broker."""
 
 from __future__ import annotations
 

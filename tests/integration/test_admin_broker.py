@@ -1,4 +1,4 @@
-"""The admin client on a real broker: every answer that the rest of the package relies on."""
+"""Tests of the admin client with a real broker: all answers that the package relies on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def topic(namespace: str) -> TopicName:
 
 
 def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any) -> list[int]:
-    """Publish so many entries, each at a millisecond of its own; return bounds between them."""
+    """Publish entries, each in its own millisecond; return bounds between them."""
     producer = client.create_producer(topic.full, **{"batching_enabled": False, **options})
     bounds = []
     for number in range(count):
@@ -35,7 +35,7 @@ def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any)
     return bounds
 
 
-def test_the_broker_answers_and_tells_its_settings(admin: Admin) -> None:
+def test_health_version_and_settings(admin: Admin) -> None:
     assert admin.health() is True
     assert admin.version()[0].isdigit()
     settings = admin.broker_settings()
@@ -44,7 +44,7 @@ def test_the_broker_answers_and_tells_its_settings(admin: Admin) -> None:
     assert settings.max_partitions == 0
 
 
-def test_asking_never_creates_a_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
+def test_no_query_creates_a_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
     assert admin.topic_exists(topic) is False
     assert admin.topic_exists(topic.partition(0)) is False
     assert admin.topic_exists(TopicName.parse("public/no-such-namespace/t")) is False
@@ -75,9 +75,7 @@ def test_asking_never_creates_a_topic(admin: Admin, namespace: str, topic: Topic
     assert admin.list_partitioned_topics(namespace) == []
 
 
-def test_a_partitioned_topic_from_birth_to_end(
-    admin: Admin, namespace: str, topic: TopicName
-) -> None:
+def test_the_life_of_a_partitioned_topic(admin: Admin, namespace: str, topic: TopicName) -> None:
     admin.create_partitioned(topic, 2, {"a": "1"})
     with pytest.raises(ConflictError):
         admin.create_partitioned(topic, 3, {"a": "2"})
@@ -140,7 +138,7 @@ def test_a_subscription_at_the_start_and_one_at_the_end(
     assert stats.storage_bytes > 0
 
 
-def test_who_consumes_and_what_is_oldest(
+def test_consumers_and_the_oldest_entry(
     admin: Admin, client: pulsar.Client, topic: TopicName
 ) -> None:
     bounds = publish(client, topic, 3)
@@ -236,7 +234,7 @@ def test_a_batch_is_one_entry(admin: Admin, client: pulsar.Client, topic: TopicN
     producer.close()
 
 
-def test_topic_policies_show_soon(admin: Admin, topic: TopicName) -> None:
+def test_topic_policies_are_visible_soon(admin: Admin, topic: TopicName) -> None:
     admin.create_partitioned(topic, 1)
     assert admin.topic_policies(topic) == TopicPolicies()
     cluster = admin.broker_settings().cluster
@@ -248,7 +246,7 @@ def test_topic_policies_show_soon(admin: Admin, topic: TopicName) -> None:
     eventually(lambda: admin.topic_policies(topic) == wanted, "the policies")
 
 
-def test_a_namespace_tells_what_is_set(admin: Admin, namespace: str) -> None:
+def test_the_policies_of_a_namespace(admin: Admin, namespace: str) -> None:
     policies = admin.namespace_policies(namespace)
     assert policies.message_ttl_s is None
     assert policies.subscription_expiration_min is None

@@ -1,4 +1,4 @@
-"""Level topics on a real broker: made, found again, merged, refused, looked at, and kept."""
+"""Tests of level topics on a real broker: creation, refusal, search, status, and safety."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def at_once(calls: list[Callable[[], object]]) -> list[object]:
 # --- creation ------------------------------------------------------------------------------
 
 
-def test_a_family_is_made_whole(admin: Admin, namespace: str) -> None:
+def test_all_member_topics_are_created(admin: Admin, namespace: str) -> None:
     wanted = described(namespace)
     assert topics.find(admin, wanted.topic) is None
     assert topics.create(admin, wanted) == wanted
@@ -165,7 +165,7 @@ def test_a_tracker_has_a_window_and_a_release_log(
     assert status(admin, wanted, 0).problems == ()
 
 
-def test_what_is_published_before_anybody_consumes_is_there(
+def test_messages_published_before_the_first_consumer_are_kept(
     admin: Admin, client: pulsar.Client, namespace: str
 ) -> None:
     wanted = topics.create(admin, described(namespace))
@@ -175,7 +175,9 @@ def test_what_is_published_before_anybody_consumes_is_there(
     assert consumer.receive(60_000).data() == b"parked"
 
 
-def test_again_changes_nothing(admin: Admin, client: pulsar.Client, namespace: str) -> None:
+def test_a_second_creation_changes_nothing(
+    admin: Admin, client: pulsar.Client, namespace: str
+) -> None:
     wanted = topics.create(admin, described(namespace))
     partition = wanted.name.partition(0)
     client.create_producer(partition.full).send(b"parked")
@@ -187,7 +189,7 @@ def test_again_changes_nothing(admin: Admin, client: pulsar.Client, namespace: s
     assert admin.partition_stats(partition).subscriptions[SUBSCRIPTION].backlog_entries == 1
 
 
-def test_a_creation_that_broke_off_is_finished(admin: Admin, namespace: str) -> None:
+def test_an_interrupted_creation_is_finished(admin: Admin, namespace: str) -> None:
     wanted = described(namespace)
     admin.create_partitioned(
         wanted.name, 2, {MEMBER_PROPERTY: wanted.topic, PLAN_PROPERTY: wanted.to_json()}
@@ -205,7 +207,7 @@ def test_a_creation_that_broke_off_is_finished(admin: Admin, namespace: str) -> 
     assert admin.subscriptions(wanted.name) == [SUBSCRIPTION]
 
 
-def test_what_was_taken_away_is_mended(admin: Admin, namespace: str) -> None:
+def test_missing_parts_are_repaired(admin: Admin, namespace: str) -> None:
     wanted = topics.create(admin, described(namespace))
     admin.delete(wanted.held_topic)
     admin.delete_subscription(wanted.level_topic(1).partition(0), SUBSCRIPTION)
@@ -219,7 +221,7 @@ def test_what_was_taken_away_is_mended(admin: Admin, namespace: str) -> None:
     assert status(admin, wanted, 0).problems == ()
 
 
-def test_many_at_once_lose_no_target(admin: Admin, namespace: str) -> None:
+def test_concurrent_creations_lose_no_target(admin: Admin, namespace: str) -> None:
     targets = [f"{namespace}/target-{number}" for number in range(6)]
     wanted = [described(namespace, targets=(target,)) for target in targets]
 
@@ -232,7 +234,7 @@ def test_many_at_once_lose_no_target(admin: Admin, namespace: str) -> None:
     assert len(admin.list_partitioned_topics(namespace)) == 4
 
 
-def test_two_strategies_at_once_end_as_one(admin: Admin, namespace: str) -> None:
+def test_of_two_concurrent_strategies_one_wins(admin: Admin, namespace: str) -> None:
     wanted = [described(namespace), described(namespace, levels=OTHER)] * 2
 
     results = at_once([lambda item=item: topics.create(admin, item) for item in wanted])  # type: ignore[misc]
@@ -255,7 +257,7 @@ def test_new_targets_are_added(admin: Admin, namespace: str) -> None:
     more.check_target(both[0])
 
 
-# --- what is refused -----------------------------------------------------------------------
+# --- refusals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,14 +311,14 @@ def test_a_topic_without_partitions_is_not_ours(
             refused(admin, wanted)
 
 
-def test_another_family_s_topic_is_not_ours(admin: Admin, namespace: str) -> None:
+def test_a_member_of_another_level_topic_is_not_ours(admin: Admin, namespace: str) -> None:
     first = topics.create(admin, described(namespace))
     clash = replace(first, topic=first.held_topic.full)
     with pytest.raises(LevelTopicError, match="belongs to the level topic"):
         topics.create(admin, clash)
 
 
-def test_names_that_cannot_stand_together(admin: Admin, namespace: str) -> None:
+def test_impossible_names(admin: Admin, namespace: str) -> None:
     for targets in (f"{namespace}/orders-delay-level-held", f"{namespace}/orders-delay-level"):
         with pytest.raises(InvalidInputError, match="cannot be its target"):
             topics.create(admin, described(namespace, targets=(targets,)))
@@ -365,7 +367,7 @@ QUOTA = "backlogQuota"
         ),
     ],
 )
-def test_a_namespace_that_eats_is_refused_with_the_remedy(
+def test_an_unsafe_namespace_is_refused_with_the_remedy(
     admin: Admin,
     namespace: str,
     policy: str,
@@ -405,7 +407,7 @@ def test_a_namespace_s_ttl_is_overridden_on_each_topic(admin: Admin, namespace: 
         assert json.loads(urllib3.request("GET", url).data) == 0
 
 
-def test_a_quota_that_only_blocks_by_size_is_said(admin: Admin, namespace: str) -> None:
+def test_a_quota_that_only_blocks_by_size_is_noted(admin: Admin, namespace: str) -> None:
     quota = {"limitSize": 5000, "policy": "producer_exception"}
     set_policy(admin, namespace, QUOTA, quota)
     wanted = topics.create(admin, described(namespace))
@@ -450,7 +452,7 @@ def test_more_partitions_than_the_broker_allows(narrow: Admin) -> None:
     assert "364 partitions" in str(other.value)
 
 
-# --- found again ---------------------------------------------------------------------------
+# --- search --------------------------------------------------------------------------------
 
 
 def test_a_level_topic_is_found_by_every_name(admin: Admin, namespace: str) -> None:
@@ -483,7 +485,7 @@ def test_a_level_topic_of_another_name_is_searched_for(admin: Admin, namespace: 
         topics.describe(admin, business, search=True)
 
 
-def test_a_list_shows_level_topics_only_and_damaged_ones_too(admin: Admin, namespace: str) -> None:
+def test_a_list_has_level_topics_only_including_damaged_ones(admin: Admin, namespace: str) -> None:
     assert topics.list_level_topics(admin, namespace) == []
     wanted = topics.create(admin, described(namespace))
     broken = replace(wanted, topic=f"{namespace}/broken")
@@ -498,10 +500,10 @@ def test_a_list_shows_level_topics_only_and_damaged_ones_too(admin: Admin, names
     assert "format 99" in str(found[0].problem)
 
 
-# --- how it stands -------------------------------------------------------------------------
+# --- status --------------------------------------------------------------------------------
 
 
-def test_status_tells_backlog_and_hand_offs_and_moves_nothing(
+def test_status_has_backlog_and_hand_offs_and_moves_nothing(
     admin: Admin, client: pulsar.Client, namespace: str
 ) -> None:
     wanted = topics.create(admin, described(namespace))
@@ -571,11 +573,11 @@ def test_status_tells_backlog_and_hand_offs_and_moves_nothing(
         consumer.close()
 
 
-# --- what is parked is kept ------------------------------------------------------------------
+# --- parked messages are kept ----------------------------------------------------------------
 
 
 @pytest.mark.long
-def test_what_is_parked_outlives_ttl_and_the_deletion_of_inactive_topics(
+def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
     broker_with: Callable[..., Any],
 ) -> None:
     broker = broker_with(EVERYTHING_EATS)
@@ -673,7 +675,7 @@ def test_create_list_and_describe_by_command(
     assert "BACKLOG" in run("list", namespace).stdout
 
 
-def test_what_the_command_refuses(namespace: str, run: Callable[..., Result]) -> None:
+def test_refusals_of_the_command(namespace: str, run: Callable[..., Result]) -> None:
     business = f"{namespace}/orders"
     for args, code, words in (
         (("create", business, "--unit", "fortnight"), 2, "no unit"),
@@ -697,7 +699,7 @@ def test_what_the_command_refuses(namespace: str, run: Callable[..., Result]) ->
     assert json.loads(run("list", namespace, "-o", "json").stdout) == []
 
 
-def test_no_broker_is_exit_3() -> None:
+def test_the_exit_code_without_a_broker_is_3() -> None:
     args = ["--admin-url", "http://127.0.0.1:1", "levels", "list"]
     result = CliRunner().invoke(cli, args)
     assert result.exit_code == 3

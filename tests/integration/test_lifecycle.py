@@ -1,4 +1,4 @@
-"""Level topics over time, on a real broker: expanded while in use, drained, deleted, orphaned."""
+"""Tests of expansion, draining, deletion and orphans on a real broker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def park(client: DelayLevelClient, description: LevelTopicDescription, **delays:
 
 
 class Moving(Background):
-    """A mover in a thread of its own."""
+    """A mover in its own thread."""
 
     def __init__(self, mover: LocalMover) -> None:
         self._mover = mover
@@ -72,7 +72,7 @@ class Moving(Background):
             self._mover.run_once()
 
 
-def test_expanded_while_producers_and_mover_run_nothing_is_lost(
+def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
     world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mover_module, "DESCRIPTION_LIFETIME_MS", 50)
@@ -144,7 +144,7 @@ def test_an_application_with_the_shorter_maximum_starts_after_the_expansion(
         )
 
 
-def test_the_asyncio_twin_follows_too(
+def test_the_asyncio_twin_notices_the_expansion(
     world: RealWorld, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.producer.level_topic_cache._REFUSED_EVERY_S", 0)
@@ -168,7 +168,7 @@ def test_the_asyncio_twin_follows_too(
 
 
 class Interrupted(Admin):
-    """An admin client that fails before the description says that a topic is longer."""
+    """An admin client that fails before it writes the longer description."""
 
     def set_properties(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         if DESCRIPTION_PROPERTY in properties:
@@ -176,13 +176,13 @@ class Interrupted(Admin):
         super().set_properties(topic, properties)
 
 
-def test_an_expansion_that_was_interrupted_is_finished_by_the_next(world: RealWorld) -> None:
+def test_an_interrupted_expansion_is_finished_by_the_next(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     longer = lifecycle.longer_levels(MINUTES, timedelta(minutes=9))
     with Interrupted(world.admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
         lifecycle.expand(failing, description.topic, longer)
     assert world.admin.partitioned_metadata(description.name).partitions == 8
-    # Nobody uses what is not complete.
+    # Nobody uses an incomplete expansion.
     assert topics.describe(world.admin, description.topic) == description
     with pytest.raises(DelayTooLongError):
         park(world.client(), description, x=timedelta(minutes=8))
@@ -218,7 +218,7 @@ def test_drained_messages_keep_their_due_times(world: RealWorld) -> None:
     assert {item.message.data(): item.message.properties()["delaylevel.due"] for item in found} == (
         dues
     )
-    # Early by the broker's tick at the most: it was the broker that held them.
+    # Early by at most the broker's tick, because the broker held them.
     assert all(item.late_ms > -1100 for item in found)
 
 
@@ -237,7 +237,7 @@ def test_a_subscription_that_ignores_due_times_stops_a_drain(world: RealWorld) -
     consumer.close()
 
 
-def test_what_is_left_after_a_drain_is_held_for_a_target_that_is_gone(world: RealWorld) -> None:
+def test_a_drain_holds_messages_for_a_missing_target(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     park(world.client(), description, x=timedelta(minutes=3), y=timedelta(minutes=4))
     target = TopicName.parse(description.targets[0])
@@ -288,7 +288,7 @@ def test_a_level_topic_is_deleted_only_when_nothing_is_pending(
     ]
 
 
-def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(world: RealWorld) -> None:
+def test_an_open_producer_does_not_recreate_a_deleted_level_topic(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     producer = world.client().create_producer(description.targets[0], enable_delay_level_topic=True)
     lifecycle.delete(world.admin, description)
@@ -300,7 +300,7 @@ def test_a_producer_that_is_left_does_not_make_a_deleted_level_topic_anew(world:
     ]
 
 
-def test_what_lies_in_partitions_that_are_not_described_is_pending_too(world: RealWorld) -> None:
+def test_messages_in_undescribed_partitions_are_pending_too(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     world.admin.expand(description.name, 6)
     producer = world.plain_client.create_producer(description.name.partition(5).full)
@@ -311,7 +311,7 @@ def test_what_lies_in_partitions_that_are_not_described_is_pending_too(world: Re
     assert lifecycle.delete(world.admin, description, discard=1).parked == 1
 
 
-def test_discarding_takes_the_number_of_entries(
+def test_discarding_needs_the_number_of_entries(
     world: RealWorld, run: Callable[..., Result]
 ) -> None:
     description = world.level_topic(MINUTES)
@@ -346,7 +346,7 @@ def test_level_topics_without_business_topics_are_found(
     row = json.loads(run("orphans", world.namespace, "-o", "jsonl").stdout)
     assert (row["topic"], row["entirely"], row["parked"]) == (description.topic, True, 1)
     assert not world.admin.topic_exists(orders)
-    # What is left of a deletion that was not finished by ours.
+    # The rest of an unfinished deletion.
     world.admin.delete(description.name)
     parts = lifecycle.orphans(world.admin, world.namespace)
     assert [item.level_topic for item in parts] == [description.topic] * 2
@@ -386,7 +386,7 @@ def test_the_commands_for_expanding_and_draining(
     assert lifecycle.pending_entries(world.admin, description).total == 0
 
 
-def test_what_is_no_expansion_is_refused(world: RealWorld) -> None:
+def test_other_changes_than_an_expansion_are_refused(world: RealWorld) -> None:
     description = world.level_topic(MINUTES)
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5)))
     with pytest.raises(InvalidStrategyError, match="no expansion"):

@@ -1,4 +1,4 @@
-"""What the broker is put through while messages are sent: nothing counts as stored which is not."""
+"""Tests of faults while messages are sent: only stored messages count as stored."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_topic_that_is_terminated_in_between(
 def test_a_broker_that_is_killed_in_between(
     private_broker: Callable[..., Any], timeout_ms: int
 ) -> None:
-    """With the shorter timeout the client drops what it has, and sends what comes after."""
+    # With the shorter timeout the client drops its queue, and sends later messages.
     broker = private_broker()
     client = quiet_client(broker.connection)
     try:

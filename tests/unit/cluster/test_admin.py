@@ -1,4 +1,4 @@
-"""The admin client against a small HTTP server: redirects, token, errors, no answer."""
+"""Tests of the admin client with a small HTTP server: redirects, token, errors, no answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Server:
-    """Answers what the test scripted, and remembers what it was asked."""
+    """HTTP server with scripted answers that records its requests."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
@@ -146,7 +146,7 @@ def test_a_status_becomes_an_error_that_never_shows_the_token(
     assert "persistent/public/default/orders/properties" in str(caught.value)
 
 
-def test_without_a_token_a_refusal_says_that_one_is_wanted(servers: Callable[[], Server]) -> None:
+def test_a_refusal_without_a_token_asks_for_one(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: reply(401, {"reason": "Authentication required"})
 
@@ -154,8 +154,8 @@ def test_without_a_token_a_refusal_says_that_one_is_wanted(servers: Callable[[],
         Admin(server.url).namespace_policies("public/default")
 
 
-def test_a_refused_token_that_has_expired_is_said_to_have(servers: Callable[[], Server]) -> None:
-    """The broker only says that authentication is required."""
+def test_the_refusal_of_an_expired_token_names_its_expiry(servers: Callable[[], Server]) -> None:
+    # The broker only answers that authentication is required.
 
     def token(claims: object) -> str:
         middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
@@ -174,7 +174,7 @@ def test_a_refused_token_that_has_expired_is_said_to_have(servers: Callable[[], 
             Admin(server.url, token=no_jwt).properties(TOPIC)
 
 
-def test_the_token_is_asked_for_at_every_call(servers: Callable[[], Server]) -> None:
+def test_the_token_is_read_at_every_call(servers: Callable[[], Server]) -> None:
     server = servers()
     tokens = iter(["one", "two"])
     admin = Admin(server.url, token=lambda: next(tokens))
@@ -206,7 +206,7 @@ def test_a_stack_trace_and_a_page_are_not_quoted(servers: Callable[[], Server]) 
     assert missing.value.reason == "Not Found"
 
 
-def test_a_broker_that_is_away_says_what_to_try() -> None:
+def test_an_unreachable_broker_has_a_remedy() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(BrokerUnreachableError) as caught:
         Admin(url, token=SECRET).partitioned_metadata(TOPIC)
@@ -217,7 +217,9 @@ def test_a_broker_that_is_away_says_what_to_try() -> None:
     assert SECRET not in text
 
 
-def test_a_second_host_is_asked_where_the_first_is_away(servers: Callable[[], Server]) -> None:
+def test_the_second_host_answers_for_an_unreachable_first_one(
+    servers: Callable[[], Server],
+) -> None:
     server = servers()
     server.answer = lambda method, path: reply(200, {"a": "b"})
     url = f"http://127.0.0.1:{free_port()},{server.url.removeprefix('http://')}"
@@ -225,7 +227,7 @@ def test_a_second_host_is_asked_where_the_first_is_away(servers: Callable[[], Se
     assert Admin(url).properties(TOPIC) == {"a": "b"}
 
 
-def test_a_topic_that_moves_is_asked_again(servers: Callable[[], Server]) -> None:
+def test_a_request_for_a_moving_topic_is_repeated(servers: Callable[[], Server]) -> None:
     server = servers()
     answers = iter([reply(503, {"reason": "moving"}), reply(200, {"a": "b"})])
     server.answer = lambda method, path: next(answers)
@@ -234,7 +236,7 @@ def test_a_topic_that_moves_is_asked_again(servers: Callable[[], Server]) -> Non
     assert len(server.seen) == 2
 
 
-def test_what_is_no_broker_is_said(servers: Callable[[], Server]) -> None:
+def test_an_answer_that_is_not_a_broker_s_is_an_error(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: (200, {}, b"<html>hello</html>")
 
@@ -263,7 +265,7 @@ def test_many_threads_share_one_client(servers: Callable[[], Server]) -> None:
     assert len(server.seen) == 160
 
 
-def test_brokers_before_4_say_0_partitions_of_a_topic_that_is_missing(
+def test_brokers_before_4_report_0_partitions_for_a_missing_topic(
     servers: Callable[[], Server],
 ) -> None:
     server = servers()
@@ -277,7 +279,7 @@ def test_brokers_before_4_say_0_partitions_of_a_topic_that_is_missing(
     assert Admin(server.url).topic_exists(TOPIC) is False
 
 
-def test_no_call_is_made_that_would_create_a_topic(servers: Callable[[], Server]) -> None:
+def test_no_request_would_create_a_topic(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: reply(404, {"reason": "not found"})
 
@@ -286,7 +288,7 @@ def test_no_call_is_made_that_would_create_a_topic(servers: Callable[[], Server]
     assert {seen[0] for seen in server.seen} == {"GET"}
 
 
-def test_a_subscription_that_somebody_makes_now_is_waited_for(
+def test_a_subscription_that_another_client_creates_is_awaited(
     servers: Callable[[], Server],
 ) -> None:
     server = servers()
@@ -301,7 +303,7 @@ def test_a_subscription_that_somebody_makes_now_is_waited_for(
         Admin(server.url).create_subscription(TOPIC, "s")
 
 
-def test_settings_that_may_not_be_read_are_unknown(servers: Callable[[], Server]) -> None:
+def test_settings_without_permission_are_unknown(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: reply(403, {"reason": "superusers only"})
     settings = Admin(server.url, token="t").broker_settings()
@@ -309,7 +311,7 @@ def test_settings_that_may_not_be_read_are_unknown(servers: Callable[[], Server]
     assert settings.topic_policies is None
 
 
-def test_an_entry_that_is_not_there_is_none_and_a_failure_is_not(
+def test_a_missing_entry_is_none_and_a_failure_is_an_error(
     servers: Callable[[], Server],
 ) -> None:
     server = servers()
@@ -323,7 +325,7 @@ def test_an_entry_that_is_not_there_is_none_and_a_failure_is_not(
         admin.entry_publish_time(TOPIC, Position(1, 2))
 
 
-def test_a_connection_hands_on_address_and_token(servers: Callable[[], Server]) -> None:
+def test_a_connection_passes_address_and_token(servers: Callable[[], Server]) -> None:
     server = servers()
     connection = Connection(admin_url=server.url + "/", token=SecretStr(SECRET))
 
@@ -334,6 +336,6 @@ def test_a_connection_hands_on_address_and_token(servers: Callable[[], Server]) 
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "pulsar://h:1", "http://", "http://u:p@h"])
-def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Admin(url)

@@ -1,4 +1,4 @@
-"""The admin client over TLS: whom it trusts, and whom it hands the token."""
+"""Tests of the admin client over TLS: trusted servers, and who gets the token."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def server(tmp_path: Path) -> Iterator[Secure]:
     server.close()
 
 
-def test_a_certificate_that_is_trusted(server: Secure) -> None:
+def test_a_trusted_certificate(server: Secure) -> None:
     admin = Admin(
         f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
     )
@@ -78,7 +78,7 @@ def test_a_certificate_that_is_trusted(server: Secure) -> None:
     assert server.tokens == ["Bearer t"]
 
 
-def test_nobody_else_gets_the_token(server: Secure) -> None:
+def test_an_untrusted_server_does_not_get_the_token(server: Secure) -> None:
     with pytest.raises(BrokerUnreachableError, match="TLS"):
         Admin(f"https://localhost:{server.port}", token="t").health()
     with pytest.raises(BrokerUnreachableError, match="TLS"):
@@ -106,6 +106,6 @@ def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
         admin.version()
 
 
-def test_a_file_that_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.pem"):
         Admin("https://localhost:1", tls_trust_certs_file=str(tmp_path / "nowhere.pem"))

@@ -1,4 +1,4 @@
-"""That nothing counts as stored which is not, however the client cuts and drops its batches."""
+"""Tests that only stored messages count as stored, whatever the client does with its batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def message_id(entry: int, index: int, size: int) -> Any:
 
 @dataclass
 class Client:
-    """Cuts messages into batches as the C++ client does, and stores or loses each as a whole."""
+    """Client that builds batches as the C++ client does, and stores or loses each as a whole."""
 
     messages: int
     size: int
@@ -87,7 +87,7 @@ def test_one_callback_for_each_batch_is_enough(
 
 
 @given(lengths_given, st.integers(1, 10), st.integers(1, 200), st.data())
-def test_a_batch_that_fails_is_seen(
+def test_a_failed_batch_is_detected(
     lengths: list[int], messages: int, size: int, data: st.DataObject
 ) -> None:
     failing = data.draw(st.sets(st.integers(0, 10), min_size=1))
@@ -98,7 +98,7 @@ def test_a_batch_that_fails_is_seen(
 
 
 @given(lengths_given, st.integers(1, 10), st.integers(1, 10), st.sets(st.integers(0, 30)))
-def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
+def test_unexpected_batch_sizes_never_confirm_unstored_messages(
     lengths: list[int], messages: int, cut: int, failing: set[int]
 ) -> None:
     batch_acks._predictable = True
@@ -111,7 +111,7 @@ def test_a_client_that_cuts_otherwise_never_proves_what_it_has_not_stored(
         assert tracker.failure() is None
 
 
-def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
+def test_after_an_unexpected_batch_every_message_has_a_callback() -> None:
     tracker = BatchAckTracker(5, 10_000)
     publish(tracker, Client(3, 10_000), [1] * 10)
     assert tracker.failure() == UNPROVEN
@@ -121,7 +121,7 @@ def test_after_an_unforeseen_cut_every_message_has_a_callback() -> None:
 
 
 @pytest.mark.parametrize("left_over", [1, 4])
-def test_what_an_earlier_failure_left_gathered_is_not_taken_for_the_new(left_over: int) -> None:
+def test_messages_left_in_the_batch_do_not_count_for_new_ones(left_over: int) -> None:
     tracker = BatchAckTracker(5, 10_000)
     client = Client(5, 10_000, lambda batch: TIMEOUT if batch == 1 else OK)
     for _ in range(left_over):
@@ -148,7 +148,7 @@ def test_a_callback_that_never_comes_is_no_confirmation() -> None:
     assert single.failure() == "no confirmation"
 
 
-def test_what_goes_alone_counts_beside_the_batches() -> None:
+def test_unbatched_messages_count_too() -> None:
     tracker, client = BatchAckTracker(5, 10_000), Client(5, 10_000)
     tracker.unbatched_callback()
     publish(tracker, client, [1] * 7)
@@ -160,7 +160,7 @@ def test_what_goes_alone_counts_beside_the_batches() -> None:
     assert tracker.failure() is None
 
 
-def test_good_outcomes_of_single_messages_are_not_kept() -> None:
+def test_confirmed_outcomes_of_single_messages_are_dropped() -> None:
     tracker = BatchAckTracker(1, 10_000)
     for number in range(20_000):
         callback = tracker.callback(1)

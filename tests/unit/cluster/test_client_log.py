@@ -1,4 +1,4 @@
-"""The Pulsar client's own log reaches stderr, whatever that is."""
+"""Tests that the Pulsar client's own log reaches stderr, whatever that is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")
 
 @pytest.fixture
 def journal() -> tuple[socket.socket, socket.socket]:
-    """What a service has for stderr: a socket, and its other end."""
+    """Return a socket, as a service has it for stderr, and its other end."""
     return socket.socketpair()
 
 
-def test_a_file_in_which_nothing_goes_over_anything(tmp_path: Path) -> None:
+def test_a_file_in_which_nothing_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "errors"
     says = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
     with path.open("wb") as errors:
@@ -49,7 +49,7 @@ def test_a_socket_which_cannot_be_opened_by_its_name(
         assert CLOSED in ours.makefile("rb").read()
 
 
-def test_nobody() -> None:
+def test_stderr_without_a_reader() -> None:
     program = [sys.executable, "-c", PROGRAM.format("silent()")]
     done = subprocess.run(program, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")

@@ -1,4 +1,4 @@
-"""Where settings are found, which of them wins, and that secrets stay secret."""
+"""Tests of connection settings: sources, precedence, and secrecy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config_file(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_without_settings_the_defaults() -> None:
+def test_the_defaults() -> None:
     connection = Connection.load(environ={})
     assert connection.service_url == "pulsar://localhost:6650"
     assert connection.admin_url == "http://localhost:8080"
@@ -79,14 +79,14 @@ def test_the_file_in_the_users_configuration_directory_is_found(
         ({"admin_url": "https://h"}, ("pulsar+ssl://h:6651", "https://h")),
     ],
 )
-def test_one_address_brings_the_other_of_the_same_host(
+def test_one_address_implies_the_other_on_the_same_host(
     given: dict[str, str], expected: tuple[str, str]
 ) -> None:
     connection = Connection.load(environ={}, **given)  # type: ignore[arg-type]
     assert (connection.service_url, connection.admin_url) == expected
 
 
-def test_a_running_embedded_broker_stands_in_for_the_defaults(
+def test_a_running_embedded_broker_replaces_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     status = broker.BrokerStatus(
@@ -116,7 +116,7 @@ def test_unknown_settings_in_the_file_are_named(config_file: Callable[[str], Pat
 
 
 @pytest.mark.parametrize("text", ["service_url = ", 'token = "' + SECRET, "token_file = 3", "\xff"])
-def test_a_file_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_named_and_not_quoted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_used_is_named_and_not_quoted(tmp_path: Path, text
     assert SECRET not in str(caught.value)
 
 
-def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+def test_a_requested_file_must_exist(tmp_path: Path) -> None:
     for arguments in (
         {"config_file": tmp_path / "none.toml", "environ": {}},
         {"environ": {"DELAYLEVEL_CONFIG": str(tmp_path / "none.toml")}},
@@ -147,7 +147,7 @@ def test_a_file_that_was_asked_for_must_exist(tmp_path: Path) -> None:
         ("operation_timeout_seconds", SECRET),
     ],
 )
-def test_a_bad_value_is_named_with_its_place_and_not_quoted(name: str, value: str) -> None:
+def test_an_invalid_value_is_named_with_its_source_and_not_quoted(name: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Connection.load(environ={f"DELAYLEVEL_{name.upper()}": value})
     assert str(caught.value).startswith(f"{name} (from the environment): ")
@@ -155,7 +155,7 @@ def test_a_bad_value_is_named_with_its_place_and_not_quoted(name: str, value: st
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_trust_certs_file"])
-def test_a_missing_file_is_said_at_once(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_at_once(name: str, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {name: tmp_path / "none", "environ": {}}
     with pytest.raises(ConfigError, match=name):
         Connection.load(**arguments)
@@ -167,7 +167,7 @@ def test_certificate_and_key_belong_together(tmp_path: Path) -> None:
         Connection.load(tls_certificate_file=tmp_path / "cert.pem", environ={})
 
 
-def test_the_token_never_shows() -> None:
+def test_the_token_is_never_shown() -> None:
     connection = Connection.load(token=SECRET, environ={})
     for text in (
         repr(connection),
@@ -179,7 +179,7 @@ def test_the_token_never_shows() -> None:
     assert connection.read_token() == SECRET
 
 
-def test_a_nearer_token_replaces_a_farther_token_file(tmp_path: Path) -> None:
+def test_a_token_overrides_a_token_file_of_a_lower_source(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("from the file")
     environ = {"DELAYLEVEL_TOKEN_FILE": str(path)}
@@ -193,7 +193,7 @@ def test_a_nearer_token_replaces_a_farther_token_file(tmp_path: Path) -> None:
         Connection.load(token=SECRET, token_file=path, environ={})
 
 
-def test_the_token_file_is_read_anew_at_each_use(tmp_path: Path) -> None:
+def test_the_token_file_is_read_at_each_use(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("first\n")
     connection = Connection.load(token_file=path, environ={})
@@ -255,10 +255,10 @@ def test_without_credentials_there_is_no_authentication() -> None:
     assert "authentication" not in Connection.load(environ={}).client_kwargs()
 
 
-def test_a_token_file_that_is_away_for_a_moment_stops_nobody(
+def test_a_briefly_missing_token_file_is_harmless(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The Pulsar client asks in a thread of its own, where an error would end the process."""
+    # The Pulsar client asks in its own thread, where an error would end the process.
     path = tmp_path / "token"
     path.write_text(SECRET)
     source = TokenSource(Connection.load(token_file=path, environ={}).read_token)
@@ -277,8 +277,8 @@ def test_a_token_file_that_is_away_for_a_moment_stops_nobody(
         TokenSource(Connection(token_file=path).read_token)
 
 
-def test_what_a_client_asks_for_the_token_outlives_it(tmp_path: Path) -> None:
-    """The client's own thread must never be the last to let go: at the end that aborts us."""
+def test_the_token_callback_outlives_its_client(tmp_path: Path) -> None:
+    # The client's own thread must not hold the last reference: at exit that aborts the process.
     path = tmp_path / "token"
     path.write_text(SECRET)
     source = TokenSource(Connection(token_file=path).read_token)
@@ -289,7 +289,7 @@ def test_what_a_client_asks_for_the_token_outlives_it(tmp_path: Path) -> None:
     assert alive() is not None
 
 
-def test_a_fixed_token_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_token_needs_no_callback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulsar, "AuthenticationToken", lambda token: token)
     connection = Connection.load(token=SECRET, environ={})
     assert connection.client_kwargs()["authentication"] == SECRET

@@ -1,4 +1,4 @@
-"""The client's failures reach other rooms as errors of this package."""
+"""Tests of the translation of the client's failures into errors of this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"four
 
 
 class Client:
-    """A client that raises what it is given, one error for each call, and then makes a producer."""
+    """A client that raises the given errors, one for each call, and then creates a producer."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -33,7 +33,7 @@ class Client:
 
 
 class Core:
-    """A producer whose second message is refused before it leaves."""
+    """A producer that refuses its second message."""
 
     def __init__(self) -> None:
         self._producer = self
@@ -66,7 +66,7 @@ def test_an_error_keeps_its_text_and_its_name(error: Exception, name: str, trans
     assert raised.value.__cause__ is error
 
 
-def test_an_error_without_a_text_says_its_name() -> None:
+def test_an_error_without_a_text_has_its_name() -> None:
     with pytest.raises(ClientError, match=r"^Timeout$"), translate_errors():
         raise pulsar.Timeout
 
@@ -93,7 +93,7 @@ def test_a_producer_has_plain_bytes_and_no_name_by_default() -> None:
     assert client.settings == PRODUCER_SETTINGS
 
 
-def test_a_name_that_is_taken_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr("time.sleep", pauses.append)
     busy = [pulsar.ProducerBusy("taken")] * 2

@@ -1,4 +1,4 @@
-"""Reading a range of a partition, against a reader whose entries are written down."""
+"""Tests of reading a range of a partition, with a reader of given entries."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.Data
         assert client.reads == len(expected)
 
 
-def test_an_empty_range_asks_nobody() -> None:
+def test_an_empty_range_opens_no_reader() -> None:
     client = PartitionClient([(10, 0, 0)])
     assert read(client, Position(10, 1), Position(10, 1)) == []
     assert read(client, Position(10, 2), Position(10, 1)) == []
@@ -128,7 +128,7 @@ def test_all_of_a_message_is_read() -> None:
 
 
 @pytest.mark.parametrize("value", [None, b"", b"\x00"])
-def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_null_and_empty_values_differ(value: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     client = PartitionClient([(10, 0, 0)])
     given = [FakeMessage(FakeMessageId(Position(10, 0), None), value)]
     monkeypatch.setattr(client, "all", lambda: given)
@@ -137,7 +137,7 @@ def test_null_and_empty_differ(value: bytes | None, monkeypatch: pytest.MonkeyPa
     assert (message.value is None) == (value is None)
 
 
-def test_a_partition_is_followed_without_an_end() -> None:
+def test_a_partition_reader_receives_later_messages() -> None:
     client = PartitionClient([(10, 0, 0), (10, 1, 2), (10, 2, 0)])
     reader = PartitionReader(client, TOPIC, Position(10, 1))
     first = reader.receive(200)
@@ -170,7 +170,7 @@ def test_readers_do_not_share_a_name() -> None:
     assert one["subscription_role_prefix"] != other["subscription_role_prefix"]
 
 
-def test_what_was_trimmed_is_passed_over() -> None:
+def test_trimmed_entries_are_skipped() -> None:
     client = PartitionClient([(10, 0, 0)])
     # The range speaks of entries that the broker has no more.
     assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
@@ -178,7 +178,7 @@ def test_what_was_trimmed_is_passed_over() -> None:
     assert read(PartitionClient([]), Position(3, 0), Position(10, 5)) == []
 
 
-def test_a_range_that_ends_in_a_ledger_behind() -> None:
+def test_a_range_that_ends_in_a_later_ledger() -> None:
     client = PartitionClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
     assert read(client, EARLIEST, Position(12, 1)) == [
         Position(10, 0, 0),
@@ -187,7 +187,7 @@ def test_a_range_that_ends_in_a_ledger_behind() -> None:
     ]
 
 
-def test_a_slow_broker_is_waited_for() -> None:
+def test_a_slow_broker_is_awaited() -> None:
     client = PartitionClient([(10, 0, 0), (10, 1, 0)], silences=[False, True, False, True])
     end = Position(10, 2)
     assert read(client, EARLIEST, end, poll_timeout_ms=5000) == [Position(10, 0), Position(10, 1)]

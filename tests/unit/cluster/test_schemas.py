@@ -1,4 +1,4 @@
-"""Schemas on their way: named by type and definition, found again in the registry."""
+"""Tests of schema references: named by type and definition, found in the registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def definition(record: type[Record]) -> str:
         ("not json", "not json"),
     ],
 )
-def test_one_spelling(text: str, spelled: str) -> None:
+def test_canonical_definitions(text: str, spelled: str) -> None:
     assert canonical(text) == spelled
 
 
@@ -63,14 +63,14 @@ def test_plain_bytes_have_no_reference() -> None:
     assert reference_to(BytesSchema()) is None
 
 
-def test_typed_payloads_have_one() -> None:
+def test_typed_payloads_have_a_reference() -> None:
     order = reference_to(JsonSchema(Order))
     assert order == SchemaRef.of("JSON", canonical(definition(Order)))
     assert order != reference_to(JsonSchema(OtherOrder))
     assert reference_to(StringSchema()) == SchemaRef.of("STRING", "")
 
 
-def test_the_same_version_is_found_however_the_registry_spells_it() -> None:
+def test_the_same_version_is_found_in_any_spelling() -> None:
     stored = json.dumps(json.loads(definition(Order)), indent=3)
     registry = Registry(
         [
@@ -94,7 +94,7 @@ def test_the_same_version_is_found_however_the_registry_spells_it() -> None:
 @pytest.mark.parametrize(
     "reference", [SchemaRef("AVRO", "0" * 16), SchemaRef.of("JSON", ""), SchemaRef("X", "y:z")]
 )
-def test_what_the_registry_lacks(reference: SchemaRef) -> None:
+def test_a_schema_that_the_registry_lacks(reference: SchemaRef) -> None:
     registry = Registry([SchemaVersion("JSON", definition(Order), 0)])
     assert find(registry, ORDERS, reference) is None
     order = reference_to(JsonSchema(Order))
@@ -102,7 +102,7 @@ def test_what_the_registry_lacks(reference: SchemaRef) -> None:
     assert find(registry, TopicName.parse("bills"), order) is None
 
 
-def test_encoded_payloads_pass_as_they_are() -> None:
+def test_encoded_payloads_are_unchanged() -> None:
     schema = EncodedSchema("AVRO", '{"type":"record","name":"A","fields":[]}')
     assert isinstance(schema, pulsar.schema.Schema)
     for payload in (b"", b"\x00\xff", b'{"number": 007}'):

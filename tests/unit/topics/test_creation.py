@@ -1,4 +1,4 @@
-"""Making a level topic where others do the same at this moment; no broker."""
+"""Tests of concurrent creations of a level topic; no broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LateToShow:
 
 
 @pytest.mark.parametrize("looks", [2, 3, 6])
-def test_who_comes_second_sees_what_the_first_has_made(looks: int) -> None:
+def test_the_second_creator_finds_the_topics_of_the_first(looks: int) -> None:
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     first = topics.create(admin, described(HOURS))
     late: Any = LateToShow(admin, looks)
@@ -63,7 +63,7 @@ def test_who_comes_second_sees_what_the_first_has_made(looks: int) -> None:
 
 
 @pytest.mark.parametrize("looks", [2, 3, 6])
-def test_who_comes_second_with_another_strategy_is_told_both(looks: int) -> None:
+def test_a_second_creator_with_another_strategy_is_refused(looks: int) -> None:
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     first = topics.create(admin, described(HOURS))
     late: Any = LateToShow(admin, looks)
@@ -73,7 +73,7 @@ def test_who_comes_second_with_another_strategy_is_told_both(looks: int) -> None
     assert topics.find(admin, first.topic) == first
 
 
-def test_what_never_shows_is_the_clusters_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_stays_invisible_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delaylevel.topics.members._WAIT_S", 0.1)
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     topics.create(admin, described(HOURS))

@@ -1,4 +1,4 @@
-"""Level topics over time, in memory: to the millisecond, and with random ways of the messages."""
+"""Tests of expansion, draining and deletion in memory, exact to the millisecond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=DAY)
 
 @pytest.mark.parametrize("overflow", ["reject", "recirculate"])
 @pytest.mark.parametrize("seed", range(4))
-def test_expanded_at_any_time_nothing_is_lost_and_nothing_is_late(seed: int, overflow: str) -> None:
+def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: str) -> None:
     choose = random.Random(seed)
     first = PartitionStrategy(
         partition_by=PartitionBy.DAY,
@@ -64,7 +64,7 @@ def test_expanded_at_any_time_nothing_is_lost_and_nothing_is_late(seed: int, ove
                 assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
 
 
-def test_a_mover_claims_new_partitions_and_others_are_shut_out() -> None:
+def test_a_mover_locks_new_partitions() -> None:
     from delaylevel.errors import AlreadyRunningError
     from delaylevel.mover.local import LocalMover
 
@@ -86,7 +86,7 @@ def test_a_mover_claims_new_partitions_and_others_are_shut_out() -> None:
             ]
 
 
-def test_refusals_ask_the_broker_once_a_second_at_the_most() -> None:
+def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     with MemoryPulsar() as memory:
         producer = memory.client().create_producer(
             "orders", enable_delay_level_topic=True, partition_strategy=WEEK
@@ -153,7 +153,7 @@ def test_drained_and_deleted_in_memory() -> None:
             assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
 
 
-def test_longer_levels_names_what_cannot_be() -> None:
+def test_impossible_longer_levels_are_named() -> None:
     levels = Levels([WEEK, HOURS])
     longer = lifecycle.longer_levels(levels, 9 * DAY, {HOURS.unit: 2 * DAY})
     assert [item.partitions for item in longer] == [8, 47]

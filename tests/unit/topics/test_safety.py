@@ -1,4 +1,4 @@
-"""Which policies eat or block what is parked, and the remedy for each; no broker."""
+"""Tests of policies that would delete or block parked messages, with remedies; no broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_default_broker_is_safe() -> None:
     assert found() == ()
 
 
-def test_a_token_that_may_read_nothing_is_no_problem_of_its_own() -> None:
+def test_a_token_without_permissions_is_not_a_problem() -> None:
     assert problems(DESCRIPTION, NamespacePolicies(), BrokerSettings()) == ()
 
 
@@ -55,7 +55,7 @@ def test_ttl_counts_only_without_topic_policies(ttl: NamespacePolicies | None) -
     assert "set-message-ttl a/b --messageTTL 0" in line
 
 
-def test_the_namespace_wins_over_the_broker() -> None:
+def test_the_namespace_overrides_the_broker() -> None:
     none = NamespacePolicies(message_ttl_s=0, subscription_expiration_min=0)
     assert found(none, message_ttl_s=60, subscription_expiration_min=9, topic_policies=False) == ()
 
@@ -129,7 +129,7 @@ def test_more_partitions_than_the_limit_propose_levels() -> None:
         check_partition_limit(many, 100)
 
 
-def test_properties_hold_description_and_targets_apart() -> None:
+def test_properties_separate_description_and_targets() -> None:
     properties = DESCRIPTION.to_properties()
     assert LevelTopicDescription.from_properties(DESCRIPTION.topic, properties) == DESCRIPTION
     properties[TARGET_PREFIX + "persistent://a/b/more"] = "1"
@@ -142,10 +142,10 @@ def test_properties_hold_description_and_targets_apart() -> None:
         LevelTopicDescription.from_properties(DESCRIPTION.topic, {DESCRIPTION_PROPERTY: "x"})
 
 
-def test_a_broker_that_two_ask_for_one_subscription_is_asked_again(
+def test_a_concurrent_creation_of_a_subscription_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a real one says it where several clients make a level topic at the same moment."""
+    # The answer of a real broker if several clients create a level topic at the same moment.
     reason = "ManagedLedgerException$BadVersionException: Version mismatch, actual=0, expect=-1"
     refused: set[TopicName] = set()
     with MemoryPulsar(namespaces=["a/b"]) as memory:

@@ -1,4 +1,4 @@
-"""Statistics of a level topic: what is read, in how many requests, and what is derived."""
+"""Tests of the statistics of a level topic: requests, and derived values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOURS = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
 
 
 class Counting:
-    """Counts the requests to an admin interface, and leaves partitions out of bulk answers."""
+    """Admin interface that counts requests, and omits partitions from bulk answers."""
 
     def __init__(self, admin: Any, left_out: Mapping[TopicName, set[int]] | None = None) -> None:
         self.requests: Counter[str] = Counter()
@@ -53,7 +53,7 @@ def memory() -> Iterator[MemoryPulsar]:
 
 @pytest.fixture
 def parked(memory: MemoryPulsar) -> LevelTopicDescription:
-    """A level topic with two entries by the day, one by the hour, and one in the window."""
+    """Create a level topic with two entries by day, one by hour, and one in the window."""
     client = memory.client()
     producer = client.create_producer(
         "orders", enable_delay_level_topic=True, partition_strategy=[DAYS, HOURS]
@@ -81,7 +81,7 @@ def test_one_request_for_each_member_topic(
     assert window.requests == {"partitioned_stats": 1}
 
 
-def test_what_is_derived(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
+def test_derived_values(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
     sent_ms = memory.clock.now_ms()
     stats = read_stats(memory.admin, parked)
     assert [member.level_name for member in stats.members] == [
