@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from delaylevel.cluster.port import PartitionStats
+from delaylevel.cluster.values import PartitionStats
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
