@@ -1,0 +1,261 @@
+"""The rooms of the package: who may import whom, and who may import the Pulsar client.
+
+The table is the one of docs/inside.md. Every import of every module counts, wherever it stands:
+at the top, inside a function, under TYPE_CHECKING, or as a string that names a module and is
+imported on first use.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "delaylevel": "delaylevel",
+    "delaylevel.functions": "functions",
+    "delaylevel.spark_sync": "spark_sync",
+    "delaylevel.cli": "cli",
+}
+CLIENT = ("pulsar", "_pulsar")
+
+#: Room -> what it may import besides itself and `LEAVES`: rooms, or single modules of a room.
+#: A room is listed after everything that it may import.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "structures": (),
+    "cluster": ("model",),
+    "topics": ("cluster", "model"),
+    "producer": ("topics", "cluster", "model"),
+    "mover": ("topics", "cluster", "model"),
+    "dispatcher": ("mover.hop", "topics", "cluster", "structures", "model"),
+    "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
+    "functions": ("mover", "topics", "cluster", "model"),
+    "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
+    "testing": ("dispatcher", "mover", "producer", "topics", "cluster", "structures", "model"),
+    "broker": ("cluster",),
+    "doctor": (
+        *("spark_sync", "functions", "inspection", "dispatcher", "mover", "producer", "topics"),
+        *("cluster", "structures", "model"),
+    ),
+}
+ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
+ROOMS["cli"] = ("demo", *ROOMS["demo"])
+#: Modules without a room of their own, which every room may import.
+LEAVES = ("errors", "installed", "prometheus", "__version__")
+#: Fronts: they only pass names on from the rooms, and no room imports them.
+FRONTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
+#: Rooms that speak to Pulsar through the official client. `cluster` translates its exceptions.
+SPEAKS_PULSAR = {"cluster", "producer", "testing", "functions", "demo"}
+#: Imports that the table does not allow, each with the reason.
+EXEMPT = {
+    # spark-submit starts this file as a program; it hands over to the command line.
+    ("spark_sync.submitted", "cli.main"),
+}
+
+
+def package_of(path: Path) -> str:
+    """Return a file's module name below ``delaylevel``; empty for the package itself."""
+    for package, folder in reversed(FOLDERS.items()):
+        if path.is_relative_to(ROOT / folder):
+            below = path.relative_to(ROOT / folder).with_suffix("").parts
+            parts = [*package.split("."), *(part for part in below if part != "__init__")]
+            return ".".join(parts[1:])
+    raise ValueError(path)
+
+
+SOURCES = {
+    package_of(path): path
+    for folder in FOLDERS.values()
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def imports(module: str, source: str, is_package: bool, known: Iterable[str]) -> Iterator[str]:
+    """Yield full names of modules that a module's source imports, ours and others."""
+    known = {f"delaylevel.{name}".rstrip(".") for name in known}
+    parts = ["delaylevel", *module.split(".")] if module else ["delaylevel"]
+    package = parts if is_package else parts[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield whole if whole in known or alias.name == "__version__" else base
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]
+            if name.count(".") > 1 and name in known:
+                yield name
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module below ``delaylevel``."""
+    return module.partition(".")[0]
+
+
+def violations(sources: dict[str, tuple[str, bool]]) -> list[str]:
+    """Return what the table does not allow, a line each; ``sources``: name -> (text, package)."""
+    found = []
+    for module, (text, is_package) in sources.items():
+        room = room_of(module)
+        if module in FRONTS:
+            continue
+        for name in sorted(set(imports(module, text, is_package, sources))):
+            first, _, below = name.partition(".")
+            if first in CLIENT and room not in SPEAKS_PULSAR:
+                found.append(f"{module} imports the Pulsar client ({name})")
+            if first != "delaylevel" or (module, below) in EXEMPT:
+                continue
+            allowed = (room, *LEAVES, *ROOMS.get(room, ()))
+            if not any(below == item or below.startswith(f"{item}.") for item in allowed):
+                found.append(f"{module} imports {below or 'delaylevel'}")
+    return found
+
+
+def cycles(sources: dict[str, tuple[str, bool]]) -> list[str]:
+    """Return modules that import each other in a circle, a line for each circle."""
+    graph = {
+        module: {
+            name.removeprefix("delaylevel.")
+            for name in imports(module, text, is_package, sources)
+            if name.startswith("delaylevel.")
+        }
+        for module, (text, is_package) in sources.items()
+        if module not in FRONTS
+    }
+    found: list[str] = []
+    done: set[str] = set()
+    path: list[str] = []
+
+    def visit(module: str) -> None:
+        if module in path:
+            found.append(" -> ".join([*path[path.index(module) :], module]))
+            return
+        if module in done or module not in graph:
+            return
+        path.append(module)
+        for name in sorted(graph[module]):
+            visit(name)
+        path.pop()
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module)
+    return found
+
+
+def _tree() -> dict[str, tuple[str, bool]]:
+    return {
+        name: (path.read_text(encoding="utf-8"), path.name == "__init__.py")
+        for name, path in SOURCES.items()
+    }
+
+
+TREE = _tree()
+
+
+def with_line(module: str, line: str) -> dict[str, tuple[str, bool]]:
+    """Return the sources with one more line at the end of a module."""
+    text, is_package = TREE[module]
+    return {**TREE, module: (f"{text}\n{line}\n", is_package)}
+
+
+def test_every_module_is_in_a_room() -> None:
+    top = {room_of(module) for module in TREE}
+    assert top == {*ROOMS, *LEAVES, *FRONTS} - {"__version__"}
+
+
+def test_a_room_is_listed_after_what_it_imports() -> None:
+    seen: set[str] = set()
+    for room, allowed in ROOMS.items():
+        assert {room_of(item) for item in allowed} <= seen, room
+        seen.add(room)
+
+
+def test_no_import_points_upwards() -> None:
+    assert violations(TREE) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycles(TREE) == []
+
+
+def test_the_exemptions_are_needed() -> None:
+    for module, name in EXEMPT:
+        assert f"delaylevel.{name}" in set(imports(module, *TREE[module], TREE))
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "expected"),
+    [
+        ("model.router", "from delaylevel.cluster import admin", "imports cluster.admin"),
+        ("model.router", "from delaylevel.cluster.admin import Admin", "imports cluster.admin"),
+        ("cluster.reader", "import delaylevel.topics.registry", "imports topics.registry"),
+        ("mover.local", "def f():\n    from delaylevel.dispatcher import owner", "imports disp"),
+        ("mover.local", "import_module('delaylevel.producer.client')", "imports producer.client"),
+        ("dispatcher.owner", "from delaylevel.mover.local import LocalMover", "imports mover.l"),
+        ("structures.id_set", "from delaylevel.model.clock import Clock", "imports model.clock"),
+        ("topics.registry", "from delaylevel import DelayLevelClient", "imports delaylevel"),
+        ("model.envelope", "import pulsar", "imports the Pulsar client (pulsar)"),
+        ("structures.id_set", "def f():\n    from _pulsar import Result", "client (_pulsar)"),
+        ("dispatcher.owner", "import pulsar.schema", "client (pulsar.schema)"),
+    ],
+)
+def test_an_import_that_is_not_allowed_is_found(module: str, line: str, expected: str) -> None:
+    (found,) = violations(with_line(module, line))
+    assert found.startswith(f"{module} imports")
+    assert expected in found
+
+
+def test_a_new_cycle_is_found() -> None:
+    (found,) = cycles(with_line("model.clock", "from .router import Router"))
+    assert "model.clock" in found
+    assert "model.router" in found
+
+
+def test_modules_are_short() -> None:
+    lengths = {module: text.count("\n") for module, (text, _) in TREE.items()}
+    assert {module: lines for module, lines in lengths.items() if lines > 400} == {}
+
+
+def test_no_folder_is_crowded_and_no_family_is_spelt_as_a_prefix() -> None:
+    assert len(list((ROOT / "delaylevel").glob("*.*"))) <= 12
+    for folder in {path.parent for path in SOURCES.values()}:
+        names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+        for word in {name.strip("_").partition("_")[0] for name in names}:
+            family = [name for name in names if name.strip("_").split("_")[0] == word]
+            assert len(family) < 3, f"{folder.name}: {family} could be a package {word!r}"
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places = defaultdict(list)
+    for module, (text, _) in TREE.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.strip("_")].append(module)
+    assert {name: at for name, at in places.items() if len(at) > 1} == {}
+
+
+MAP = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
+
+
+def test_the_map_names_every_room_and_its_client() -> None:
+    rows = re.findall(r"^\| `(\w+)(?:\.py|/)` \|.*\| (yes|no) \|$", MAP, re.MULTILINE)
+    assert {room for room, _ in rows} == {*ROOMS, "errors"}
+    assert {room for room, client in rows if client == "yes"} == SPEAKS_PULSAR
+
+
+def test_the_files_that_the_map_names_exist() -> None:
+    named = set(re.findall(r"`((?:\w+/)+\w*(?:\.py)?|\w+\.py)`", MAP))
+    assert len(named) > 40
+    tops = (ROOT, ROOT / "delaylevel", ROOT / "delaylevel" / "dispatcher", ROOT / "spark_sync")
+    missing = [name for name in named if not any((top / name).exists() for top in tops)]
+    assert sorted(missing) == []
