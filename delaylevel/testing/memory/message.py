@@ -39,6 +39,9 @@ class Received:
     def has_null_value(self) -> bool:
         return self._stored.value is None
 
+    def length(self) -> int:
+        return len(self.data())
+
     def properties(self) -> dict[str, str]:
         return dict(self._stored.properties)
 
