@@ -1,4 +1,4 @@
-"""The embedded broker: its whole life, on real processes."""
+"""The life cycle of the embedded broker, with real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONF: dict[str, str | int | float | bool] = {
 def own(
     tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
 ) -> Iterator[EmbeddedBroker]:
-    """A broker that tests of this module may stop and kill; each of them leaves it running."""
+    """A broker that the tests of this module may stop and kill; each test leaves it running."""
     broker = EmbeddedBroker(
         "own",
         directory=tmp_path_factory.mktemp("own"),
@@ -89,10 +89,10 @@ def test_conf_reaches_the_broker(own: EmbeddedBroker) -> None:
 
 
 def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) -> None:
-    """Also the storage node: on the port that we chose, not on one for outgoing connections."""
+    """This includes the storage node, which once took a port for outgoing connections."""
     table = Path("/proc/net/tcp")
     if not table.exists():
-        pytest.skip("only Linux says who listens where in a file")
+        pytest.skip("only Linux lists the listening ports in a file")
     saved = json.loads((own.directory / "instance.json").read_text())
     ports = {saved["service_port"], saved["web_port"], saved["bookie_port"]}
     listening = {}
@@ -105,7 +105,7 @@ def test_everything_listens_on_loopback_and_on_our_ports(own: EmbeddedBroker) ->
     assert listening == dict.fromkeys(ports, "0100007F")
 
 
-def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
+def test_messages_survive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     broker = own
     first = broker.status()
     publish(broker, 50)
@@ -114,7 +114,7 @@ def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     stopped = broker.status()
     assert not stopped.running
     assert stopped.pid is None
-    assert not broker.stop(), "what is stopped does not stop again"
+    assert not broker.stop(), "a stopped broker does not stop again"
     with pytest.raises(BrokerError, match="is not running"):
         _ = broker.connection
     with Admin(first.admin_url) as admin, pytest.raises(BrokerUnreachableError, match="refused"):
@@ -129,14 +129,14 @@ def test_messages_outlive_a_restart_and_a_crash(own: EmbeddedBroker) -> None:
     assert not broker.status().running
     assert not broker.kill()
     after_crash = broker.start()
-    # One start in four finds the storage node's former registration at the wrong moment, and is
-    # not ready then, whatever the broker itself says.
+    # One start in four finds the storage node's earlier registration at the wrong moment. Such a
+    # broker is not ready, although it reports that it is.
     assert not RegistrationMonitor(broker.log_file).is_looping()
     assert (after_crash.service_url, after_crash.admin_url) == (first.service_url, first.admin_url)
     assert received(broker, 50) == list(range(50))
 
 
-def test_a_second_start_says_who_runs(broker: EmbeddedBroker) -> None:
+def test_a_second_start_names_the_running_process(broker: EmbeddedBroker) -> None:
     twin = EmbeddedBroker("test", directory=broker.directory)
     with pytest.raises(AlreadyRunningError) as caught:
         twin.start()
@@ -173,7 +173,7 @@ def test_a_stale_or_broken_state_file_does_not_mislead(own: EmbeddedBroker) -> N
     path = broker.directory / "instance.json"
     state = json.loads(path.read_text())
 
-    # The number of a process that lives, and is not the broker: it must be let alone.
+    # The ID of a running process other than the broker, which must be left alone.
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         path.write_text(json.dumps({**state, "pid": bystander.pid}))
@@ -198,7 +198,7 @@ def test_a_broker_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
     assert not broker.status().running
 
 
-def test_follows_its_parent_into_death(tmp_path: Path) -> None:
+def test_the_broker_ends_when_its_parent_dies(tmp_path: Path) -> None:
     program = (
         "import sys; from delaylevel.broker import EmbeddedBroker\n"
         "b = EmbeddedBroker('test', directory=sys.argv[1], heap_mb=256, follow_parent=True)\n"
