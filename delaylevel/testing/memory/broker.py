@@ -27,11 +27,9 @@ class TimedTask(Protocol):
 
     def next_event_ms(self) -> int | None:
         """Return the time of the next work, ms since the epoch; None for never."""
-        ...
 
     def run_due(self) -> bool:
         """Run the work that is due now; return whether there was any."""
-        ...
 
 
 class Partition:

@@ -23,15 +23,12 @@ class Link(Protocol):
     @property
     def name(self) -> str:
         """Name of the producer, consumer or reader."""
-        ...
 
     def reconnect(self) -> None:
         """Connect again after the partition or subscription was deleted."""
-        ...
 
     def disconnect(self) -> None:
         """Disconnect from the partition."""
-        ...
 
 
 class Subscriber(Link, Protocol):
@@ -39,7 +36,6 @@ class Subscriber(Link, Protocol):
 
     def drop_queue(self) -> None:
         """Drop the messages that the application has not received yet."""
-        ...
 
 
 class Subscription:
