@@ -33,9 +33,6 @@ class Received:
     def data(self) -> bytes:
         return self._stored.value or b""
 
-    def length(self) -> int:
-        return len(self.data())
-
     def has_null_value(self) -> bool:
         return self._stored.value is None
 
