@@ -325,7 +325,7 @@ class _Demonstration:
             partitions = self.admin.partitioned_stats(description.level_topic(level.index))
             for index, stats in partitions.items():
                 snapshot.pending[level.name, index] = pending_entries_in(stats)
-        for (_, index), owned in sorted(dispatcher.figures().items()):
+        for (_, index), owned in sorted(dispatcher.stats().items()):
             snapshot.pending[Role.WINDOW.value, index] = owned.pending
 
     def result(self, description: LevelTopicDescription, seconds: float) -> DemoResult:
@@ -391,5 +391,5 @@ def _wait(future: Future[None], part: str, is_ready: Callable[[], bool], timeout
 
 
 def _is_releasing(dispatcher: Dispatcher, description: LevelTopicDescription) -> bool:
-    states = [owned.state for owned in dispatcher.figures().values()]
+    states = [owned.state for owned in dispatcher.stats().values()]
     return states == ["releasing"] * description.window_partitions
