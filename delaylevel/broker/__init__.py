@@ -1,5 +1,15 @@
-"""A private, real Pulsar broker for first steps and tests, without Docker."""
+"""A private real Pulsar broker for first steps and tests; Docker is not needed."""
 
+from .distribution import PULSAR_VERSION, distribution_directory, fetch, is_fetched
 from .embedded import BrokerStatus, EmbeddedBroker, instances, running_instance
 
-__all__ = ["BrokerStatus", "EmbeddedBroker", "instances", "running_instance"]
+__all__ = [
+    "PULSAR_VERSION",
+    "BrokerStatus",
+    "EmbeddedBroker",
+    "distribution_directory",
+    "fetch",
+    "instances",
+    "is_fetched",
+    "running_instance",
+]

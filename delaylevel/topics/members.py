@@ -105,7 +105,10 @@ def _words(description: LevelTopicDescription) -> str:
     )
 
 
-def _check_same(wanted: LevelTopicDescription, found: LevelTopicDescription, whose: str) -> None:
+def check_same(
+    wanted: LevelTopicDescription, found: LevelTopicDescription, whose: str = "The topic's own"
+) -> None:
+    """Raise StrategyMismatchError, which shows both, unless they differ only in the targets."""
     if _identity(wanted) == _identity(found):
         return
     configured, described = _words(wanted), _words(found)
@@ -150,10 +153,10 @@ def existing(
     if member.topic == description.name:
         described = LevelTopicDescription.from_properties(description.topic, properties)
         if described is not None:
-            _check_same(description, described, "The topic's own")
+            check_same(description, described)
         elif PLAN_PROPERTY in properties:
             plan = LevelTopicDescription.from_json(description.topic, properties[PLAN_PROPERTY])
-            _check_same(description, plan, "It is being created, or was left unfinished, as")
+            check_same(description, plan, "It is being created, or was left unfinished, as")
     if metadata.partitions != member.partitions:
         raise LevelTopicError(
             f"{member.topic} has {metadata.partitions} partitions and should have "
