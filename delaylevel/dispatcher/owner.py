@@ -118,19 +118,21 @@ class PartitionOwner(threading.Thread):
         self._events.put(None)
 
     def _own(self) -> None:
+        with contextlib.ExitStack() as opened:
+            self._open(opened)
+            self._recover()
+            fetcher = self._start_fetcher()
+            opened.callback(fetcher.stop)
+            self._serve(fetcher)
+            self._finish()
+
+    def _open(self, opened: contextlib.ExitStack) -> None:
+        """Open the journal, and build the queue and the publisher from the state in it."""
         settings, description = self._settings, self._description()
         self._started_s = time.monotonic()
         self._journal = Journal(self._client, self._admin, self._journal_source, self._lock)
-        set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
+        opened.callback(self._journal.close)
         state = JournalState.read(self._journal.read(), settings.remember)
-        self._targets = Targets(
-            self._client,
-            self._admin,
-            f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
-            settings.delivery,
-            lambda name: state.sequences.get(name, 1),
-            description.hold_pause_ms,
-        )
         segments = PendingSegments(
             self._directory,
             budget_bytes=max(settings.memory_bytes // description.window_partitions, 1 << 20),
@@ -139,6 +141,18 @@ class PartitionOwner(threading.Thread):
             clock=self._clock.now_ms,
         )
         self._queue = DelayQueue(state, segments, clock=self._clock)
+        opened.callback(self._queue.close)
+        set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
+        opened.callback(set_aside.close)
+        self._targets = Targets(
+            self._client,
+            self._admin,
+            f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
+            settings.delivery,
+            lambda name: state.sequences.get(name, 1),
+            description.hold_pause_ms,
+        )
+        opened.callback(self._targets.close)
         self._publisher = BatchPublisher(
             self._queue,
             self._targets,
@@ -148,24 +162,11 @@ class PartitionOwner(threading.Thread):
             stats=self.stats,
             answered=self._events.put,
         )
-        fetcher: Fetcher | None = None
-        try:
-            self._recover(state)
-            fetcher = self._start_fetcher(state)
-            self._serve(fetcher)
-            self._finish()
-        finally:
-            if fetcher is not None:
-                fetcher.stop()
-            self._targets.close()
-            set_aside.close()
-            self._journal.close()
-            self._queue.close()
 
-    def _recover(self, state: JournalState) -> None:
+    def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
         last: dict[str, int] = {}
-        for number, intent in list(state.open_intents.items()):
+        for number, intent in list(self._queue.state.open_intents.items()):
             if self._targets.numbered:
                 for name, _ in intent.targets:
                     if name not in last:
@@ -173,11 +174,12 @@ class PartitionOwner(threading.Thread):
             self._journal.append_soon(self._queue.resolve(number, intent.stored(last)))
         self._write_snapshot()
 
-    def _start_fetcher(self, state: JournalState) -> Fetcher:
+    def _start_fetcher(self) -> Fetcher:
         """Read from the low watermark on."""
         start = self._admin.mark_delete_position(self._source.name, SUBSCRIPTION).next_entry
-        if state.low_watermark:
-            start = max(start, entry_of(state.low_watermark))
+        low_watermark = self._queue.state.low_watermark
+        if low_watermark:
+            start = max(start, entry_of(low_watermark))
         end = self._admin.last_message_id(self._source.name)
         record = recorder(self._description, self._source.topic)
         fetcher = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
