@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from delaylevel.errors import EnvelopeError
-from delaylevel.model import envelope as env
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -48,22 +47,10 @@ class WindowMessage(NamedTuple):
     value: bytes | None
 
     @property
-    def schema_ref(self) -> SchemaRef | None:
-        """The schema of the payload; None for plain bytes."""
-        return SchemaRef.parse(self.schema) if self.schema else None
-
-    def held_properties(self, reason: str) -> dict[str, str]:
-        """Return the properties for the held topic, after one more refusal."""
-        return self._set_aside(self.attempt + 1, reason)
-
-    def abandoned_properties(self) -> dict[str, str]:
-        """Return the properties for the dead-letter topic: the target does not exist."""
-        return self._set_aside(self.attempt, f"target {self.target} does not exist")
-
-    def _set_aside(self, attempt: int, reason: str) -> dict[str, str]:
-        envelope = Envelope(self.due_ms, self.target, self.message_id, self.schema_ref, attempt)
-        application = env.application_properties(self.properties)
-        return {**envelope.parked_properties(application), env.REASON: reason}
+    def envelope(self) -> Envelope:
+        """The envelope with which the message was parked."""
+        schema = SchemaRef.parse(self.schema) if self.schema else None
+        return Envelope(self.due_ms, self.target, self.message_id, schema, self.attempt)
 
 
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:

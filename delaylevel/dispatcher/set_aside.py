@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from delaylevel.cluster.failures import translate_errors
-from delaylevel.cluster.publisher import PRODUCER_SETTINGS, Publisher, close_all, open_producer
-from delaylevel.errors import BrokerError, ClientError
+from delaylevel.cluster.own_topic import Outgoing, OwnTopic
+from delaylevel.cluster.publisher import PRODUCER_SETTINGS
 from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
 
 from .record import WindowMessage
 from .stats import SharedOwnerStats
-
-#: A message, its properties, and the time until which the broker holds it (None: not at all).
-_Outgoing: TypeAlias = "tuple[WindowMessage, dict[str, str], int | None]"
 
 
 class SetAsideTopics:
@@ -29,11 +26,11 @@ class SetAsideTopics:
         clock: Clock,
         stats: SharedOwnerStats,
     ) -> None:
+        self._client = client
         self._description = description
         self._clock = clock
         self._stats = stats
-        self._held = OwnTopic(client, description().held_topic.partition(0).full)
-        self._dead = OwnTopic(client, description().dead_letter_topic.partition(0).full)
+        self._topics: dict[str, OwnTopic] = {}
 
     def store(self, messages: Sequence[WindowMessage], refused: Mapping[int, str]) -> list[int]:
         """Store the refused messages, and wait for the confirmations.
@@ -48,69 +45,32 @@ class SetAsideTopics:
         Raises:
             BrokerError: a message was not confirmed.
         """
-        description = self._description()
-        until_ms = hop.held_until_ms(description, self._clock.now_ms())
-        held: list[_Outgoing] = []
-        dead: list[_Outgoing] = []
+        description, now_ms = self._description(), self._clock.now_ms()
+        outgoing: dict[str, list[Outgoing]] = defaultdict(list)
+        counts: Counter[str] = Counter()
         may_return: list[int] = []
         for index, reason in sorted(refused.items()):
             message = messages[index]
             if not message.target:
-                dead.append((message, message.properties, None))
+                topic = description.dead_letter_topic.partition(0).full
+                outgoing[topic].append((message, message.properties, None))
+                counts["dead"] += 1
                 continue
-            policy = hop.missing_target_policy(description, reason)
-            if policy is MissingTarget.DROP:
-                self._stats.add(dropped=1)
-                continue
-            may_return.append(index)
-            if policy is MissingTarget.DEAD_LETTER:
-                dead.append((message, message.abandoned_properties(), None))
-                continue
-            held.append((message, message.held_properties(reason), until_ms))
-            self._stats.held(message.target)
-        if held:
-            self._held.send(held)
-        if dead:
-            self._dead.send(dead)
-            self._stats.add(dead=len(dead))
+            aside = hop.set_aside(description, message, message.envelope, reason, now_ms)
+            if aside.topic:
+                outgoing[aside.topic].append((message, aside.properties, aside.deliver_at_ms))
+                may_return.append(index)
+            if aside.counter == "held":
+                self._stats.held(message.target)
+            else:
+                counts[aside.counter] += 1
+        for topic, stored in outgoing.items():
+            own = OwnTopic(self._client, topic, PRODUCER_SETTINGS)
+            self._topics.setdefault(topic, own).store(stored)
+        self._stats.add(**counts)
         return may_return
 
     def close(self) -> None:
-        """Close both producers."""
-        self._held.close()
-        self._dead.close()
-
-
-class OwnTopic:
-    """A producer of the held or the dead-letter topic, opened on first use."""
-
-    def __init__(self, client: Any, topic: str) -> None:
-        self._client = client
-        self._topic = topic
-        self._publisher: Publisher[None] | None = None
-
-    def send(self, messages: Iterable[_Outgoing]) -> None:
-        """Store messages, and wait for the confirmations.
-
-        Raises:
-            BrokerError: a message was not confirmed.
-        """
-        try:
-            if self._publisher is None:
-                self._publisher = Publisher(
-                    open_producer(self._client, self._topic, PRODUCER_SETTINGS)
-                )
-            with translate_errors():
-                for message, properties, until_ms in messages:
-                    self._publisher.send(message, properties, until_ms)
-        except ClientError as error:
-            raise BrokerError(f"cannot write to {self._topic} ({error.name})") from error
-        failure, _, _ = self._publisher.flush()
-        if failure is not None:
-            raise BrokerError(f"{self._topic} did not confirm ({failure})")
-
-    def close(self) -> None:
-        """Close the producer."""
-        if self._publisher is not None:
-            close_all([self._publisher])
-        self._publisher = None
+        """Close the producers."""
+        for topic in self._topics.values():
+            topic.close()

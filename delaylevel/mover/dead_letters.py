@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from delaylevel.cluster.own_topic import OwnTopic
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, Publisher, close_all, open_producer
+from delaylevel.cluster.publisher import UNBATCHED_SETTINGS
 from delaylevel.cluster.reader import read_unacknowledged
-from delaylevel.errors import (
-    BrokerError,
-    ClientError,
-    EnvelopeError,
-    LevelTopicError,
-    StillPendingError,
-)
+from delaylevel.errors import EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
@@ -165,9 +161,10 @@ def replay(
     """
     clock = clock or SystemClock()
     source, report = source_of(description), ReplayReport()
-    lock = PartitionLock(client, admin, [source], "dlq")
-    forwarder = Forwarder(client, admin, description, clock)
-    try:
+    with (
+        closing(PartitionLock(client, admin, [source], "dlq")) as lock,
+        closing(Forwarder(client, admin, description, clock)) as forwarder,
+    ):
         letters = list(dead_letters(client, admin, description))
         taken = set()
         for letter in letters:
@@ -183,9 +180,6 @@ def replay(
             taken.add(letter.position)
         report.forwarded.add(forwarder.flush())
         _remove(client, lock, source, letters, taken)
-    finally:
-        forwarder.close()
-        lock.close()
     return report
 
 
@@ -213,8 +207,7 @@ def discard(
         AlreadyRunningError: another replay or discard is running.
     """
     source = source_of(description)
-    lock = PartitionLock(client, admin, [source], "dlq")
-    try:
+    with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
         letters = list(dead_letters(client, admin, description))
         taken = {letter.position for letter in letters if chosen(letter)}
         if len(taken) != count:
@@ -224,8 +217,6 @@ def discard(
                 len(taken),
             )
         _remove(client, lock, source, letters, taken)
-    finally:
-        lock.close()
     return count
 
 
@@ -261,26 +252,7 @@ def _remove(
         if letter.position.entry_start in entries and letter.position not in taken
     ]
     if rest:
-        _append(client, source, rest)
+        with closing(OwnTopic(client, source.topic, UNBATCHED_SETTINGS)) as own:
+            own.store((letter.message, letter.message.properties, None) for letter in rest)
     for position in sorted(entries):
         lock.acknowledge_entry(source, position)
-
-
-def _append(client: Any, source: SourcePartition, letters: Collection[DeadLetter]) -> None:
-    try:
-        producer = open_producer(client, source.topic, UNBATCHED_SETTINGS)
-    except ClientError as error:
-        raise BrokerError(
-            f"cannot write to {source.topic} ({error.name}); nothing was acknowledged"
-        ) from error
-    publisher: Publisher[None] = Publisher(producer)
-    try:
-        for letter in letters:
-            publisher.send(letter.message, letter.message.properties, None)
-        failure, _, _ = publisher.flush()
-        if failure is not None:
-            raise BrokerError(
-                f"{source.topic} did not confirm ({failure}); nothing was acknowledged"
-            )
-    finally:
-        close_all([publisher])

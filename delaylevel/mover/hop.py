@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import PayloadWithProperties
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock
@@ -81,13 +82,6 @@ def parked_until_ms(
     return router.hand_off_ms(level, partition, now_ms)
 
 
-def held_until_ms(description: LevelTopicDescription, now_ms: int) -> int | None:
-    """Return until when the broker holds what is set aside now; None if the mover itself waits."""
-    if description.mover is not Mover.FUNCTION:
-        return None
-    return now_ms + description.hold_pause_ms
-
-
 def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -> Any:
     """Return the schema for a producer of a business topic, or the reason why there is none.
 
@@ -114,7 +108,7 @@ class SetAside(NamedTuple):
 
 def set_aside(
     description: LevelTopicDescription,
-    message: ParkedMessage,
+    message: PayloadWithProperties,
     envelope: Envelope,
     reason: str,
     now_ms: int,
@@ -126,7 +120,7 @@ def set_aside(
     Args:
         dead_letters: False to hold a message that the level topic's policy makes a dead letter.
     """
-    policy = missing_target_policy(description, reason)
+    policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
     if policy is MissingTarget.DROP:
         return SetAside("dropped", envelope.target, "", {}, None)
     application = env.application_properties(message.properties)
@@ -137,13 +131,10 @@ def set_aside(
         return SetAside("dead", missing, topic, properties, None)
     properties = {**envelope.held_again().parked_properties(application), env.REASON: reason}
     topic = description.held_topic.partition(0).full
-    until_ms = held_until_ms(description, now_ms)
+    # Every mover but a Function waits itself.
+    by_broker = description.mover is Mover.FUNCTION
+    until_ms = now_ms + description.hold_pause_ms if by_broker else None
     return SetAside("held", envelope.target, topic, properties, until_ms)
-
-
-def missing_target_policy(description: LevelTopicDescription, reason: str) -> MissingTarget:
-    """Return the policy for a message that its target refused for this reason."""
-    return description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
 
 
 def dead_letter(

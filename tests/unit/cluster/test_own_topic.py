@@ -1,4 +1,4 @@
-"""The dispatcher's producers of the held and the dead-letter topic, with a slow client."""
+"""Storing messages in a topic of our own, with a slow client."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel.cluster.own_topic import OwnTopic
+from delaylevel.cluster.publisher import PRODUCER_SETTINGS
 from delaylevel.dispatcher.record import WindowMessage
-from delaylevel.dispatcher.set_aside import OwnTopic
 from delaylevel.errors import BrokerError
 
 MESSAGE = WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"value")
@@ -55,7 +56,7 @@ class Client:
 @pytest.fixture
 def own(request: pytest.FixtureRequest) -> Iterator[OwnTopic]:
     core = Core(request.param)
-    found = OwnTopic(Client(core), "held")
+    found = OwnTopic(Client(core), "held", PRODUCER_SETTINGS)
     yield found
     found.close()
     for thread in core.threads:
@@ -63,9 +64,9 @@ def own(request: pytest.FixtureRequest) -> Iterator[OwnTopic]:
 
 
 @pytest.mark.parametrize("own", [[pulsar.Result.Ok] * 3], indirect=True)
-def test_send_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
+def test_store_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
     for _ in range(2):
-        own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
+        own.store((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
 
 
 @pytest.mark.parametrize(
@@ -73,4 +74,4 @@ def test_send_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
 )
 def test_a_refusal_is_noticed(own: OwnTopic) -> None:
     with pytest.raises(BrokerError, match=r"held did not confirm \(TopicTerminated\)"):
-        own.send((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
+        own.store((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
