@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,10 +92,11 @@ def drain(
     clock = clock or SystemClock()
     total = ForwardReport()
     sources = source_partitions(description)
-    lock = PartitionLock(client, admin, sources, "drain")
     router = _NoLevels(description.levels)
-    forwarder = Forwarder(client, admin, description, clock, router=router)
-    try:
+    with (
+        closing(PartitionLock(client, admin, sources, "drain")) as lock,
+        closing(Forwarder(client, admin, description, clock, router=router)) as forwarder,
+    ):
         at = dict(lock.start_positions(sources))
         # A message whose target is still missing returns to the held topic, so that is read once.
         held_ends = {
@@ -123,9 +125,6 @@ def drain(
                 f"messages are parked in {description.topic} faster than they are drained, or as "
                 "fast: stop its producers, and drain it again"
             )
-    finally:
-        forwarder.close()
-        lock.close()
     return DrainReport(total)
 
 
