@@ -6,7 +6,6 @@ acknowledges a source message only after :meth:`Forwarder.flush` has returned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
@@ -21,21 +20,12 @@ from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.source_partition import SourcePartition
 
 from . import hop
-from .publisher_pool import PublisherPool
+from .publisher_pool import HandOff, PublisherPool
 from .sequencing import HeldIds, Sequencer, held_ids
 
 # Unconfirmed messages are kept, to hold them if their target refuses them: no more than this.
 EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class HandOff:
-    """A message that was handed off, and that its target has not confirmed yet."""
-
-    message: ParkedMessage
-    envelope: Envelope
-    due: bool
 
 
 class Forwarder:
@@ -67,7 +57,7 @@ class Forwarder:
         self._admin = admin
         self.description = description
         self.router = router or Router(description.levels)
-        self.publishers = PublisherPool[HandOff](client, admin, description, sequence)
+        self.publishers = PublisherPool(client, admin, description, sequence)
         self.sequencer: Sequencer | None = None
         if sequence is not None:
             self.sequencer = Sequencer(sequence, self._flush, self._held_ids)

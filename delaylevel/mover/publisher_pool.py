@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
@@ -35,10 +36,18 @@ _SEQUENCED_SETTINGS: dict[str, Any] = {
 
 # A business topic, the schema, and, for keyless messages under deduplication, its partition.
 _TargetKey = tuple[str, SchemaRef | None, int | None]
-_HandOff = TypeVar("_HandOff")
 
 
-class PublisherPool(Generic[_HandOff]):
+@dataclass(slots=True)
+class HandOff:
+    """A message that was handed off, and that its target has not confirmed yet."""
+
+    message: ParkedMessage
+    envelope: Envelope
+    due: bool
+
+
+class PublisherPool:
     """Publishers of one forwarder, each opened for its first message.
 
     The methods raise BrokerError if a topic of our own cannot be written, if no broker serves a
@@ -56,7 +65,7 @@ class PublisherPool(Generic[_HandOff]):
         self._admin = admin
         self._description = description
         self._sequence = sequence
-        self._targets: dict[_TargetKey, Publisher[_HandOff]] = {}
+        self._targets: dict[_TargetKey, Publisher[HandOff]] = {}
         self._own: dict[str, Publisher[Any]] = {}
         # The same publishers as in _own, found without building the name of the topic.
         self._levels: dict[tuple[int, int], Publisher[Any]] = {}
@@ -94,7 +103,7 @@ class PublisherPool(Generic[_HandOff]):
 
     def target(
         self, envelope: Envelope, message: ParkedMessage, sequence_id: int | None
-    ) -> Publisher[_HandOff] | str:
+    ) -> Publisher[HandOff] | str:
         """Return the publisher to a business topic, or the reason why it cannot be written."""
         partition = None
         if sequence_id is not None and not (message.key or message.ordering_key):
@@ -118,7 +127,7 @@ class PublisherPool(Generic[_HandOff]):
 
     def flush_targets(
         self,
-    ) -> Iterator[tuple[str | None, list[_HandOff], list[tuple[_HandOff, str]]]]:
+    ) -> Iterator[tuple[str | None, list[HandOff], list[tuple[HandOff, str]]]]:
         """Wait for the confirmations of each business topic; close producers that failed.
 
         Yields:
