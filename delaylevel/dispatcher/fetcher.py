@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.reader import PartitionReader
@@ -101,11 +102,8 @@ class Fetcher(threading.Thread):
             self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
             return
-        if self._end is None:
+        with nullcontext() if self._end is None else TURN:
             batch = self._fill(reader.burst(message))
-        else:
-            with TURN:
-                batch = self._fill(reader.burst(message))
         self._ahead.acquire()
         self._put(batch)
         self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])

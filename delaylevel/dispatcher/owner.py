@@ -254,11 +254,8 @@ class PartitionOwner(threading.Thread):
 
     def _offer(self, fetcher: Fetcher, batch: FetchedBatch) -> None:
         try:
-            if self._caught_up:
+            with contextlib.nullcontext() if self._caught_up else TURN:
                 result = self._queue.offer(batch)
-            else:
-                with TURN:
-                    result = self._queue.offer(batch)
         except SpillFullError as error:
             if self._refused_offer is None:
                 log.error("%s", error)

@@ -20,7 +20,7 @@ from .delay_queue import DelayQueue
 from .record import WindowMessage
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
-from .targets import Target, TargetBatch, Targets, is_certain, target_name
+from .targets import Target, TargetBatch, Targets, is_certain
 
 # Number of unconfirmed batches at which no further batch is taken. Batches that wait only for
 # paused targets do not count, up to the second number.
@@ -155,7 +155,7 @@ class BatchPublisher:
             for place, part in enumerate(parts):
                 target, count = part.target, len(part.indices)
                 first = target.next_sequence_id
-                targets.append((target_name(*target.key), first))
+                targets.append((target.name, first))
                 target_index[part.indices] = place
                 part.sequence_ids = range(first, first + count)
                 target.next_sequence_id = first + count

@@ -66,7 +66,7 @@ def _forward_range(
     description = forwarder.description
     decide, level, park = forwarder.router.decide, source.level, Hop.PARK
     targets = frozenset(description.targets) if description.mover is Mover.SPARK else frozenset()
-    schemas: set[str | None] = {None}
+    schemas: set[str | None] = {None}  # well-formed references
     source_name = source.topic.removeprefix("persistent://")
     builder = MessageBuilder
     sequencer = forwarder.sequencer
@@ -120,7 +120,11 @@ def _forward_range(
                     place.parked += 1
                     continue
         else:
-            _add_schema(schemas, properties.get(SCHEMA))
+            schema = properties.get(SCHEMA)
+            if schema is not None and len(schemas) <= _MOST_SCHEMAS:
+                with contextlib.suppress(EnvelopeError):
+                    SchemaRef.parse(schema)
+                    schemas.add(schema)
         forwarder.forward(source, parked_message(message, ledger, entry, batch), time_ms)
     for to_level, places in enumerate(parking):
         for partition, place in places.items():
@@ -136,12 +140,3 @@ class _LevelPartition:
     def __init__(self, publisher: Publisher[Any]) -> None:
         self.core_send = publisher.core_send()
         self.parked = 0
-
-
-def _add_schema(schemas: set[str | None], text: str | None) -> None:
-    """Remember a well-formed reference to a schema."""
-    if text is None or len(schemas) > _MOST_SCHEMAS:
-        return
-    with contextlib.suppress(EnvelopeError):
-        SchemaRef.parse(text)
-        schemas.add(text)
