@@ -10,7 +10,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
-from delaylevel.mover.drain import DrainReport
+from delaylevel.model.report import ForwardReport
 from delaylevel.topics import lifecycle
 
 from . import options
@@ -122,19 +122,19 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
     """
     with settings.level_topic(topic) as (connection, admin, described):
         report = _drain(settings, connection, admin, described, allow_early)
-    forwarded = report.forwarded
+    left = report.held.total()
     view = {
         "topic": described.topic,
-        "window": forwarded.window,
-        "due": forwarded.due,
-        "dead": forwarded.dead.total(),
-        "dropped": forwarded.dropped.total(),
-        "left": report.left,
+        "window": report.window,
+        "due": report.due,
+        "dead": report.dead.total(),
+        "dropped": report.dropped.total(),
+        "left": left,
     }
     emit_one(view, _DRAINED, output)
-    if report.left:
+    if left:
         note(
-            f"{report.left} messages are still held because their targets refuse messages: "
+            f"{left} messages are still held because their targets refuse messages: "
             "`delaylevel levels orphans` shows missing targets."
         )
 
@@ -252,7 +252,7 @@ def _drain(
     admin: Admin,
     described: LevelTopicDescription,
     allow_early: bool,
-) -> DrainReport:
+) -> ForwardReport:
     from delaylevel.mover.drain import drain as drain_now
 
     with settings.client(connection) as client:

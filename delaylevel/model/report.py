@@ -32,7 +32,12 @@ class ForwardReport:
     def total(self) -> int:
         """The number of messages."""
         counted = (self.parked, self.held, self.dead, self.dropped)
-        return self.window + self.due + sum(counter.total() for counter in counted)
+        return self.handed_off + sum(counter.total() for counter in counted)
+
+    @property
+    def handed_off(self) -> int:
+        """The number of messages that are in the final window, or delivered."""
+        return self.window + self.due
 
     def add(self, other: ForwardReport) -> None:
         """Add the numbers of another report."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 from delaylevel.cluster.partition_lock import PartitionLock
@@ -26,27 +25,6 @@ _PASSES = 20
 _FLUSH_EVERY = 5000
 
 
-@dataclass
-class DrainReport:
-    """Outcomes of all messages that were pending.
-
-    Attributes:
-        forwarded: counts by destination.
-    """
-
-    forwarded: ForwardReport = field(default_factory=ForwardReport)
-
-    @property
-    def handed_off(self) -> int:
-        """Number of messages that are in the final window, or delivered, now."""
-        return self.forwarded.window + self.forwarded.due
-
-    @property
-    def left(self) -> int:
-        """Number of messages that are held because their target cannot be written."""
-        return self.forwarded.held.total()
-
-
 class _NoLevels(Router):
     """Router that skips the levels, however long the delay."""
 
@@ -63,7 +41,7 @@ def drain(
     clock: Clock | None = None,
     allow_early: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-) -> DrainReport:
+) -> ForwardReport:
     """Hand off everything that is pending in the levels, whatever its due time, and acknowledge it.
 
     With ``broker``, a message goes to its business topic, which holds it until it is due; with
@@ -76,6 +54,9 @@ def drain(
         clock: clock that decides which messages are due.
         allow_early: True to continue although a subscription would get messages early.
         progress: function that is called with the number of messages after every flush.
+
+    Returns:
+        The outcomes. Held messages are left, because their targets cannot be written.
 
     Raises:
         AlreadyRunningError: a mover is running.
@@ -125,7 +106,7 @@ def drain(
                 f"messages are parked in {description.topic} faster than they are drained, or as "
                 "fast: stop its producers, and drain it again"
             )
-    return DrainReport(total)
+    return total
 
 
 def _end(admin: OperatorAdmin, source: SourcePartition) -> Position | None:
