@@ -14,8 +14,9 @@ every record of the earlier owner. A batch is published only after its intent is
 the first rule: **no journal record, no publish**.
 
 `JournalState` is the sum of the records. The running owner applies each record as it makes it, and
-a later owner applies the same records when it reads the journal. `DelayQueue` makes the records
-and `PartitionOwner` appends them, in one thread, so that the journal has them in this order.
+a later owner applies the same records when it reads the journal. `DelayQueue` makes the records;
+`PartitionOwner` and its `BatchPublisher` append them, in the same thread, so that the journal has
+them in this order.
 
 Order in time
 -------------
@@ -37,8 +38,10 @@ States of one message
 ---------------------
 - *pending*: in the window topic, and in none of the states below. The journal does not mention it.
 - *intended*: part of an open intent, which is one without a Commit or Resolved record.
-- *released*: published, or set aside for good. The journal has its position. It also has its ID,
-  so that copies are recognized, unless it was held: a held message comes back with its ID.
+- *released*: published, set aside, or dropped. The journal has its position. It also has its ID,
+  so that copies are recognized. The exception is a message that was set aside because its target
+  refused it (*held* in the records): it comes back with its ID, from the held topic or by a replay
+  from the dead-letter topic.
 - *below*: its position is below the low watermark. The source may be acknowledged up to there, and
   the journal forgets the position. It keeps the ID until enough newer ones replace it. A copy that
   was left out gets here from pending.
@@ -99,9 +102,10 @@ between two chunks of a snapshot                The incomplete snapshot is passe
 Snapshots
 ---------
 A snapshot is a whole `JournalState`: the low watermark, a Roaring bitmap of the released positions
-from there on, the IDs, the open intents, the next intent number, and the next sequence ID of each
-target. It is cut into chunks that fit into a message. A complete one stands for everything before
-its first chunk; records between its chunks come after it. The owner writes one at a takeover, when
-the journal has grown by 8 MiB and by twice the last snapshot, and when it stops. Then it
-acknowledges the journal up to the first chunk, so that the broker can delete what is before.
+from there on, the highest released position, the IDs, the open intents, the next intent number, and
+the next sequence ID of each target. It is cut into chunks that fit into a message. A complete one
+stands for everything before its first chunk; records between its chunks come after it. The owner
+writes one at a takeover, when the journal has grown by 8 MiB and by twice the last snapshot, and
+when it stops. Then it acknowledges the journal up to the first chunk, so that the broker can delete
+what is before.
 """
