@@ -58,7 +58,6 @@ def assign(group: GroupState, me: str, mine: Collection[int], partitions: int) -
     """Return the changes that give every member an equal share, with the fewest moves.
 
     Args:
-        group: state of the group.
         me: name of this dispatcher.
         mine: partitions that this dispatcher owns.
         partitions: number of window partitions.

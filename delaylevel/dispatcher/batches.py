@@ -59,7 +59,6 @@ class DueBatch:
         number: number of the batch and of its intent.
         due_ms: due times, ms since the epoch, shape (n,).
         positions: packed positions, shape (n,).
-        records: list of n records.
     """
 
     number: int

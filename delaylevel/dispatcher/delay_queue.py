@@ -49,7 +49,6 @@ class DelayQueue:
             state: state at the end of the journal, owned by the queue from now on. The open
                 intents in it have to be resolved.
             segments: empty segments with precision_ms=1, owned by the queue from now on.
-            clock: source of the current time.
 
         Raises:
             InvalidInputError: the segments have another precision, or are not empty.
@@ -196,7 +195,6 @@ class DelayQueue:
         Batches may be committed in any order.
 
         Args:
-            number: number of the batch.
             held: packed positions of the messages that were set aside and may come back.
 
         Raises:

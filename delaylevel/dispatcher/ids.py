@@ -79,7 +79,6 @@ def save_ids(
     """Remember IDs in their order, except those of the key ``""``.
 
     Args:
-        memory: the deduplicator.
         keys: distinct keys.
         key_index: index of each ID's key, shape (n,).
         ids: IDs, shape (n,).
@@ -100,11 +99,7 @@ def unseen_ids(
 ) -> Mask:
     """Return which IDs are new, to the memories and among the earlier ones here; save nothing.
 
-    IDs of the key ``""`` are always new.
-
-    Args:
-        memories: deduplicators.
-        keys, key_index, ids: as for ``save_ids``.
+    IDs of the key ``""`` are always new. Keys, indices and IDs are those of ``save_ids``.
 
     Raises:
         InvalidInputError: an ID is negative.
@@ -133,7 +128,6 @@ def contained(bitmap: BitMap64, positions: Int64s) -> Mask:
     """Return which positions are in a bitmap.
 
     Args:
-        bitmap: the bitmap.
         positions: distinct packed positions, ascending, shape (n,).
     """
     size = positions.size

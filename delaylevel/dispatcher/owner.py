@@ -56,7 +56,6 @@ class PartitionOwner(threading.Thread):
 
     Args:
         description: function that returns the current description of the level topic.
-        partition: index of the window partition.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use.
 

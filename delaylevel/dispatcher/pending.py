@@ -32,12 +32,8 @@ class PendingIndex:
         segments: the records, which also answer queries by due time and attribute.
         tracker: the due times.
 
-    Args:
-        segments: empty segments with precision_ms=1.
-        clock: source of the current time.
-
     Raises:
-        InvalidInputError: the segments have another precision, or are not empty.
+        InvalidInputError: the segments have another precision than 1 ms, or are not empty.
     """
 
     def __init__(self, segments: PendingSegments, clock: Clock) -> None:

@@ -62,10 +62,7 @@ class Dispatcher:
 
     Args:
         client: a ``pulsar.Client``, not closed here.
-        admin: the admin interface.
         level_topics: names of business topics or level topics.
-        settings: the settings.
-        clock: source of the current time.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -103,11 +100,7 @@ class Dispatcher:
         return tuple(topic.description for topic in self._topics)
 
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
-        """Return the statistics of every window partition that this process owns.
-
-        Returns:
-            Statistics by (level topic, index of the window partition).
-        """
+        """Return the statistics of this process's window partitions, by (level topic, index)."""
         with self._lock:
             owners = {
                 (topic.description.topic, index): owner
@@ -209,7 +202,6 @@ def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
     """Return the description of a level topic that a dispatcher can serve.
 
     Args:
-        admin: the admin interface.
         name: name of the level topic or of its business topic.
 
     Raises:
@@ -229,7 +221,7 @@ def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...
     """Return the owner and the backlog of each window partition, by index.
 
     Raises:
-        LevelTopicError: the level topic is missing, or its final window is not ``tracker``.
+        LevelTopicError: as for `served`.
     """
     return window_stats(admin, served(admin, name)).reported
 
@@ -267,5 +259,5 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # it runs for another user
     return True

@@ -47,7 +47,6 @@ class TargetBatch:
     """The messages of one batch that go to one target.
 
     Attributes:
-        target: the target.
         number: number of the batch.
         indices: indices of the messages in the batch, ascending.
         sequence_ids: their sequence IDs, if the broker deduplicates.

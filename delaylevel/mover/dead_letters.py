@@ -32,11 +32,7 @@ from .hop import open_envelope
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that a mover or dispatcher could not read.
-
-    Attributes:
-        message: the message in the dead-letter topic.
-    """
+    """A message in the dead-letter topic, which a mover or dispatcher could not read."""
 
     message: ParkedMessage
 
@@ -116,11 +112,6 @@ def dead_letters(
     """Yield the messages in the dead-letter topic, oldest first, without a lock.
 
     Nothing is acknowledged.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: admin interface of the same cluster.
-        description: the level topic.
     """
     source = source_of(description)
     last = admin.last_message_id(source.name)
@@ -148,7 +139,6 @@ def replay(
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
         description: the level topic, with every target that it has now.
         chosen: function that returns True for a dead letter to replay.
         target: full name of the business topic, instead of the one in the properties.
@@ -194,8 +184,6 @@ def discard(
 
     Args:
         client: a ``pulsar.Client``; it is not closed here.
-        admin: admin interface of the same cluster.
-        description: the level topic.
         chosen: function that returns True for a dead letter to delete.
         count: expected number of chosen messages; if it differs, nothing is deleted.
 

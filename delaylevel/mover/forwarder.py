@@ -203,9 +203,7 @@ class Forwarder:
         pause_ms = self.description.hold_pause_ms
         self._refused.add(envelope.target, envelope.schema, reason, pause_ms)
 
-    def _set_aside(
-        self, message: ParkedMessage, aside: hop.SetAside, number: int | None = None
-    ) -> None:
+    def _set_aside(self, message: ParkedMessage, aside: hop.SetAside, number: int | None) -> None:
         if aside.topic:
             publisher = self.publishers.own(aside.topic)
             publisher.send(message, aside.properties, aside.deliver_at_ms, number)
@@ -214,8 +212,7 @@ class Forwarder:
     def _hold(self, hand_off: HandOff, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
         message, number = hand_off.message, None
-        sequenced = self.sequencer is not None
-        if sequenced:
+        if self.sequencer is not None:
             number = sequence_id(message.ledger, message.entry, message.batch)
         aside = hop.set_aside(
             self.description,
@@ -224,7 +221,7 @@ class Forwarder:
             reason,
             self._clock.now_ms(),
             # Sequence ids of dead letters rise in source order, which this message has left.
-            dead_letters=not sequenced,
+            dead_letters=self.sequencer is None,
         )
         self._set_aside(message, aside, number)
 

@@ -59,9 +59,6 @@ class LocalMover:
     def run_once(self) -> ForwardReport:
         """Hand off all messages that are ready now, and acknowledge them.
 
-        Returns:
-            The outcomes of the messages.
-
         Raises:
             BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
                 it again.

@@ -106,8 +106,7 @@ class Intent(_Record):
         ):
             raise InvalidInputError(
                 "positions, key_index, ids, and target_index if there are targets, must have "
-                f"one length, not {size}, {self.key_index.size}, {self.ids.size} and "
-                f"{counted}"
+                f"one length, not {size}, {self.key_index.size}, {self.ids.size} and {counted}"
             )
         for index, count in (
             (self.key_index, len(self.id_keys)),
@@ -165,7 +164,6 @@ class Resolved(_Record):
     """The outcome of an intent without a commit; the messages not listed are pending again.
 
     Attributes:
-        number: number of the intent.
         released: packed positions of the messages that the broker has stored, shape (k,).
     """
 
@@ -182,14 +180,7 @@ class LowWatermark(_Record):
 
 @dataclass(frozen=True, eq=False)
 class SnapshotChunk(_Record):
-    """A part of a snapshot.
-
-    Attributes:
-        serial: number of the snapshot.
-        index: number of the part.
-        count: number of parts.
-        data: bytes of the part.
-    """
+    """Part ``index`` of ``count`` of the snapshot with the number ``serial``."""
 
     serial: int
     index: int

@@ -60,7 +60,6 @@ class JournalState:
         Args:
             records: bytes of each record, in order, from the journal's first record or any record
                 before a complete snapshot.
-            capacity: as for the class.
 
         Raises:
             DamagedJournalError: a record was changed.
