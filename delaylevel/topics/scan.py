@@ -19,7 +19,7 @@ messages may be due at any time: their partition is always read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -142,16 +142,9 @@ def pending_ranges(
     if not chosen:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-pending") as pool:
-        sources = [source for source, _ in chosen]
-        starts = list(pool.map(lambda source: pending_start(admin, source.name), sources))
-        ends = list(pool.map(lambda source: _behind_last(admin, source), sources))
-        items = [
-            (PendingRange(source, start, end), published)
-            for (source, published), start, end in zip(chosen, starts, ends, strict=True)
-            if start < end
-        ]
-        found: Sequence[PendingRange] = list(
-            pool.map(lambda item: _narrow(admin, item[0], item[1], now_ms), items)
+        starts = list(pool.map(lambda item: pending_start(admin, item[0].name), chosen))
+        found = list(
+            pool.map(lambda item, start: _range(admin, *item, start, now_ms), chosen, starts)
         )
     return [item for item in found if item.start < item.end]
 
@@ -164,18 +157,16 @@ def pending_start(admin: TopicAdmin, partition: TopicName) -> Position:
         return EARLIEST  # nothing is acknowledged; a missing topic shows when its end is read
 
 
-def _behind_last(admin: TopicAdmin, source: SourcePartition) -> Position:
+def _range(
+    admin: TopicAdmin, source: SourcePartition, published: Window, start: Position, now_ms: int
+) -> PendingRange:
     last = admin.last_message_id(source.name)
-    return EARLIEST if last is None or last.entry < 0 else last.next_entry
-
-
-def _narrow(admin: TopicAdmin, item: PendingRange, published: Window, now_ms: int) -> PendingRange:
-    start, end = item.start, item.end
-    if published.from_ms is not None and published.from_ms > 0:
-        first = admin.message_id_at(item.source.name, published.from_ms)
-        start = end if first is None else max(start, first.entry_start)
+    end = EARLIEST if last is None else last.next_entry
+    if published.from_ms is not None and published.from_ms > 0 and start < end:
+        first = admin.message_id_at(source.name, published.from_ms)
+        start = end if first is None else max(start, first)
     # A bound in the future excludes next to nothing, so the search is not worth a request.
     if published.before_ms is not None and published.before_ms <= now_ms and start < end:
-        behind = admin.message_id_at(item.source.name, published.before_ms)
-        end = end if behind is None else min(end, behind.entry_start)
-    return PendingRange(item.source, start, end)
+        behind = admin.message_id_at(source.name, published.before_ms)
+        end = end if behind is None else min(end, behind)
+    return PendingRange(source, start, end)
