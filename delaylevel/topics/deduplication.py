@@ -13,14 +13,10 @@ def without_deduplication(
     admin: TopicAdmin, description: LevelTopicDescription
 ) -> tuple[TopicName, ...]:
     """Return the targets of a level topic that exist and have broker deduplication off."""
+    targets = map(TopicName.parse, description.targets)
+    found = ((target, topic_stats(admin, target)) for target in targets)
     return tuple(
         target
-        for target in map(TopicName.parse, description.targets)
-        if admin.topic_exists(target) and not deduplicates(admin, target)
+        for target, stats in found
+        if stats is not None and not (stats and all(one.deduplication for one in stats.values()))
     )
-
-
-def deduplicates(admin: TopicAdmin, topic: TopicName) -> bool:
-    """Return whether deduplication is on in every partition of a topic."""
-    found = topic_stats(admin, topic) or {}
-    return bool(found) and all(stats.deduplication for stats in found.values())
