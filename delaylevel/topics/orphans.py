@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,15 +56,12 @@ def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
     for item in list_level_topics(admin, namespace):
         if item.description is None:
             continue
-        missing = _missing(admin, item.description.targets)
+        targets = item.description.targets
+        missing = tuple(name for name in targets if not admin.topic_exists(TopicName.parse(name)))
         if missing:
             pending = pending_entries(admin, item.description)
             found.append(Orphan(item.topic, item.description, missing, pending))
     return sorted([*found, *_strays(admin, namespace)], key=lambda orphan: orphan.topic)
-
-
-def _missing(admin: TopicAdmin, targets: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in targets if not admin.topic_exists(TopicName.parse(name)))
 
 
 def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:
