@@ -8,6 +8,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
+from .entries import EntryRange
 from .port import TopicAdmin
 
 
@@ -40,24 +41,16 @@ def find_lost_range(
 ) -> LostRange | None:
     """Return the range between a mover's position and the position of its subscription.
 
-    Args:
-        admin: the cluster.
-        source: the partition.
-        position: the first position that the mover has not moved.
+    None if it is empty, also when the subscription has only moved on from the end of a ledger to
+    the next one.
 
-    Returns:
-        The range; None if it is empty, also when the subscription has only moved on from the end of
-        a ledger to the next one.
+    Args:
+        position: the first position that the mover has not moved.
     """
     if position == EARLIEST:
         return None  # the mover starts at the first message that still exists
     reached = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
     if reached <= position:
         return None
-    entries = 0
-    for item in admin.ledgers(source.name):
-        if position.ledger <= item.ledger <= reached.ledger:
-            first = position.entry if item.ledger == position.ledger else 0
-            end = reached.entry if item.ledger == reached.ledger else item.entries
-            entries += max(0, end - max(first, 0))
+    entries = len(EntryRange(admin.ledgers(source.name), position, reached))
     return LostRange(source.topic, position, reached, entries) if entries else None
