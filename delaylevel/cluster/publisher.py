@@ -69,7 +69,7 @@ CERTAIN_REFUSALS = frozenset(
 
 
 class Payload(Protocol):
-    """The parts of a message that an application sets, without the properties."""
+    """The parts of a message that an application sets."""
 
     @property
     def value(self) -> bytes | None:
@@ -86,10 +86,6 @@ class Payload(Protocol):
     @property
     def event_ms(self) -> int:
         """The event time, ms since the epoch; 0 for none."""
-
-
-class PayloadWithProperties(Payload, Protocol):
-    """A payload and the properties that are sent with it."""
 
     @property
     def properties(self) -> dict[str, str]:
@@ -276,7 +272,7 @@ def open_producer(
 
 def send_in_order(
     producer: Any,
-    messages: Iterable[PayloadWithProperties],
+    messages: Iterable[Payload],
     sequence_ids: Sequence[int] | None,
     outcomes: list[dict[Any, Any]],
 ) -> int:
@@ -300,17 +296,15 @@ def send_in_order(
         outcome: dict[Any, Any] = {}
         number = None if sequence_ids is None else sequence_ids[index]
         built = build_message(message, message.properties, None, number)
+        outcomes.append(outcome)
         try:
             send(built, outcome.setdefault)
+            size += len(message.value or b"")
         except pulsar.PulsarException as error:
             # The client refused it: too large, or the queue is full.
             outcome[error_name(error)] = None
-            outcomes.append(outcome)
             if sequence_ids is not None:
                 break
-            continue
-        outcomes.append(outcome)
-        size += len(message.value or b"")
     return size
 
 
