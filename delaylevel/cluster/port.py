@@ -13,7 +13,6 @@ from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 
 from .values import (
-    NO_PROPERTIES,
     AcknowledgedRange,
     BrokerSettings,
     LedgerInfo,
@@ -48,7 +47,7 @@ class TopicAdmin(Protocol):
         """Return the number of partitions (0 if not partitioned) and the properties of a topic."""
 
     def create_partitioned(
-        self, topic: TopicName, partitions: int, properties: Mapping[str, str] = NO_PROPERTIES
+        self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
         """Create a partitioned topic with all its partitions and properties, in one step.
 

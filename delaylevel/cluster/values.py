@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from delaylevel.model.position import Position
-
-NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class TopicMetadata:
     """
 
     partitions: int
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class SchemaVersion:
     type: str
     definition: str
     version: int
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
