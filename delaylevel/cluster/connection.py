@@ -108,18 +108,8 @@ class Connection(BaseModel):
         Raises:
             ConfigError: a value or file is invalid; the text names its source, never a secret.
         """
-        arguments = {
-            "service_url": service_url,
-            "admin_url": admin_url,
-            "token": token,
-            "token_file": token_file,
-            "tls_trust_certs_file": tls_trust_certs_file,
-            "tls_certificate_file": tls_certificate_file,
-            "tls_private_key_file": tls_private_key_file,
-            "tls_allow_insecure": tls_allow_insecure,
-            "tls_validate_hostname": tls_validate_hostname,
-            "operation_timeout_seconds": operation_timeout_seconds,
-        }
+        # The parameters that are settings, and not places to find them.
+        arguments = {name: value for name, value in locals().items() if name in cls.model_fields}
         given = {name: value for name, value in arguments.items() if value is not None}
         from_environment = {
             name: environ[ENVIRONMENT_PREFIX + name.upper()]
