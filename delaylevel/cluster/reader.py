@@ -132,13 +132,10 @@ class PartitionReader:
         client: a ``pulsar.Client``; it is not closed here.
         topic: the full name of the partition.
         start: the first position to read.
-        queue: the number of messages that the client requests ahead of time.
     """
 
-    def __init__(
-        self, client: Any, topic: str, start: Position, queue: int = RECEIVER_QUEUE_SIZE
-    ) -> None:
-        self._reader = _open_reader(client, topic, start, queue)
+    def __init__(self, client: Any, topic: str, start: Position) -> None:
+        self._reader = _open_reader(client, topic, start, RECEIVER_QUEUE_SIZE)
         self._read_next = _core_read_next(self._reader)
 
     def receive(self, timeout_ms: int) -> Any | None:
