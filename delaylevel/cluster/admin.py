@@ -192,10 +192,8 @@ class Admin(OperatorAdmin):
 
     def terminate(self, topic: TopicName) -> None:
         """Terminate a topic, which then refuses messages; stored messages can still be read."""
-        end = (
-            "/terminate/partitions" if self.partitioned_metadata(topic).partitions else "/terminate"
-        )
-        self._rest.post(f"{topic.rest_path}{end}")
+        end = "/partitions" if self.partitioned_metadata(topic).partitions else ""
+        self._rest.post(f"{topic.rest_path}/terminate{end}")
 
     def unload(self, topic: TopicName) -> None:
         """Unload a topic or partition; the broker opens it again when it is used."""
