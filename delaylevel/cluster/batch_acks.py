@@ -83,11 +83,7 @@ class BatchAckTracker:
         self._drop_at = _MOST_KEPT
 
     def callback(self, length: int) -> Callback | None:
-        """Return the callback for the next message; None if it does not begin a batch.
-
-        Args:
-            length: the size of the payload in bytes.
-        """
+        """Return the callback for the next message of ``length`` bytes; None within a batch."""
         self.count += 1
         held = self._in_batch + 1
         size = self._bytes + length

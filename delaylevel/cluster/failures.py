@@ -43,12 +43,7 @@ def translate_errors() -> Iterator[None]:
 
 
 def close_quietly(resource: Any, kind: str) -> None:
-    """Close an object of the client; ignore a failure, as the object is unusable anyway.
-
-    Args:
-        resource: a producer, consumer or reader.
-        kind: the noun for it in the log.
-    """
+    """Close a producer, consumer or reader; ignore a failure, as it is unusable anyway."""
     try:
         resource.close()
     except pulsar.PulsarException as error:

@@ -74,14 +74,8 @@ def messages_in_range(
 ) -> Generator[RawMessage, None, None]:
     """Yield (message, ledger, entry, batch) of a partition in [start, end), in their order.
 
-    The same as :func:`read_range`, for callers that need only a part of each message.
-
-    Args:
-        client, partition_topic, start, end, poll_timeout_ms: as in :func:`read_range`.
-        queue: number of messages that the client prefetches.
-
-    Raises:
-        BrokerError: as in :func:`read_range`.
+    The same as :func:`read_range`, for callers that need only a part of each message. ``queue`` is
+    the number of messages that the client prefetches.
     """
     if start >= end:
         return
@@ -166,11 +160,6 @@ class PartitionReader:
 
 def open_idle_reader(client: Any, topic: str, subscription_prefix: str) -> Any:
     """Open a reader at the end of a partition that shows this process in the topic's statistics.
-
-    Args:
-        client: a ``pulsar.Client``.
-        topic: the full name of the partition.
-        subscription_prefix: the beginning of its subscription's name.
 
     Raises:
         ClientError: the client refused.

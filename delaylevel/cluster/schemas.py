@@ -46,13 +46,7 @@ def canonical(definition: str) -> str:
 def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedSchema | None:
     """Return the schema of a business topic that an envelope refers to.
 
-    Args:
-        admin: the cluster.
-        target: the business topic.
-        reference: the reference in the envelope.
-
-    Returns:
-        A schema for a producer of already encoded payloads; None if the registry lacks it.
+    It is for a producer of encoded payloads. None if the registry lacks it.
     """
     for stored in admin.schemas(target):
         if SchemaRef.of(stored.type, canonical(stored.definition)) == reference:

@@ -18,11 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_token_file(path: str | os.PathLike[str], name: str) -> str:
-    """Return the token in a file.
-
-    Args:
-        path: path of the file.
-        name: the noun for it in error messages.
+    """Return the token in a file; ``name`` stands for the file in error messages.
 
     Raises:
         ConfigError: the file cannot be read, or is empty.

@@ -14,7 +14,6 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
-        ...
 
 
 class SystemClock:

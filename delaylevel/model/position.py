@@ -69,10 +69,5 @@ EARLIEST = Position(-1, -1)
 
 
 def stable_id(partition_topic: str, position: Position) -> str:
-    """Return the identity of a message, ``topic-partition:ledger:entry:batch``.
-
-    Args:
-        partition_topic: full name of the topic or partition that stored it first.
-        position: its position there.
-    """
+    """Return ``topic-partition:ledger:entry:batch`` for the place that stored a message first."""
     return f"{partition_topic.removeprefix('persistent://')}:{position}"

@@ -40,10 +40,7 @@ def given_options(
 
 
 def check_producer_options(options: Mapping[str, Any]) -> None:
-    """Refuse producer options that would have no effect on delayed messages.
-
-    Args:
-        options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
+    """Refuse given options of ``create_producer`` that would not affect delayed messages.
 
     Raises:
         UnsupportedOptionError: an option is refused; the text names the reason and the remedy.
@@ -66,12 +63,7 @@ def level_producer_settings(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the arguments for producers of level topics, derived from the application's own.
 
-    Args:
-        options: arguments of ``pulsar.Client.create_producer`` that were given, by name.
-        description: the level topic.
-
-    Returns:
-        The arguments, and a warning for the application or None.
+    With a warning for the application, or None.
 
     Raises:
         UnsupportedOptionError: the send timeout is 0 or negative.

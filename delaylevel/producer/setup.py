@@ -67,10 +67,8 @@ def prepare(
         admin: the admin interface, or None.
         partitions_of: the client's ``get_topic_partitions``.
         clock: source of the time at which a message is sent.
-        level_topic: name of the level topic, or None for the default.
-        strategy: the producer's strategy, or None for the one of the topic.
-        mover, final_window: properties of a new level topic.
-        create: True to create a missing level topic.
+        level_topic, strategy, mover, final_window, create: as in
+            :meth:`~delaylevel.DelayLevelClient.create_producer`.
     """
     target = TopicName.parse(topic).full
     configured = as_levels(strategy) if strategy is not None else None

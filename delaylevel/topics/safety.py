@@ -65,9 +65,7 @@ def quotas(policies: NamespacePolicies, settings: BrokerSettings) -> tuple[Backl
 def check_partition_limit(description: LevelTopicDescription, limit: int | None) -> None:
     """Raise InvalidStrategyError if a member topic has more partitions than the broker allows.
 
-    Args:
-        description: the level topic.
-        limit: maximum number of partitions of a topic; 0 or None for no limit.
+    A limit of 0 or None is no limit.
     """
     if not limit:
         return

@@ -70,13 +70,7 @@ ALWAYS = Window()
 
 @dataclass(frozen=True)
 class PendingRange:
-    """Range of positions in a source partition that includes all pending messages of a window.
-
-    Attributes:
-        source: the partition.
-        start: the first position.
-        end: the first position after the range.
-    """
+    """Positions [start, end) of a partition that include all pending messages of a window."""
 
     source: SourcePartition
     start: Position
@@ -86,14 +80,7 @@ class PendingRange:
 def publish_window(
     levels: Levels, source: SourcePartition, due: Window, slack_ms: int = DEFAULT_SLACK_MS
 ) -> Window:
-    """Return the possible publish times of a partition's messages that are due in a window.
-
-    Args:
-        levels: the levels of its level topic.
-        source: the partition.
-        due: the window of due times.
-        slack_ms: the slack, see the module.
-    """
+    """Return the possible publish times of a partition's messages that are due in a window."""
     if source.role is not Role.LEVEL:
         return ALWAYS
     level = levels[source.level]
