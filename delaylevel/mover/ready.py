@@ -13,7 +13,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from delaylevel.cluster.entries import EntryRange
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import LedgerInfo
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -120,16 +122,13 @@ class _NumberedEntries:
         self._topic = topic
         self._start = start
         self._times: dict[int, int] = {}
-        self._spans: list[tuple[int, int, int]] = []  # (number of the first, ledger, its entry)
-        count = 0
-        for item in admin.ledgers(topic):
-            first = start.entry if item.ledger == start.ledger else 0
-            # The count of an open ledger may be too low or too high; last is exact.
-            size = last.entry + 1 if item.ledger == last.ledger else item.entries
-            if start.ledger <= item.ledger <= last.ledger and size > first >= 0:
-                self._spans.append((count, item.ledger, first))
-                count += size - first
-        self._count = count
+        # The count of an open ledger may be too low or too high; last is exact.
+        ledgers = [
+            LedgerInfo(item.ledger, last.entry + 1) if item.ledger == last.ledger else item
+            for item in admin.ledgers(topic)
+        ]
+        self._entries = EntryRange(ledgers, start, last.next_entry)
+        self._count = len(self._entries)
 
     def __len__(self) -> int:
         return self._count
@@ -140,12 +139,13 @@ class _NumberedEntries:
         The front of a ledger is given as the end of the ledger before: an acknowledgement needs an
         entry that exists.
         """
-        return self._start if number == 0 else self._exact(number - 1).next_entry
+        return self._start if number == 0 else self._entries.position(number - 1).next_entry
 
     def time(self, number: int) -> int:
         """Return the publish time of an entry; 0, which is ready, if it does not exist any more."""
         if number not in self._times:
-            published_ms = self._admin.entry_publish_time(self._topic, self._exact(number))
+            position = self._entries.position(number)
+            published_ms = self._admin.entry_publish_time(self._topic, position)
             self._times[number] = 0 if published_ms is None else published_ms
         return self._times[number]
 
@@ -173,12 +173,6 @@ class _NumberedEntries:
             else:
                 right = middle
         return right
-
-    def _exact(self, number: int) -> Position:
-        for first, ledger, entry in reversed(self._spans):
-            if number >= first:
-                return Position(ledger, entry + number - first)
-        raise IndexError(number)
 
 
 def _existing_bound(
