@@ -16,7 +16,7 @@ from delaylevel.model.level_topic import FinalWindow, Mover
 from .client import BaseClient
 from .options import given_options
 from .producer import BaseProducer
-from .routing import NOT_PARKABLE, Route
+from .routing import Route
 from .setup import StrategyArgument
 
 
@@ -72,8 +72,7 @@ class AsyncDelayLevelProducer(BaseProducer):
         producer, body = self._business, content
         if route.parked:
             producer, body = await self._own_producer(route), self._schema.encode(content)
-            for name in NOT_PARKABLE:
-                del options[name]
+            options = {}
         self._sent[route.level] += 1
         return await producer.send(
             body,
