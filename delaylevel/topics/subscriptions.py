@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import AdminError, ConflictError, LevelTopicError
+from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
 
@@ -29,11 +29,9 @@ def subscribe(admin: TopicAdmin, member: Member) -> None:
         try:
             admin.create_subscription(member.topic, SUBSCRIPTION, earliest=True)
             break
-        except ConflictError as error:
-            if error.status != 409:
-                raise
-            break
         except AdminError as error:
+            if error.status == 409:
+                break
             # The broker's answer if two clients create the same subscription at the same time.
             if _BAD_VERSION not in error.reason or time.monotonic() > deadline:
                 raise
