@@ -46,7 +46,6 @@ def choose_places(entries: int, places: int) -> list[int]:
     """Return the numbers of evenly spaced entries, from the first on, and of the last one.
 
     Args:
-        entries: number of entries.
         places: number of entries to choose, besides the last; if there are fewer, all are chosen.
     """
     if entries <= places + 1:

@@ -245,7 +245,6 @@ def open_producer(
     """Open a producer of payloads that are encoded already.
 
     Args:
-        client: a ``pulsar.Client``.
         topic: the full name of the topic, or of one of its partitions.
         settings: arguments of ``create_producer``, e.g. ``PRODUCER_SETTINGS``.
         schema: the schema to declare; plain bytes if None.
@@ -283,7 +282,6 @@ def send_in_order(
 
     Args:
         producer: a ``pulsar.Producer`` of payloads that are encoded already.
-        messages: the messages.
         sequence_ids: one ID for each message, for deduplication, or None.
         outcomes: a list to which one dict is added for each message. Its key is the result, once
             the broker has answered, or the name of the client's error.

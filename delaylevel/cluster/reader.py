@@ -37,7 +37,6 @@ def read_range(
     caller detects the loss. The reader has no subscription and acknowledges nothing.
 
     Args:
-        client: a ``pulsar.Client``.
         partition_topic: the full name of the partition.
         start: the first position; it may lie inside a batch.
         end: the first position that is not read.

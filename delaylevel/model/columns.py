@@ -128,7 +128,6 @@ def to_record_batch(
 
     Args:
         messages: one or more messages, all of one partition.
-        source: the partition.
         schema: columns of this module, with any nullability.
         constants: values of ``place`` and ``routed_at`` (ms), if the schema has them.
     """

@@ -82,8 +82,6 @@ def delete(
     repeated.
 
     Args:
-        admin: the cluster.
-        description: the level topic.
         discard: number of pending entries to throw away; it must match
             :attr:`PendingEntries.total`.
 

@@ -30,7 +30,6 @@ def longer_levels(
     """Return the levels with longer maxima, and otherwise unchanged.
 
     Args:
-        levels: the current levels.
         maximum: maximum delay of the coarsest level; None to leave it.
         finer: maximum delays of further levels, by their unit.
 
@@ -77,7 +76,6 @@ def expand(admin: OperatorAdmin, topic: str, levels: Levels) -> LevelTopicDescri
     interrupted expansion.
 
     Args:
-        admin: the cluster.
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
         levels: the new levels, made from the current ones by :func:`longer_levels`.
 

@@ -46,7 +46,6 @@ def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
     """Return the orphans of a namespace, sorted by name.
 
     Args:
-        admin: the cluster.
         namespace: ``tenant/namespace`` of the level topics; business topics may be elsewhere.
 
     Raises:

@@ -45,7 +45,6 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     incomplete level topic. The call may be repeated, also by several clients at once.
 
     Args:
-        admin: the cluster.
         description: the level topic; targets that it has already are kept.
 
     Returns:
@@ -93,13 +92,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
 def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
     """Return the description of the level topic with this name.
 
-    Args:
-        admin: the cluster.
-        topic: the level topic's name.
-
-    Returns:
-        The description; None if the topic does not exist, or its creation was not finished
-        (:func:`create` finishes it).
+    None if the topic does not exist, or its creation was not finished (:func:`create` finishes it).
 
     Raises:
         LevelTopicError: the topic exists and is not a level topic, or its description is damaged.
@@ -118,7 +111,6 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
     """Return the description of a level topic.
 
     Args:
-        admin: the cluster.
         topic: the level topic, one of its member topics or their partitions, or a business topic
             whose level topic has the default name.
         search: True to search the namespace of a business topic for level topics of other names.
@@ -153,11 +145,7 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
 
 
 def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic]:
-    """Return every level topic of a namespace, including unfinished and damaged ones, by name.
-
-    Args:
-        admin: the cluster.
-        namespace: ``tenant/namespace``.
+    """Return every level topic of a ``tenant/namespace``, also unfinished and damaged, by name.
 
     Raises:
         NotFoundError: the namespace does not exist.

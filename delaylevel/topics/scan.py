@@ -109,8 +109,6 @@ def pending_ranges(
     one range or in two. Nothing is acknowledged, locked or moved.
 
     Args:
-        admin: the cluster.
-        descriptions: the level topics.
         now_ms: the present time, ms since the epoch.
         due: the window of due times; the ranges may include messages that are due outside of it.
         wanted: a condition for partitions; the others are omitted.
@@ -131,7 +129,9 @@ def pending_ranges(
     with ThreadPoolExecutor(min(_THREADS, len(chosen)), "delaylevel-pending") as pool:
         starts = list(pool.map(lambda item: pending_start(admin, item[0].name), chosen))
         found = list(
-            pool.map(lambda item, start: _range(admin, *item, start, now_ms), chosen, starts)
+            pool.map(
+                lambda item, start: _range(admin, item[0], item[1], start, now_ms), chosen, starts
+            )
         )
     return [item for item in found if item.start < item.end]
 

@@ -23,9 +23,7 @@ def set_on_missing_target(
     applies to messages that are already held at their next retry.
 
     Args:
-        admin: the cluster.
         topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
-        policy: the policy.
 
     Returns:
         The description with the policy.

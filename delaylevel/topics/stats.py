@@ -17,8 +17,6 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Me
 from delaylevel.model.strategy import Level
 from delaylevel.model.topic_name import TopicName
 
-# Roles of the member topics that a mover reads.
-MOVER_ROLES = (Role.LEVEL, Role.HELD)
 _THREADS = 8
 
 
@@ -178,8 +176,6 @@ def read_stats(
     A topic that does not exist has partitions without statistics.
 
     Args:
-        admin: the cluster.
-        description: the level topic.
         as_described: return exactly the partitions that the description names, and request those
             that the broker left out one by one. Otherwise return the additional partitions of an
             unfinished expansion too.

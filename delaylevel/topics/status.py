@@ -10,7 +10,7 @@ from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 
-from .stats import MOVER_ROLES, LevelTopicStats, PartitionStatus, read_stats
+from .stats import LevelTopicStats, PartitionStatus, read_stats
 
 __all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
 
@@ -44,7 +44,7 @@ class LevelTopicStatus:
     @property
     def mover_rows(self) -> tuple[PartitionStatus, ...]:
         """The rows of the topics that the mover reads: levels and held topic."""
-        return self.rows(*MOVER_ROLES)
+        return self.rows(Role.LEVEL, Role.HELD)
 
     @property
     def backlog_entries(self) -> int:
@@ -122,7 +122,6 @@ def status(admin: TopicAdmin, description: LevelTopicDescription, now_ms: int) -
     Times are as accurate as the producers' clocks.
 
     Args:
-        admin: the cluster.
         description: the level topic, e.g. from :func:`delaylevel.topics.describe`.
         now_ms: the present, ms since the epoch.
     """
