@@ -205,7 +205,7 @@ def _lateness(admin: TopicAdmin, client: Any, partition: TopicName) -> list[int]
         last = admin.last_message_id(partition)
     except NotFoundError:
         return []
-    if last is None or last.entry < 0:
+    if last is None:
         return []
     start = Position(last.ledger, max(0, last.entry - _LAST_MESSAGES + 1))
     found = []

@@ -198,7 +198,7 @@ def _published_since(
     """Return the range of a partition from a position and publish time on; None if it is empty."""
     try:
         last = admin.last_message_id(source.name)
-        if last is None or last.entry < 0:
+        if last is None:
             return None
         if since_ms is not None:
             first = admin.message_id_at(source.name, since_ms)
