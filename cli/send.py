@@ -163,10 +163,11 @@ def send(
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
-        names = ("deliver_after", "deliver_at", "partition_key", "properties", "message_id")
-        if body is not None or any(arguments[name] for name in names):
+        # All other options describe one message.
+        if body is not None or any(value not in (None, {}) for value in arguments.values()):
             raise click.UsageError(
-                "with --jsonl, each line has its own body, key and delay: give none of them here"
+                "with --jsonl, each line has its own body, keys, properties, times and ID: "
+                "give none of them here"
             )
         messages: Iterable[Outgoing] = _lines(jsonl, now_ms)
         length = _count(jsonl)
