@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
 from delaylevel.cluster import client_log
-from delaylevel.cluster.connection import Connection
-from delaylevel.errors import BrokerUnreachableError
+from delaylevel.cluster.connection import Connection, require_reachable
 from delaylevel.model.level_topic import LevelTopicDescription
 
 if TYPE_CHECKING:
@@ -125,27 +122,3 @@ def pass_connection(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(connection, *args, **kwargs)
 
     return command
-
-
-def require_reachable(connection: Connection, timeout_seconds: float = 5.0) -> None:
-    """Connect to the service address, so that an absent broker is reported at once.
-
-    The Pulsar client would try again until its operation timeout.
-
-    Raises:
-        BrokerUnreachableError: none of the hosts accepts a connection.
-    """
-    secure = connection.service_url.startswith("pulsar+ssl")
-    hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
-    reason = "the address names no host"
-    for host in hosts:
-        try:
-            parts = urlsplit(f"//{host.strip()}")
-            port = parts.port or (6651 if secure else 6650)
-            with socket.create_connection((parts.hostname or "", port), timeout_seconds):
-                return
-        except ValueError:
-            reason = "the address is not HOST:PORT"
-        except OSError as error:
-            reason = error.strerror or str(error)
-    raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from delaylevel.cluster.connection import require_reachable
 from delaylevel.model.formatting import exact_duration
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
-from .command import Settings, require_reachable
+from .command import Settings
 from .output import progress
 from .values import DURATION_MS
 

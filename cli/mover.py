@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection import Connection, require_reachable
 from delaylevel.model.formatting import format_duration
 
 from . import options
-from .command import Settings, examples, pass_settings, require_reachable
+from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .output import note
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import platformdirs
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 
-from delaylevel.errors import ConfigError
+from delaylevel.errors import BrokerUnreachableError, ConfigError
 
 from . import local_brokers
 from .token import TokenSource, read_token_file
@@ -25,6 +26,7 @@ else:
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 DEFAULT_ADMIN_URL = "http://localhost:8080"
 ENVIRONMENT_PREFIX = "DELAYLEVEL_"
+_CONNECT_TIMEOUT_S = 5.0
 
 _PATHS = ("token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file")
 
@@ -211,6 +213,30 @@ class Connection(BaseModel):
         import pulsar
 
         return pulsar.Client(**{**self.client_kwargs(), **options})
+
+
+def require_reachable(connection: Connection) -> None:
+    """Connect to the service address, so that an absent broker is reported at once.
+
+    The Pulsar client would try again until its operation timeout.
+
+    Raises:
+        BrokerUnreachableError: none of the hosts accepts a connection.
+    """
+    secure = connection.service_url.startswith("pulsar+ssl")
+    hosts = connection.service_url.partition("://")[2].split("/")[0].split(",")
+    reason = "the address names no host"
+    for host in hosts:
+        try:
+            parts = urlsplit(f"//{host.strip()}")
+            port = parts.port or (6651 if secure else 6650)
+            with socket.create_connection((parts.hostname or "", port), _CONNECT_TIMEOUT_S):
+                return
+        except ValueError:
+            reason = "the address is not HOST:PORT"
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise BrokerUnreachableError(f"no broker answers at {connection.service_url}: {reason}")
 
 
 def _checked_url(value: str, schemes: tuple[str, ...]) -> str:

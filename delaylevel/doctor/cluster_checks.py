@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from urllib.parse import urlsplit
-
+from delaylevel.cluster.connection import require_reachable
 from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.formatting import format_duration
 
@@ -13,7 +11,6 @@ from .finding import Outcome, Problem
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)
-_CONNECT_TIMEOUT_S = 5.0
 _SKEW_MS = 5000
 
 
@@ -27,14 +24,10 @@ def broker(cluster: ClusterContext) -> Outcome:
         problems.append(Problem(str(error), "start the broker, or name its --admin-url"))
     except PermissionDeniedError:
         version = "unknown"  # the next check reports it
-    failure = _connect(connection.service_url)
-    if failure:
-        problems.append(
-            Problem(
-                f"nothing answers at {connection.service_url}: {failure}",
-                "start the broker, or name its --service-url",
-            )
-        )
+    try:
+        require_reachable(connection)
+    except BrokerUnreachableError as error:
+        problems.append(Problem(str(error), "start the broker, or name its --service-url"))
     if version and version != "unknown" and _release(version) < _OLDEST:
         problems.append(
             Problem(
@@ -92,23 +85,6 @@ def clock(cluster: ClusterContext) -> Outcome:
         "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
         "broker delivers by its own",
     )
-
-
-def _connect(service_url: str) -> str:
-    """Return why no host of a service URL accepts a connection; empty if one does."""
-    secure = service_url.startswith("pulsar+ssl")
-    failure = "the address names no host"
-    for host in service_url.partition("://")[2].split("/")[0].split(","):
-        try:
-            parts = urlsplit(f"//{host.strip()}")
-            port = parts.port or (6651 if secure else 6650)
-            with socket.create_connection((parts.hostname or "", port), _CONNECT_TIMEOUT_S):
-                return ""
-        except ValueError:
-            failure = "the address is not a host and a port"
-        except OSError as error:
-            failure = error.strerror or str(error)
-    return failure
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -17,10 +17,9 @@ from delaylevel.cli.command import (
     connection_options,
     pass_connection,
     pass_settings,
-    require_reachable,
 )
 from delaylevel.cli.main import SECTIONS, cli, translate
-from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.connection import Connection, require_reachable
 
 
 def test_a_group_without_a_module_does_not_break_the_others(

@@ -98,7 +98,7 @@ def test_a_broker_without_a_clock_is_skipped() -> None:
     [("2.11.4", True), ("3.0.0", False), ("4.0.8", False), ("4.1.0-SNAPSHOT", False), ("x", False)],
 )
 def test_old_brokers(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_checks, "_connect", lambda _: "")
+    monkeypatch.setattr(cluster_checks, "require_reachable", lambda _: None)
     outcome = cluster_checks.broker(cluster(version=version))
     assert problems_of(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
 
