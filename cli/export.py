@@ -55,9 +55,9 @@ def export_rows(
             file meanwhile.
         click.ClickException: the file cannot be written.
     """
-    from delaylevel.inspection.rows import SCHEMA
+    from delaylevel.inspection.rows import row_columns
 
-    columns = [name for name in SCHEMA.names if payload or name != "value"]
+    columns = row_columns(payload)
     batches = look.ordered_batches(selection, columns=columns, tell=shown.tell, expect=shown.expect)
     written = 0
 

@@ -202,8 +202,10 @@ class Inspector:
         """
         from .rows import row_columns, rows_of
 
-        progress = ReadProgress(tell, expect)
-        yield from rows_of(self._ordered(selection, row_columns(value), limit, progress))
+        columns = row_columns(value)
+        yield from rows_of(
+            self.ordered_batches(selection, columns=columns, limit=limit, tell=tell, expect=expect)
+        )
 
     def table(
         self,
@@ -226,7 +228,10 @@ class Inspector:
         from .rows import SCHEMA, row_columns
 
         names = list(columns or row_columns(value=False))
-        batches = list(self._ordered(selection, names, limit, ReadProgress(tell, expect)))
+        found = self.ordered_batches(
+            selection, columns=names, limit=limit, tell=tell, expect=expect
+        )
+        batches = list(found)  # a wrong column is reported before the schema needs it
         schema = pa.schema([SCHEMA.field(name) for name in names])
         return pa.Table.from_batches(batches, schema=schema)
 
@@ -235,6 +240,7 @@ class Inspector:
         selection: Selection | None = None,
         *,
         columns: Sequence[str],
+        limit: int | None = None,
         tell: OnMessages | None = None,
         expect: OnMessages | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -243,10 +249,25 @@ class Inspector:
         The sort keeps a bounded amount in memory and the rest in a temporary folder.
 
         Args:
-            selection, tell, expect: as for :meth:`rows`.
+            selection, limit, tell, expect: as for :meth:`rows`.
             columns: names of columns of :data:`delaylevel.inspection.rows.SCHEMA`.
         """
-        yield from self._ordered(selection, list(columns), None, ReadProgress(tell, expect))
+        from .query import ordered
+
+        names, chosen = list(columns), selection or Selection()
+        read = partial(self._read, ReadProgress(tell, expect))
+        if limit and chosen == Selection(chosen.due):
+            # The first rows of many messages are read from the range that the estimate selects,
+            # and from the whole range only if that had too few.
+            now_ms = self._clock.now_ms()
+            snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
+            window = leading_window(sample(snapshot), chosen.due, limit)
+            if window is not None:
+                first = list(ordered(read, Selection(window), names, limit))
+                if sum(map(len, first)) == limit:
+                    yield from first
+                    return
+        yield from ordered(read, chosen, names, limit)
 
     def batches(
         self,
@@ -353,29 +374,6 @@ class Inspector:
         for item, distribution in found:
             parts[self.part_of(item.source)].merge(distribution)
         return parts
-
-    def _ordered(
-        self,
-        selection: Selection | None,
-        columns: list[str],
-        limit: int | None,
-        progress: ReadProgress,
-    ) -> Iterator[pa.RecordBatch]:
-        from .query import ordered
-
-        chosen, read = selection or Selection(), partial(self._read, progress)
-        if limit and chosen == Selection(chosen.due):
-            # The first rows of many messages are read from the range that the estimate selects,
-            # and from the whole range only if that had too few.
-            now_ms = self._clock.now_ms()
-            snapshot = self._snapshot(now_ms, most_journal_records=_JOURNAL_RECORDS)
-            window = leading_window(sample(snapshot), chosen.due, limit)
-            if window is not None:
-                first = list(ordered(read, Selection(window), columns, limit))
-                if sum(map(len, first)) == limit:
-                    yield from first
-                    return
-        yield from ordered(read, chosen, columns, limit)
 
     def _read(
         self, progress: ReadProgress, selection: Selection, columns: set[str]

@@ -28,14 +28,12 @@ class CountingAdmin(TopicAdmin, Protocol):
 
     def contents(self, partition: TopicName) -> tuple[list[LedgerInfo], int]:
         """Return a partition's ledgers, and its entries since the broker opened it."""
-        ...
 
     def messages_in(self, topic: TopicName) -> Mapping[TopicName, int]:
         """Return the number of messages of each partition since the broker opened it.
 
         A topic without partitions is its only one. The result is empty if there is no topic.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from delaylevel.model.message import LazyMessage
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.members import metadata_of
 from delaylevel.topics.scan import PendingRange, Window, pending_start
 
 from .distribution import Observation
@@ -30,15 +31,12 @@ class WindowView(Protocol):
 
     def ranges(self, due: Window) -> list[PendingRange]:
         """Return ranges with all pending messages that are due in a window, and maybe others."""
-        ...
 
     def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
         """Return which messages of a partition are pending."""
-        ...
 
     def exact(self, source: SourcePartition) -> bool:
         """Return True if :meth:`pending` is exact for a partition, False if the clock decides."""
-        ...
 
 
 class BrokerWindow:
@@ -185,11 +183,10 @@ def _due_after(messages: Messages, time_ms: int) -> list[bool]:
 
 
 def _partitions(admin: TopicAdmin, topic: TopicName) -> list[TopicName]:
-    try:
-        count = admin.partitioned_metadata(topic).partitions
-    except NotFoundError:
+    found = metadata_of(admin, topic)
+    if found is None:
         return []
-    return [topic.partition(index) for index in range(count)] if count else [topic]
+    return [topic.partition(index) for index in range(found.partitions)] or [topic]
 
 
 def _published_since(
