@@ -20,10 +20,7 @@ def count(
 ) -> Generator[tuple[PendingRange, CountedDistribution], None, None]:
     """Count the messages of each range of a snapshot, and yield ranges in any order.
 
-    Args:
-        snapshot: the pending messages.
-        edges_ms: the times for which counts are needed, ms since the epoch.
-        progress: the display of the number of messages that were read.
+    ``edges_ms`` are the only times for which the result has counts.
     """
 
     def read(item: PendingRange) -> Iterator[tuple[PendingRange, CountedDistribution]]:

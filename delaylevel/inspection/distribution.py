@@ -185,15 +185,9 @@ Distribution = SampledDistribution | CountedDistribution
 def leading_window(
     partitions: Iterable[SampledDistribution], due: Window, limit: int
 ) -> Window | None:
-    """Return the beginning of a window that probably contains enough messages.
+    """Return the beginning of a window of due times that probably has ``limit`` messages.
 
-    Args:
-        partitions: the distributions of all partitions.
-        due: the window of due times.
-        limit: the number of messages that the result should contain.
-
-    Returns:
-        None if the whole window should be read, because few messages are pending anyway.
+    None if the whole window should be read, because few messages are pending anyway.
     """
     found = SampledDistribution()
     for one in partitions:

@@ -101,11 +101,7 @@ def read_flow(
 ) -> Flow:
     """Return the state of every stage; nothing is acknowledged or moved.
 
-    Args:
-        admin: the cluster.
-        client: a ``pulsar.Client``, for the last messages of the business topics.
-        description: the level topic.
-        now_ms: the present, ms since the epoch.
+    The ``pulsar.Client`` reads the last messages of the business topics.
     """
     level_topic = read_stats(admin, description)
     targets = [TopicName.parse(target) for target in description.targets]

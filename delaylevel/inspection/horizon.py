@@ -122,11 +122,8 @@ class Horizon:
 def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
     """Return the length of a profile's buckets, and their edges from now on.
 
-    Edges after the first are whole multiples of the length (UTC). There are at most 17 edges.
-
-    Args:
-        now_ms: the present, ms since the epoch.
-        last_due_ms: the last due time; None if nothing is pending.
+    Edges after the first are whole multiples of the length (UTC). There are at most 17 edges, and
+    none if nothing is due from now on.
     """
     if last_due_ms is None or last_due_ms <= now_ms:
         return _BUCKETS[0], []
@@ -155,14 +152,8 @@ def build(
 ) -> Horizon:
     """Build a horizon from the distributions of its parts.
 
-    Args:
-        topic: the level topic.
-        now_ms: the present, ms since the epoch.
-        parts: the parts with their distributions.
-        target: the only business topic that is included; None for all.
-        last_due_ms: the due time at which the profile ends; by default the last one of all parts.
-            A counted distribution needs the one that its edges were made with.
-        window_by_clock: as in :class:`Horizon`.
+    The profile ends at ``last_due_ms``, by default the last due time of all parts. Counted
+    distributions need the one with which their edges were made.
     """
     found = parts.values()
     last = max((one.last_due_ms for one in found if one.last_due_ms is not None), default=None)

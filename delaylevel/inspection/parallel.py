@@ -45,15 +45,9 @@ def read_in_parallel(
 ) -> Generator[T, None, None]:
     """Yield the results of ``read`` for each item, in any order.
 
-    At most eight results wait for the caller, so that memory is bounded by their size. When the
-    caller closes the generator, the threads end at their next result.
-
-    Args:
-        items: arguments of ``read``; reads begin in this order.
-        read: function that yields the results of an item; called in a thread.
-
-    Raises:
-        Exception: the exception of ``read``, after the other threads have ended.
+    Threads call ``read`` in the order of the items. At most eight results wait for the caller, so
+    that memory is bounded by their size. When the caller closes the generator, the threads end at
+    their next result. An exception of ``read`` is raised after the other threads have ended.
     """
     waiting: queue.SimpleQueue[S] = queue.SimpleQueue()
     for item in items:

@@ -35,9 +35,7 @@ def check_plot(path: Path) -> None:
 def save_plot(found: Horizon, path: Path) -> None:
     """Save a plot of messages by due time, stacked by the parts in which they wait.
 
-    Args:
-        found: the horizon.
-        path: a .png or .svg file; an existing one is replaced.
+    An existing file is replaced.
 
     Raises:
         InvalidInputError, MissingExtraError: see :func:`check_plot`.

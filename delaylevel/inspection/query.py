@@ -77,14 +77,7 @@ class Average:
 def ordered(
     read: ReadRows, selection: Selection, columns: list[str], limit: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows in due order.
-
-    Args:
-        read: the source of the rows.
-        selection: the conditions.
-        columns: names of the columns to return.
-        limit: the largest number of rows; None for all.
-    """
+    """Yield columns of the selected rows in due order: all rows, or the first ``limit`` ones."""
     order = ", ".join(f"{name} NULLS LAST" for name in ORDER)
     end = "" if limit is None else f" LIMIT {limit:d}"
     sql = f"SELECT {', '.join(columns)} FROM selected ORDER BY {order}{end}"

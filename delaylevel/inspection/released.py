@@ -54,14 +54,8 @@ def released_by_journal(
 ) -> Callable[[Sequence[RawPosition]], list[bool]]:
     """Read a journal, and return a function that tells which positions it marks as released.
 
-    Without a journal, no position is released.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: the cluster.
-        journal: the partition of the journal topic.
-        most_records: the longest journal to read, in records; None for no limit. With a limit,
-            the size of all records is limited too.
+    Without a journal, no position is released. With ``most_records``, the size of all records is
+    limited too.
 
     Raises:
         LongJournalError: the journal is longer than the limit.

@@ -103,13 +103,7 @@ def read_rows(
     columns: Iterable[str],
     progress: ReadProgress,
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema and a stream of the selected rows.
-
-    Args:
-        snapshot: the pending messages.
-        selection: the conditions; ``where`` is ignored here.
-        columns: names of columns of ``SCHEMA``.
-        progress: the display of the number of messages that were read.
+    """Return the schema and a stream of the selected rows; ignore the SQL condition.
 
     Raises:
         InvalidInputError: a column does not exist.

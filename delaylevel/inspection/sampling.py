@@ -108,11 +108,7 @@ class _EntrySample:
 class _RangeSampler:
     """Sampler of one range.
 
-    Args:
-        snapshot: the snapshot that contains the range.
-        item: the range.
-        entries: its entries.
-        per_entry: mean number of messages in an entry; None if it is unknown.
+    ``per_entry`` is the mean number of messages in an entry, or None if it is unknown.
     """
 
     def __init__(

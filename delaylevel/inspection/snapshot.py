@@ -40,13 +40,8 @@ class CountingAdmin(TopicAdmin, Protocol):
 class PendingSnapshot:
     """The pending messages of a level topic at one moment.
 
-    Attributes:
-        client: a ``pulsar.Client``.
-        admin: the cluster.
-        description: the level topic.
-        target: full name of the only business topic to include; None for all.
-        window: the view of the final window.
-        ranges: ranges with all pending messages, and maybe others.
+    The ranges contain all pending messages, and maybe others. ``target`` is the full name of the
+    only business topic to include, or None for all.
     """
 
     client: Any
@@ -75,10 +70,7 @@ class PendingSnapshot:
     ) -> Generator[RawMessage, None, None]:
         """Yield the messages of a range, or those from a position in it on.
 
-        Args:
-            item: the range.
-            start: the first position; by default that of the range.
-            queue: number of messages that the client prefetches.
+        The client prefetches ``queue`` messages.
         """
         start = item.start if start is None else start
         return messages_in_range(self.client, item.source.topic, start, item.end, queue=queue)

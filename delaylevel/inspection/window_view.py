@@ -42,13 +42,8 @@ class WindowView(Protocol):
 class BrokerWindow:
     """View with final window ``broker``: messages of business topics that are not due yet.
 
-    They were published when they were near-due, so only that time is read back.
-
-    Args:
-        admin: the cluster.
-        description: the level topic.
-        targets: the business topics to read.
-        now_ms: the present, ms since the epoch.
+    They were published when they were near-due, so only that time is read back. ``targets`` are the
+    business topics to read.
     """
 
     def __init__(
@@ -89,17 +84,10 @@ class BrokerWindow:
 class TrackerWindow:
     """View with final window ``tracker``: unacknowledged messages that no journal has as released.
 
-    If a journal has more than ``most_journal_records``, messages that were due when its last record
-    was written count as released, because dispatchers release in due order. If the extra that
-    reads journals is not installed, messages that are due now count as released.
-
-    Args:
-        client: a ``pulsar.Client``.
-        admin: the cluster.
-        description: the level topic.
-        now_ms: the present, ms since the epoch.
-        most_journal_records: the longest journal of a partition to read, in records; None for no
-            limit.
+    If the journal of a partition has more than ``most_journal_records``, messages that were due
+    when its last record was written count as released, because dispatchers release in due order.
+    With such a limit and without the extra that reads journals, messages that are due now count as
+    released.
     """
 
     def __init__(
