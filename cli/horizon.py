@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from delaylevel.inspection.plot import check_plot, save_plot
+
 from . import options
 from .command import Settings, examples, pass_settings
 from .inspecting import inspector, reading, screen, target_option
@@ -41,14 +43,10 @@ def horizon(
     marks the estimates. Nothing is acknowledged or moved.
     """
     if plot is not None:
-        from delaylevel.inspection.plot import check_plot
-
         check_plot(plot)  # before a read that may take minutes
     with inspector(settings, topic, target=target) as look, reading() as bar:
         found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
     if plot is not None:
-        from delaylevel.inspection.plot import save_plot
-
         save_plot(found, plot)
     if output == "json":
         emit_one(horizon_view(found), (), output)

@@ -20,11 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class RenamedOption(click.Option):
-    """An option that still accepts its former spellings, which no help shows.
-
-    Args:
-        former: the former spellings, with their dashes.
-    """
+    """An option that still accepts its former spellings, which no help shows."""
 
     def __init__(self, *args: Any, former: Sequence[str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

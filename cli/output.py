@@ -45,10 +45,7 @@ def render(
 ) -> str:
     """Return rows as text, without a newline at the end.
 
-    Args:
-        rows: the rows, one mapping each; a table leaves out keys without a column, JSON keeps them.
-        columns: the columns of the table, from left to right.
-        output: one of ``FORMATS``.
+    A table leaves out keys without a column; JSON keeps them.
     """
     listed = list(rows)
     if output == "json":
@@ -109,9 +106,7 @@ def note(message: str) -> None:
 def progress(label: str, length: int | None) -> Any:
     """Return a bar that is drawn on stderr while it is open, if stderr is a terminal.
 
-    Args:
-        label: the text in front of the bar.
-        length: the number of steps, or None if it is unknown; then no bar is drawn.
+    It is not drawn if the length, a number of steps, is unknown.
     """
     drawn = length is not None and sys.stderr.isatty()
     file = sys.stderr if drawn else io.StringIO()

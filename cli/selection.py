@@ -16,18 +16,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 key_option = click.option("--key", metavar="KEY", help="Partition key to match.")
 property_option = options.pairs("--property", "properties", help="Property to match. Repeatable.")
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
-_from_option = click.option(
-    "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."
-)
-_to_option = click.option(
-    "--to",
-    "before_ms",
-    type=TIME,
-    help="End of the due times, excluded: ISO-8601, epoch ms or +2h.",
-)
-_where_option = click.option(
-    "--where", metavar="SQL", help="Condition on the columns: 'size > 1000'."
-)
 
 
 def selection_options(function: F) -> F:
@@ -38,9 +26,16 @@ def selection_options(function: F) -> F:
         property_option,
         key_option,
         id_option,
-        _where_option,
-        _to_option,
-        _from_option,
+        click.option("--where", metavar="SQL", help="Condition on the columns: 'size > 1000'."),
+        click.option(
+            "--to",
+            "before_ms",
+            type=TIME,
+            help="End of the due times, excluded: ISO-8601, epoch ms or +2h.",
+        ),
+        click.option(
+            "--from", "from_ms", type=TIME, help="Earliest due time: ISO-8601, epoch ms or +2h."
+        ),
     ):
         function = option(function)
     return function

@@ -125,8 +125,8 @@ def _property(name: str) -> str:
 
 def _number(attribute: str) -> tuple[str, str]:
     """Return an attribute as an SQL number, and the column that it needs."""
-    if attribute in ("size", "delay"):
-        column = "size" if attribute == "size" else "delay_ms"
+    column = {"size": "size", "delay": "delay_ms"}.get(attribute)
+    if column is not None:
         return column, column
     return f"TRY_CAST({_property(attribute)} AS DOUBLE)", "properties"
 
