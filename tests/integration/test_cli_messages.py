@@ -153,7 +153,7 @@ def test_json_lines(run: Run, orders: str, stored: Stored, tmp_path: Path) -> No
         ('{"body": "x", "after": "1s", "at": "+1s"}', "both"),
         ('{"body": "x", "after": "3s"}', "beyond the longest level"),
         ('{"body": "x", "after": "-3s"}', "'-3s' is no duration"),
-        ('{"body": "x", "after": "1s", "id": ""}', "id"),
+        ('{"body": "x", "after": "1s", "id": ""}', "message ID"),
     ],
 )
 def test_a_wrong_line(run: Run, orders: str, stored: Stored, line: str, says: str) -> None:
