@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +95,12 @@ def finding_view(finding: Finding) -> dict[str, Any]:
 
 def _print_tables(findings: list[Finding], output: str) -> None:
     """Print a table for the cluster, and one for each level topic under its name."""
-    rows: list[dict[str, Any]] = []
-    previous = None
-    for finding in findings:
-        of_topic = finding.check not in examination.CLUSTER_CHECKS
-        subject = finding.subject if of_topic else None
-        if subject != previous:
-            emit(rows, _COLUMNS, output)
-            click.echo(f"\n{subject}")
-            rows, previous = [], subject
-        rows.append({**finding_view(finding), "state": _MARKS[finding.state]})
-    emit(rows, _COLUMNS, output)
+    for topic, found in itertools.groupby(findings, _level_topic):
+        if topic is not None:
+            click.echo(f"\n{topic}")
+        rows = [{**finding_view(one), "state": _MARKS[one.state]} for one in found]
+        emit(rows, _COLUMNS, output)
+
+
+def _level_topic(finding: Finding) -> str | None:
+    return None if finding.check in examination.CLUSTER_CHECKS else finding.subject

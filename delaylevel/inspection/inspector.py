@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -377,7 +377,7 @@ class Inspector:
 
     def _read(
         self, progress: ReadProgress, selection: Selection, columns: set[str]
-    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 

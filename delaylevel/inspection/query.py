@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 
 # Function from a selection and the names of columns to a schema and a stream of rows. It ignores
 # the selection's SQL condition.
-ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Iterator[pa.RecordBatch]]]
+ReadRows = Callable[[Selection, set[str]], tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]]
 
 _MEMORY = "512MB"
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -178,9 +178,7 @@ def _query(read: ReadRows, selection: Selection, columns: set[str], sql: str) ->
                 raise _wrong_condition(where, error) from error
             raise
         finally:
-            close = getattr(batches, "close", None)
-            if close is not None:
-                close()
+            batches.close()
 
 
 def _selected(where: str | None) -> str:

@@ -102,7 +102,7 @@ def read_rows(
     selection: Selection,
     columns: Iterable[str],
     progress: ReadProgress,
-) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
     """Return the schema and a stream of the selected rows; ignore the SQL condition.
 
     Raises:
