@@ -214,7 +214,7 @@ def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
     producer.flush()
     world.eventually(lambda: SystemClock().now_ms() > now_ms + 2000, "the hand-off", 60)
 
-    with pytest.raises(InvalidInputError, match="dispatch run --delivery effectively-once"):
+    with pytest.raises(InvalidInputError, match="dispatcher run --delivery effectively-once"):
         spark_once(description, delivery=Delivery.EFFECTIVELY_ONCE)
     spark_once(description)
     world.drained(description)
