@@ -208,7 +208,7 @@ def _print_command(connection: Connection, settings: SyncSettings, steps: str | 
     for name, value in settings.options.items():
         arguments += ["--option", f"{name}={value}"]
     command = submit_command(settings.master, settings.executors, settings.spark_conf, arguments)
-    click.echo(str(command))
+    click.echo(command)
     if connection.token is not None:
         note("The token is not in the command: set DELAYLEVEL_TOKEN in its environment.")
 

@@ -57,30 +57,6 @@ class Executors:
         return Path(self.python).name if self.python else _default_python()
 
 
-@dataclass(frozen=True)
-class SubmitCommand:
-    """A ``spark-submit`` command line that runs the job.
-
-    Attributes:
-        environment: the variables that it needs, except for the token.
-        arguments: the program and its arguments.
-    """
-
-    environment: Mapping[str, str]
-    arguments: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return the command line for a shell."""
-        rest = ":" + os.environ.get("PATH", "")
-        variables = [
-            f'{name}={shlex.quote(value.removesuffix(rest))}:"$PATH"'
-            if name == "PATH" and value.endswith(rest)
-            else f"{name}={shlex.quote(value)}"
-            for name, value in self.environment.items()
-        ]
-        return " ".join([*variables, shlex.join(self.arguments)])
-
-
 def is_local(master: str) -> bool:
     """Return whether executors run inside the driver, with its Python and packages."""
     return master == "local" or master.startswith("local[")
@@ -163,13 +139,14 @@ def _hide_environments(spark: Any) -> None:
 
 def submit_command(
     master: str, executors: Executors, conf: Mapping[str, str], arguments: Sequence[str]
-) -> SubmitCommand:
-    """Return the ``spark-submit`` command that runs ``delaylevel`` with these arguments.
+) -> str:
+    """Return the shell command line that runs ``delaylevel`` under ``spark-submit``.
+
+    It sets the environment variables that the job needs, except for the token.
 
     Args:
-        master: Spark's master.
         master, executors, conf: as in the job's settings.
-        arguments: arguments of ``delaylevel``: ``sync spark TOPIC …``; never a token.
+        arguments: arguments of ``delaylevel``: ``mover run TOPIC …``; never a token.
     """
     settings = dict(conf)
     environment: dict[str, str] = {
@@ -182,7 +159,14 @@ def submit_command(
     command = [_spark_submit(), "--master", master]
     for name in sorted(settings):
         command += ["--conf", f"{name}={settings[name]}"]
-    return SubmitCommand(environment, (*command, str(_PROGRAM), *arguments))
+    rest = ":" + os.environ.get("PATH", "")
+    variables = [
+        f'{name}={shlex.quote(value.removesuffix(rest))}:"$PATH"'
+        if name == "PATH" and value.endswith(rest)
+        else f"{name}={shlex.quote(value)}"
+        for name, value in environment.items()
+    ]
+    return " ".join([*variables, shlex.join([*command, str(_PROGRAM), *arguments])])
 
 
 def _spark_submit() -> str:
