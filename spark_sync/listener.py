@@ -63,10 +63,10 @@ class SyncListener(StreamingQueryListener):
         self.warm.set()
         report = control.take_report(self._control_dir, progress.batchId)
         if progress.numInputRows:
-            batch = BatchStats.collect(
+            batch = BatchStats(
                 progress.batchId,
                 progress.numInputRows,
-                int(progress.durationMs.get("triggerExecution", 0)),
+                progress.durationMs.get("triggerExecution", 0),
                 report,
             )
             self._stats.add(batch)
@@ -92,10 +92,11 @@ def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
     """Return the statistics of a batch, and the lag, in one line."""
     parts = [
         f"batch {batch.batch_id}: {batch.rows:,} rows in {format_duration(batch.duration_ms)}",
-        f"{batch.rows_per_second:,.0f}/s",
+        f"{batch.rows * 1000 / max(1, batch.duration_ms):,.0f}/s",
     ]
+    by_topic = batch.report.values()
     outcomes = [
-        f"{batch.count(outcome):,} {words}"
+        f"{count:,} {words}"
         for outcome, words in (
             ("parked", "parked"),
             ("window", "to the window"),
@@ -104,10 +105,11 @@ def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
             ("dead", "dead letters"),
             ("dropped", "dropped"),
         )
-        if batch.count(outcome)
+        if (count := sum(counts.get(outcome, 0) for counts in by_topic))
     ]
     parts.append(" + ".join(outcomes) or "nothing sent on")
-    parts.append(f"late by {format_duration(max(batch.latest_ms.values(), default=0))}")
+    late_ms = max((counts["latest_ms"] for counts in by_topic), default=0)
+    parts.append(f"late by {format_duration(late_ms)}")
     if backlogs is None:
         parts.append("lag unknown")
     else:

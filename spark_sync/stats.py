@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError
@@ -31,41 +30,14 @@ class BatchStats:
         batch_id: Spark's number of the batch.
         rows: number of rows read.
         duration_ms: time from the search for ready messages to the commit, ms.
-        outcomes: numbers of messages by level topic and outcome: ``parked``, ``window``, ``due``,
-            ``held``, ``dead``, ``dropped``.
-        latest_ms: the largest lateness at hand-off, ms, by level topic.
+        report: numbers of messages by level topic and outcome (``OUTCOMES``), and ``latest_ms``,
+            the largest lateness at hand-off in ms; empty if the sink left no report.
     """
 
     batch_id: int
     rows: int
     duration_ms: int
-    outcomes: Mapping[str, Mapping[str, int]]
-    latest_ms: Mapping[str, int]
-
-    @classmethod
-    def collect(
-        cls, batch_id: int, rows: int, duration_ms: int, report: Mapping[str, Mapping[str, Any]]
-    ) -> BatchStats:
-        """Combine the values of Spark's progress with the sink's report of a batch."""
-        return cls(
-            batch_id,
-            rows,
-            duration_ms,
-            {
-                topic: {name: int(counts.get(name, 0)) for name in OUTCOMES}
-                for topic, counts in report.items()
-            },
-            {topic: int(counts.get("latest_ms", 0)) for topic, counts in report.items()},
-        )
-
-    @property
-    def rows_per_second(self) -> float:
-        """Number of rows for each second of the batch."""
-        return self.rows * 1000 / max(1, self.duration_ms)
-
-    def count(self, outcome: str) -> int:
-        """Return the number of messages with an outcome, over all level topics."""
-        return sum(counts[outcome] for counts in self.outcomes.values())
+    report: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
@@ -166,12 +138,12 @@ class JobStats:
             self.rows += batch.rows
             self.batch_ms += batch.duration_ms
             self.last = batch
-            self.latest_ms.update(batch.latest_ms)
-            for topic, counts in batch.outcomes.items():
-                for outcome, count in counts.items():
-                    self.messages[topic, outcome] += count
+            for topic, counts in batch.report.items():
+                self.latest_ms[topic] = counts["latest_ms"]
+                for outcome in OUTCOMES:
+                    self.messages[topic, outcome] += counts.get(outcome, 0)
                 if counts["window"] or counts["due"]:
-                    late_ms = max(0, batch.latest_ms[topic])
+                    late_ms = max(0, counts["latest_ms"])
                     buckets = self.lateness.setdefault(topic, [0] * (len(LATENESS_BOUNDS_MS) + 1))
                     buckets[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += 1
                     self.lateness_ms[topic] += late_ms

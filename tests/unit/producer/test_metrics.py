@@ -93,7 +93,7 @@ def families() -> Iterator[Any]:
         producer.send(b"x", deliver_after=timedelta(days=3))
         yield from ProducerCollector(producer).collect()
     job = JobStats()
-    job.add(BatchStats.collect(1, 7, 500, {TOPIC: OUTCOMES}))
+    job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
     yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()
     dispatcher: Any = Dispatching()
     yield from DispatchCollector(dispatcher).collect()

@@ -156,7 +156,7 @@ def test_statistics_are_served_for_prometheus(scrape: Any, job: JobStats) -> Non
     assert before["delaylevel_sync_rows_total"] == 0
     assert before['delaylevel_sync_messages_total{became="held",TOPIC}'] == 0
 
-    job.add(BatchStats.collect(1, 7, 500, REPORT))
+    job.add(BatchStats(1, 7, 500, REPORT))
     job.add_failure()
     found = scrape()
     assert found["delaylevel_sync_batches_total"] == 1
