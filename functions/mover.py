@@ -102,12 +102,7 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
     found: dict[str, float] = {}
     if report.total or report.given_back or report.duplicates:
         found = {
-            "window_total": report.window,
-            "due_total": report.due,
-            "parked_total": report.parked.total(),
-            "held_total": report.held.total(),
-            "dead_total": report.dead.total(),
-            "dropped_total": report.dropped.total(),
+            **{f"{outcome}_total": count for outcome, count in report.counts().items()},
             "given_back_total": report.given_back.total(),
             "duplicates_total": report.duplicates,
             "lag_seconds_total": report.lag_total_ms / 1000,

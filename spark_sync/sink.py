@@ -10,7 +10,6 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from delaylevel.model.report import ForwardReport
 from delaylevel.mover.forwarder import Forwarder
 
 from . import control
@@ -78,7 +77,10 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
             if isinstance(message, TaskReport)
             for item in message.reports.items()
         )
-        plain = {topic: summary(report) for topic, report in reports.items()}
+        plain = {
+            topic: {**report.counts(), "latest_ms": report.latest_ms}
+            for topic, report in reports.items()
+        }
         for topic, counts in plain.items():
             log.info("batch %d of %s: %s", batchId, topic, json.dumps(counts))
         control.write_report(self._options.control_dir, batchId, plain)
@@ -86,16 +88,3 @@ class DelayLevelStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log that a batch failed; its source messages stay unacknowledged."""
         log.warning("batch %d failed; nothing of it is acknowledged", batchId)
-
-
-def summary(report: ForwardReport) -> dict[str, Any]:
-    """Return the counts of a report by outcome, and the largest lateness."""
-    return {
-        "parked": report.parked.total(),
-        "window": report.window,
-        "due": report.due,
-        "held": report.held.total(),
-        "dropped": report.dropped.total(),
-        "dead": report.dead.total(),
-        "latest_ms": report.latest_ms,
-    }

@@ -28,11 +28,21 @@ class ForwardReport:
     latest_ms: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of messages by outcome."""
+        return {
+            "parked": self.parked.total(),
+            "window": self.window,
+            "due": self.due,
+            "held": self.held.total(),
+            "dropped": self.dropped.total(),
+            "dead": self.dead.total(),
+        }
+
     @property
     def total(self) -> int:
         """The number of messages."""
-        counted = (self.parked, self.held, self.dead, self.dropped)
-        return self.handed_off + sum(counter.total() for counter in counted)
+        return sum(self.counts().values())
 
     @property
     def handed_off(self) -> int:
