@@ -27,8 +27,10 @@ from delaylevel.installed import distribution_files, distributions, project_file
 NAME = "delaylevel-function"
 FILE_NAME = f"{NAME}.zip"
 PARTS = ("delaylevel", "delaylevel.functions")
-# Imports of the Function besides pulsar; Python 3.10 also needs (and has) `tomli`.
-ROOTS = ("pydantic", "urllib3", "certifi", "platformdirs")
+# Imports of the Function besides pulsar.
+ROOTS: tuple[str, ...] = ("pydantic", "urllib3", "certifi", "platformdirs")
+if sys.version_info < (3, 11):
+    ROOTS += ("tomli",)
 # Parts of the core that a Function never uses.
 _NOT_SHIPPED = (
     "delaylevel/testing/",
@@ -68,25 +70,11 @@ def build(worker: WorkerPython | None = None) -> bytes:
         for inside, path in sorted(project_files(PARTS)):
             if not inside.startswith(_NOT_SHIPPED):
                 _put(archive, f"{NAME}/src/{inside}", path.read_bytes())
-        if worker is not None:
-            wheels = _download(worker)
-        else:
-            wheels = [repack(requirement.partition("==")[0]) for requirement in requirements()]
+        names = distributions(ROOTS)
+        wheels = map(repack, names) if worker is None else _download(worker, names)
         for name, wheel in sorted(wheels):
             _put(archive, f"{NAME}/deps/{name}", wheel, stored=True)
     return buffer.getvalue()
-
-
-def requirements() -> tuple[str, ...]:
-    """Return the contents of ``deps/``, as ``name==version``, sorted.
-
-    Raises:
-        ConfigError: a requirement is not installed here.
-    """
-    roots = list(ROOTS)
-    if sys.version_info < (3, 11):
-        roots.append("tomli")
-    return tuple(f"{name}=={importlib.metadata.version(name)}" for name in distributions(roots))
 
 
 def repack(name: str) -> tuple[str, bytes]:
@@ -116,13 +104,14 @@ def repack(name: str) -> tuple[str, bytes]:
     return f"{info.removesuffix('.dist-info')}-{_tag(found)}.whl", buffer.getvalue()
 
 
-def _download(worker: WorkerPython) -> list[tuple[str, bytes]]:
+def _download(worker: WorkerPython, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--python-version", worker.version]
     command += ["--platform", worker.platform, "--implementation", "cp"]
+    command += [f"{name}=={importlib.metadata.version(name)}" for name in names]
     with tempfile.TemporaryDirectory() as folder:
         answer = subprocess.run(
-            [*command, "--dest", folder, *requirements()],
+            [*command, "--dest", folder],
             capture_output=True,
             text=True,
             check=False,
