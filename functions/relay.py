@@ -186,12 +186,8 @@ class Relay:
             log.exception("a message of %s is given back to the broker", source)
             self._give_back(item, error_name(error))
 
-    def poll(self) -> int:
-        """Acknowledge messages that are confirmed, and set aside those that were refused.
-
-        Returns:
-            The number of acknowledged messages.
-        """
+    def poll(self) -> None:
+        """Acknowledge messages that are confirmed, and set aside those that were refused."""
         now_s = self.now_s()
         for key, producer in list(self._targets.items()):
             self._poll_target(key, producer)
@@ -211,15 +207,11 @@ class Relay:
             for producer in self._targets.values()
             if self._is_stalled(producer, now_s)
         )
-        count = 0
         for order in self._orders.values():
             if order:
-                items = order.take_confirmed()
-                for item in items:
+                for item in order.take_confirmed():
                     self._acknowledge(item)
-                count += len(items)
         self.unacknowledged = sum(len(order) for order in self._orders.values())
-        return count
 
     def take_report(self) -> RelayReport:
         """Return the outcomes since the last call."""
