@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from delaylevel.errors import ConfigError
-from delaylevel.model.clock import SystemClock
+from delaylevel.model.clock import SystemClock, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import Role
 from delaylevel.model.source_partition import SourcePartition
@@ -59,15 +59,15 @@ class BatchOptions:
             ConfigError: an option has an unusable value.
         """
         given, rest = split_options(options, _OPTIONS)
-        slack = _numbers(given, "dueSlackMs")
-        if slack is not None and len(slack) != 1:
-            raise ConfigError(f"option dueSlackMs is {given['dueSlackMs']!r}: it is one number")
+        slack = given.get("dueSlackMs", str(DEFAULT_SLACK_MS)).strip()
+        if not slack.isdecimal():
+            raise ConfigError(f"option dueSlackMs is {slack!r}: it is one number")
         parsed = cls(
             due=Window(_time_ms(given, "dueFrom"), _time_ms(given, "dueBefore")),
             levels=_numbers(given, "levels"),
             partitions=_numbers(given, "partitions"),
             roles=_roles(given),
-            slack_ms=DEFAULT_SLACK_MS if slack is None else min(slack),
+            slack_ms=int(slack),
             push_filters=boolean_option(given, "pushFilters", False),
         )
         return parsed, rest
@@ -157,16 +157,12 @@ def _time_ms(given: Mapping[str, str], name: str) -> int | None:
     if text.isdecimal() and int(text) <= LATEST_DUE_MS:
         return int(text)
     try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        return instant_ms(datetime.fromisoformat(text.strip().replace("Z", "+00:00")))
     except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
         raise ConfigError(
             f"option {name} is {text!r}: write a time with its zone, 2030-01-31T08:00:00+00:00, "
             "or milliseconds since the epoch"
-        )
-    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return -(-since // timedelta(milliseconds=1))
+        ) from None
 
 
 def _numbers(given: Mapping[str, str], name: str) -> frozenset[int] | None:
