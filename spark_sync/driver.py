@@ -209,10 +209,7 @@ class Driver:
             description = self._runtime.describe(topic)
             if self._described.get(topic) == description:
                 continue
-            if description.mover is not Mover.SPARK:
-                raise LevelTopicError(
-                    f"level topic {topic} is moved by a {description.mover.value}, not by Spark"
-                )
+            check_movable(description)
             new = [s for s in source_partitions(description) if s.topic not in self._sources]
             if new:
                 lock = self._acquire(new)
@@ -233,6 +230,15 @@ class Driver:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
+
+
+def check_movable(description: LevelTopicDescription) -> None:
+    """Raise LevelTopicError unless Spark may move this level topic."""
+    if description.mover is not Mover.SPARK:
+        raise LevelTopicError(
+            f"level topic {description.topic} is moved by a {description.mover.value}, "
+            "not by Spark: deploy the Function, or create a level topic with --mover spark"
+        )
 
 
 def _count(

@@ -30,7 +30,7 @@ from delaylevel.errors import (
     StepsError,
 )
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import LevelTopicDescription, Mover
+from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
@@ -40,7 +40,7 @@ from . import control
 from .arrow_rows import SCHEMA
 from .cluster import enter_environment, handle_jvm_sigterm
 from .deduplication import require_deduplication
-from .driver import LOCK_TIMEOUT_S
+from .driver import LOCK_TIMEOUT_S, check_movable
 from .listener import SyncListener
 from .metrics import JobCollector
 from .options import FORMAT, connection_options
@@ -112,8 +112,9 @@ class SparkSyncJob:
         self._control_dir = ""
         self.stats = JobStats()
         with Admin.from_connection(connection) as admin:
-            self.descriptions = tuple(_describe(admin, name) for name in settings.level_topics)
+            self.descriptions = tuple(describe(admin, name) for name in settings.level_topics)
             for description in self.descriptions:
+                check_movable(description)
                 check_delivery(description, settings.delivery)
             _check_unlocked(admin, self.descriptions)
             if settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -288,16 +289,6 @@ def default_checkpoint(
     identity = "\n".join([connection.service_url, *sorted(level_topics)])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     return str(state_dir / "checkpoints" / digest)
-
-
-def _describe(admin: Admin, name: str) -> LevelTopicDescription:
-    description = describe(admin, name)
-    if description.mover is not Mover.SPARK:
-        raise LevelTopicError(
-            f"level topic {description.topic} is moved by a {description.mover.value}, "
-            "not by Spark: deploy the Function, or create a level topic with --mover spark"
-        )
-    return description
 
 
 def _check_unlocked(admin: Admin, descriptions: tuple[LevelTopicDescription, ...]) -> None:
