@@ -216,7 +216,7 @@ def run(
         started = time.monotonic()
         snapshot.phase = "sending"
         demo.send(random.Random(1))
-        snapshot.phase = "waiting for what is due"
+        snapshot.phase = "waiting for due messages"
         while len(demo.seen) < messages and time.monotonic() < started + _TIMEOUT_S:
             if moving.done():
                 moving.result()  # raises its failure
