@@ -106,11 +106,6 @@ def function_config(
 ) -> dict[str, Any]:
     """Return the Function's configuration for the worker's REST interface.
 
-    Args:
-        description: the level topic.
-        connection: connection from here to the cluster.
-        options: options of the Function.
-
     Raises:
         LevelTopicError: a Function may not move this level topic.
     """
@@ -153,11 +148,6 @@ def deploy(
 ) -> Deployed:
     """Register the Function of a level topic, or replace the existing one.
 
-    Args:
-        connection: connection to the cluster.
-        description: the level topic.
-        options: options of the Function.
-
     Raises:
         LevelTopicError: a Function may not move this level topic, or there is no functions worker.
         ConfigError: the archive cannot be built here.
@@ -167,12 +157,11 @@ def deploy(
     function = function_name(description, options.name)
     with FunctionsWorker(connection) as worker:
         existing = worker.config(function)
-        _check_ours(function, existing, description)
+        if existing is not None:
+            _check_ours(function, existing, description)
         package = build(options.worker_python)
-        if existing is None:
-            worker.create(config, FILE_NAME, package)
-        else:
-            worker.update(config, FILE_NAME, package)
+        send = worker.create if existing is None else worker.update
+        send(config, FILE_NAME, package)
     return Deployed(function, existing is not None, config)
 
 
@@ -180,7 +169,6 @@ def restart(connection: Connection, function: str) -> None:
     """Restart all instances.
 
     Args:
-        connection: connection to the cluster.
         function: ``tenant/namespace/name``.
 
     Raises:
@@ -197,8 +185,6 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
     """Remove the Function; messages and acknowledgements stay.
 
     Args:
-        connection: connection to the cluster.
-        description: the level topic.
         function: ``tenant/namespace/name``.
 
     Raises:
@@ -229,9 +215,6 @@ def write_package(
 
     Args:
         folder: folder to write to; it is created if needed.
-        description: the level topic.
-        connection: connection from here to the cluster.
-        options: options of the Function.
 
     Returns:
         The ``pulsar-admin`` command that registers the Function, without authentication options.
@@ -266,10 +249,8 @@ def not_deployed(function: str) -> LevelTopicError:
 
 
 def _check_ours(
-    function: str, existing: dict[str, Any] | None, description: LevelTopicDescription
+    function: str, existing: dict[str, Any], description: LevelTopicDescription
 ) -> None:
-    if existing is None:
-        return
     topic = (existing.get("userConfig") or {}).get("level_topic")
     if existing.get("className") != CLASS_NAME or topic != description.topic:
         what = f"moves {topic}" if topic else f"is {existing.get('className')}"
@@ -282,8 +263,6 @@ def log_lines(client: Any, admin: Admin, topic: str, *, follow: bool = False) ->
     """Yield the stored log lines of the instances, oldest first.
 
     Args:
-        client: a ``pulsar.Client``.
-        admin: admin interface of the same cluster.
         topic: topic from :func:`log_topic`.
         follow: True to wait for new lines, without an end.
     """

@@ -90,9 +90,6 @@ def status(
     """Return the status of a Function and its level topic; nothing is acknowledged or moved.
 
     Args:
-        connection: connection to the cluster.
-        admin: admin interface of the same cluster.
-        description: the level topic.
         function: ``tenant/namespace/name``.
         now_ms: present time, ms since the epoch.
 
@@ -124,7 +121,6 @@ def instances_of(
     Args:
         status: answer to ``…/status``; empty if that failed.
         stats: answer to ``…/stats``; may be empty.
-        parallelism: number of configured instances.
         error_text: error of each instance that is not in the status.
     """
     metrics = {
@@ -166,17 +162,10 @@ def instances_of(
 def problems_of(
     config: Mapping[str, Any], instances: tuple[InstanceStatus, ...], level: LevelTopicStatus
 ) -> list[str]:
-    """Return the problems with their remedies, the worst first.
-
-    Args:
-        config: the Function's configuration on the worker.
-        instances: instances from :func:`instances_of`.
-        level: status of its level topic.
-    """
+    """Return the problems with their remedies, the worst first."""
     topic = level.description.topic
     found = []
-    down = [instance for instance in instances if not instance.running]
-    if down:
+    if down := [instance for instance in instances if not instance.running]:
         found.append(_why_down(down, topic))
     for instance in instances:
         for line in instance.exceptions[:3]:
@@ -199,9 +188,8 @@ def problems_of(
             f"it runs delaylevel {version or 'of an unknown version'}, and this is {__version__}: "
             f"update it with `delaylevel mover deploy {topic}`"
         )
-    lead_ms = level.description.levels.smallest_lead_ms
     if level.late and not down:
-        found.append(_why_behind(level, topic, lead_ms))
+        found.append(_why_behind(level, topic))
     if level.held_entries:
         found.append(
             f"{level.held_entries:,} messages are held because their target could not be written; "
@@ -237,7 +225,8 @@ def _why_down(down: list[InstanceStatus], topic: str) -> str:
     return f"{which}, and the worker gives no reason: {restart}"
 
 
-def _why_behind(level: LevelTopicStatus, topic: str, lead_ms: int) -> str:
+def _why_behind(level: LevelTopicStatus, topic: str) -> str:
+    lead_ms = level.description.levels.smallest_lead_ms
     late = (
         f"hand-offs are {format_duration(level.behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late"
