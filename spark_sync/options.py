@@ -111,10 +111,6 @@ class SyncOptions:
             control_dir=given.get(_CONTROL, ""),
         )
 
-    def load_connection(self) -> Connection:
-        """Return the connection, with the token from this process's environment or its file."""
-        return Connection.load(**dict(self.connection))  # type: ignore[arg-type]
-
 
 def connection_options(connection: Connection) -> dict[str, str]:
     """Return a connection as options of the source and the sink, without its token."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerError, ConfigError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -33,7 +34,8 @@ class Runtime:
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)
         try:
-            connection = options.load_connection()
+            # The token is in this process's environment, or in a file.
+            connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
             self.admin = Admin.from_connection(connection)
             self.client: Any = connection.open_client(
                 logger=client_log.to_stderr(),
