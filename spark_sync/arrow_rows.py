@@ -69,8 +69,6 @@ def to_batches(
     """Yield the messages of one partition as Arrow record batches.
 
     Args:
-        source: the partition.
-        messages: messages of this partition.
         now_ms: the time by which all of them are routed, ms since the epoch.
         schema: columns of ``PENDING_SCHEMA``, with any nullability.
     """

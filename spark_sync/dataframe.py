@@ -38,13 +38,10 @@ def pending(
     that the mover moves meanwhile can appear twice, with the same ``id``.
 
     Args:
-        spark: the session.
-        connection: the cluster.
         level_topics: names of one or several level topics, or of their business topics.
         due_from: the earliest due time (aware).
         due_before: the first due time that is too late (aware).
         levels: numbers of levels, 0 for the coarsest; held messages belong to the finest.
-        partitions: numbers of partitions.
         roles: one or both of ``level`` and ``held``.
         columns: names of columns, in this order; Spark does not receive any others.
         slack: tolerance of the search by due time, for outages of the mover and clock differences

@@ -79,8 +79,6 @@ class SparkSyncJob:
     """Mover of near-due messages with Spark Structured Streaming.
 
     Args:
-        connection: the cluster.
-        settings: the settings of the job.
         spark: the session to run in, which is not stopped here; None to create one.
         steps: the user's DataFrame steps between source and sink: see docs/spark.md.
 

@@ -27,7 +27,6 @@ class SyncListener(StreamingQueryListener):
     Args:
         query_name: the name of the query; other queries of the session are ignored.
         control_dir: the folder of the sink's reports.
-        stats: the statistics to update.
         backlogs: the source of the job's lag.
         on_progress: function to call with each ``StreamingQueryProgress``, in a thread of Spark.
     """

@@ -25,11 +25,7 @@ class JobCollector:
         yield from self._of_backlogs()
 
     def _of_job(self, stats: JobStats) -> Iterator[Any]:
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-        )
+        from prometheus_client import core
 
         for name, text, value in (
             ("batches", "Batches that moved messages.", stats.batches),
@@ -37,16 +33,16 @@ class JobCollector:
             ("batch_seconds", "Total duration of these batches.", stats.batch_ms / 1000),
             ("query_failures", "Failures after which the query started again.", stats.failures),
         ):
-            yield CounterMetricFamily(f"delaylevel_sync_{name}", text, value=value)
-        counter = CounterMetricFamily(
+            yield core.CounterMetricFamily(f"delaylevel_sync_{name}", text, value=value)
+        counter = core.CounterMetricFamily(
             "delaylevel_sync_messages", "Messages by outcome.", labels=("level_topic", "became")
         )
-        late = GaugeMetricFamily(
+        late = core.GaugeMetricFamily(
             "delaylevel_sync_last_batch_lateness_seconds",
             "The largest lateness at hand-off in the last batch.",
             labels=("level_topic",),
         )
-        histogram = HistogramMetricFamily(
+        histogram = core.HistogramMetricFamily(
             "delaylevel_sync_lateness_seconds",
             "The largest lateness at hand-off of each batch that handed off messages.",
             labels=("level_topic",),
@@ -65,24 +61,24 @@ class JobCollector:
         yield counter
         yield late
         yield histogram
-        yield GaugeMetricFamily(
+        yield core.GaugeMetricFamily(
             "delaylevel_sync_last_batch_seconds",
             "Duration of the last batch.",
             value=0 if stats.last is None else stats.last.duration_ms / 1000,
         )
 
     def _of_backlogs(self) -> Iterator[Any]:
-        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client import core
 
         backlogs = self._backlogs.read()
-        yield GaugeMetricFamily(
+        yield core.GaugeMetricFamily(
             "delaylevel_sync_broker_answers",
             "1 if the broker reported the state of the level topics, 0 if not.",
             value=0 if backlogs is None else 1,
         )
 
         def gauge(name: str, text: str, *labels: str) -> Any:
-            return GaugeMetricFamily(
+            return core.GaugeMetricFamily(
                 f"delaylevel_sync_{name}", text, labels=("level_topic", *labels)
             )
 
