@@ -161,7 +161,7 @@ def deploy(
             _check_ours(function, existing, description)
         package = build(options.worker_python)
         send = worker.create if existing is None else worker.update
-        send(config, FILE_NAME, package)
+        send(config, package)
     return Deployed(function, existing is not None, config)
 
 

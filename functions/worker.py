@@ -45,7 +45,7 @@ class FunctionsWorker:
         except NotFoundError:
             return None
 
-    def create(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
+    def create(self, config: Mapping[str, Any], package: bytes) -> None:
         """Register a function and start it.
 
         Raises:
@@ -53,7 +53,7 @@ class FunctionsWorker:
         """
         for attempt in range(_TRIES):
             try:
-                self._send("POST", config, file_name, package)
+                self._send("POST", config, package)
                 return
             except AdminError as error:
                 # A worker that stores packages in the cluster's package management (a standalone
@@ -64,9 +64,9 @@ class FunctionsWorker:
             self._delete_packages(_name(config))
             time.sleep(_PAUSE_S)
 
-    def update(self, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
+    def update(self, config: Mapping[str, Any], package: bytes) -> None:
         """Replace a function's configuration and package; its instances restart."""
-        self._send("PUT", config, file_name, package)
+        self._send("PUT", config, package)
 
     def status(self, function: str) -> dict[str, Any]:
         """Return the worker's status of the instances.
@@ -103,11 +103,11 @@ class FunctionsWorker:
     def _get(self, path: str) -> Any:
         return json.loads(self._request("GET", path).data)
 
-    def _send(self, method: str, config: Mapping[str, Any], file_name: str, package: bytes) -> None:
+    def _send(self, method: str, config: Mapping[str, Any], package: bytes) -> None:
         body, kind = encode_multipart_formdata(
             {
                 "functionConfig": ("functionConfig", json.dumps(config), "application/json"),
-                "data": (file_name, package, "application/octet-stream"),
+                "data": (config["py"], package, "application/octet-stream"),
             }
         )
         self._request(method, _name(config), data=body, kind=kind)
@@ -117,7 +117,11 @@ class FunctionsWorker:
             return self._rest.request(method, f"functions/{_encoded(path)}", api=_API, **options)
         except AdminError as error:
             if error.status in (404, 405) and "unction" not in error.reason:
-                raise no_worker() from error
+                raise LevelTopicError(
+                    "this cluster has no functions worker: start brokers with "
+                    "functionsWorkerEnabled=true (`delaylevel broker start --functions` for the "
+                    "embedded one), or run the Spark job instead (`delaylevel mover run`)"
+                ) from error
             if error.status in (409, 503) and "orker" in error.reason:
                 raise LevelTopicError(
                     f"the functions worker is not ready ({error.reason}): wait some seconds, and "
@@ -132,12 +136,3 @@ def _name(config: Mapping[str, Any]) -> str:
 
 def _encoded(path: str) -> str:
     return "/".join(quote(part, safe="") for part in path.split("/"))
-
-
-def no_worker() -> LevelTopicError:
-    """Return the error for a cluster that runs no functions."""
-    return LevelTopicError(
-        "this cluster has no functions worker: start brokers with functionsWorkerEnabled=true "
-        "(`delaylevel broker start --functions` for the embedded one), or run the Spark job "
-        "instead (`delaylevel mover run`)"
-    )
