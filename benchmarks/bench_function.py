@@ -207,7 +207,7 @@ class Bench:
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr("simple/src/simple.py", SIMPLE)
         with FunctionsWorker(self.connection) as worker:
-            worker.create(config, "simple.zip", buffer.getvalue())
+            worker.create(config, buffer.getvalue())
             try:
                 return self.rate(described)
             finally:
