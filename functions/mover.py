@@ -99,17 +99,17 @@ def metrics_of(report: RelayReport, in_flight: int) -> dict[str, float]:
     The worker keeps the sum and the number of a metric's values. The sum of a metric that ends in
     ``_total`` is a count; a metric that ends in ``_max`` has one value for each second with events.
     """
-    found: dict[str, float] = {}
-    if report.total or report.given_back or report.duplicates:
-        found = {
-            **{f"{outcome}_total": count for outcome, count in report.counts().items()},
-            "given_back_total": report.given_back.total(),
-            "duplicates_total": report.duplicates,
-            "lag_seconds_total": report.lag_total_ms / 1000,
-            "lag_seconds_max": report.lag_max_ms / 1000,
-            "lateness_seconds_max": max(0, report.latest_ms) / 1000,
-            "in_flight": in_flight,
-        }
+    if not (report.total or report.given_back or report.duplicates):
+        return {}
+    found = {
+        **{f"{outcome}_total": count for outcome, count in report.counts().items()},
+        "given_back_total": report.given_back.total(),
+        "duplicates_total": report.duplicates,
+        "lag_seconds_total": report.lag_total_ms / 1000,
+        "lag_seconds_max": report.lag_max_ms / 1000,
+        "lateness_seconds_max": max(0, report.latest_ms) / 1000,
+        "in_flight": in_flight,
+    }
     return {f"delaylevel_function_{name}": value for name, value in found.items()}
 
 

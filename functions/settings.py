@@ -22,14 +22,10 @@ class FunctionSettings:
     Attributes:
         level_topic: full name of the level topic.
         admin_url: address of the admin interface, as the worker reaches it.
-        receiver_queue: number of messages that a consumer prefetches for each partition.
-        in_flight: limit of unconfirmed messages.
         log_topic: topic for log lines, besides the worker's own file; empty for none.
-        token_file: file on the worker with the token of the Function's own role; None for the
-            worker's credentials.
-        tls_trust_certs_file: file on the worker with certificates for an ``https://`` admin
-            interface; None for those by which the worker trusts the cluster.
         tls_allow_insecure: True to accept certificates that no authority has signed.
+        receiver_queue, in_flight, token_file, tls_trust_certs_file: as in
+            :class:`delaylevel.functions.deployment.FunctionOptions`.
     """
 
     level_topic: str
