@@ -1,4 +1,4 @@
-"""The Function's configuration and archive, and the problems in its status."""
+"""Tests of the Function's configuration, archive, instance and status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 ORDERS = "persistent://public/default/orders"
-FAMILY = f"{ORDERS}-delay-level"
+LEVEL_TOPIC = f"{ORDERS}-delay-level"
 LEVELS = Levels(
     [
         PartitionStrategy(maximum_delay=timedelta(days=30)),
@@ -40,13 +40,15 @@ CONNECTION = Connection(service_url="pulsar://broker:6650", admin_url="http://br
 
 
 def described(**values: Any) -> LevelTopicDescription:
-    return LevelTopicDescription(FAMILY, LEVELS, (ORDERS,), **{"mover": Mover.FUNCTION, **values})
+    return LevelTopicDescription(
+        LEVEL_TOPIC, LEVELS, (ORDERS,), **{"mover": Mover.FUNCTION, **values}
+    )
 
 
 # -- configuration
 
 
-def test_the_configuration_loses_nothing() -> None:
+def test_the_default_configuration_protects_messages() -> None:
     config = function_config(described(), CONNECTION, FunctionOptions(parallelism=3, ram_mb=256))
     levels = [str(member.topic) for member in described().members()]
     assert list(config["inputSpecs"]) == levels[:3]
@@ -59,13 +61,13 @@ def test_the_configuration_loses_nothing() -> None:
     assert config["parallelism"] == 3
     assert config["resources"] == {"cpu": 1.0, "ram": 256 * 1024 * 1024}
     settings = FunctionSettings.from_config(config["userConfig"])
-    assert settings.level_topic == FAMILY
+    assert settings.level_topic == LEVEL_TOPIC
     assert settings.admin_url == "http://broker:8080"
-    assert settings.log_topic == f"{FAMILY}-function-log"
+    assert settings.log_topic == f"{LEVEL_TOPIC}-function-log"
     json.dumps(config)
 
 
-def test_with_a_tracker_it_reads_neither_the_window_nor_its_log() -> None:
+def test_the_function_does_not_read_the_window_or_its_journal() -> None:
     tracked = described(final_window=FinalWindow.TRACKER)
     config = function_config(tracked, CONNECTION, FunctionOptions())
     assert config == function_config(described(), CONNECTION, FunctionOptions())
@@ -88,11 +90,11 @@ def test_invalid_options_are_refused() -> None:
         FunctionSettings("topic", "http://x", in_flight=0)
 
 
-def test_numbers_that_pulsar_admin_has_rewritten_are_whole_again() -> None:
-    written = {**FunctionSettings(FAMILY, "http://x").to_config(), "receiver_queue": 500.0}
+def test_whole_numbers_are_restored_after_pulsar_admin_rewrites_them() -> None:
+    written = {**FunctionSettings(LEVEL_TOPIC, "http://x").to_config(), "receiver_queue": 500.0}
     read = FunctionSettings.from_config(written)
     assert isinstance(read.receiver_queue, int)
-    assert read == FunctionSettings(FAMILY, "http://x")
+    assert read == FunctionSettings(LEVEL_TOPIC, "http://x")
     with pytest.raises(ConfigError):
         FunctionSettings.from_config({**written, "in_flight": "many"})
 
@@ -105,7 +107,7 @@ def package() -> bytes:
     return archive.build()
 
 
-def test_the_archive_holds_what_the_function_needs_and_no_more(package: bytes) -> None:
+def test_the_archive_has_only_what_the_function_needs(package: bytes) -> None:
     names = zipfile.ZipFile(io.BytesIO(package)).namelist()
     assert {name.split("/")[0] for name in names} == {"delaylevel-function"}
     assert "delaylevel-function/src/delaylevel/functions/mover.py" in names
@@ -116,13 +118,13 @@ def test_the_archive_holds_what_the_function_needs_and_no_more(package: bytes) -
     assert not [name for name in wheels if name.startswith(("pulsar", "pyarrow", "grpcio"))]
     assert {name.split("/")[1] for name in names} == {"src", "deps"}
     assert len(package) < 8 * 1024 * 1024
-    assert archive.build() == package, "the same files make the same archive"
+    assert archive.build() == package, "the same files give another archive"
 
 
 def test_the_archive_installs_without_a_network_and_works_in_isolation(
     package: bytes, tmp_path: Path
 ) -> None:
-    """The archive installs as in python_instance_main.py, in a Python with nothing but pulsar."""
+    """The archive is installed as by python_instance_main.py, in a Python that has only pulsar."""
     with zipfile.ZipFile(io.BytesIO(package)) as opened:
         opened.extractall(tmp_path)
     root = tmp_path / "delaylevel-function"
@@ -180,13 +182,13 @@ def test_a_repacked_wheel_has_its_tags() -> None:
     assert listed == set(opened.namelist())
 
 
-def test_wheels_for_another_python_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheels_for_another_python_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigError, match=r"Python 3\.13 on win_amd64"):
         archive.build(archive.WorkerPython("3.13", "win_amd64"))
 
 
-def test_package_for_other_tools(tmp_path: Path) -> None:
+def test_the_package_has_a_pulsar_admin_command(tmp_path: Path) -> None:
     line = deployment.write_package(tmp_path / "out", described(), CONNECTION, FunctionOptions())
     words = line.split()
     assert words[:5] == ["pulsar-admin", "--admin-url", "http://broker:8080", "functions", "create"]
@@ -199,7 +201,7 @@ def test_package_for_other_tools(tmp_path: Path) -> None:
 # -- the instance
 
 
-def test_the_instances_own_token_is_used(tmp_path: Path) -> None:
+def test_the_token_of_the_instance_is_used(tmp_path: Path) -> None:
     assert instance_token(["--x", "1"]) is None
     assert instance_token(["--client_auth_params", "token:abc"]) == "abc"
     assert instance_token(["--client_auth_params", "'token:abc'"]) == "abc"
@@ -217,7 +219,7 @@ def test_the_instances_own_token_is_used(tmp_path: Path) -> None:
     assert instance_token(["--client_auth_params", "tlsCertFile:/a,tlsKeyFile:/b"]) is None
 
 
-def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
+def test_a_second_client_has_the_settings_of_the_workers_client() -> None:
     assert client_settings(["--x", "1"]) is None
     words = ["--py", "a.zip", "--pulsar_serviceurl", "pulsar://broker:6650"]
     assert client_settings(words) == {
@@ -242,7 +244,7 @@ def test_a_second_client_is_like_the_one_that_the_worker_made() -> None:
     }
 
 
-def test_metrics_are_sums_and_an_empty_report_has_none() -> None:
+def test_metrics_are_sums_and_an_empty_report_has_no_metrics() -> None:
     assert metrics_of(RelayReport(), 5) == {}
     report = RelayReport(window=3, due=2, latest_ms=-4000, lag_total_ms=50, lag_max_ms=30)
     report.dead["x"] += 1
@@ -262,7 +264,7 @@ def level(behind_ms: int = 0, consumers: tuple[str, ...] = (), held: int = 0) ->
 
     def row(role: Role, entries: int, index: int) -> PartitionStatus:
         return PartitionStatus(
-            topic=FAMILY,
+            topic=LEVEL_TOPIC,
             role=role,
             level=index,
             level_name="DAY",
@@ -293,7 +295,7 @@ def one(**status: Any) -> dict[str, Any]:
     return {"instances": [{"instanceId": 0, "status": {"running": True, **status}}]}
 
 
-OURS = (f"delaylevel-function@{FAMILY}#0",)
+OURS = (f"delaylevel-function@{LEVEL_TOPIC}#0",)
 
 
 def test_a_healthy_function_has_no_problems() -> None:
@@ -322,7 +324,7 @@ def test_problems_come_with_their_remedy(
     assert words in problems(answer, at, "Not alive")
 
 
-def test_a_function_that_someone_else_has_changed() -> None:
+def test_changes_by_others_to_the_function_are_reported() -> None:
     changed = {**config(), "cleanupSubscription": True, "inputSpecs": {}, "userConfig": {}}
     text = "\n".join(health.problems_of(changed, (), level(consumers=OURS)))
     assert "delete what is parked" in text
@@ -330,7 +332,7 @@ def test_a_function_that_someone_else_has_changed() -> None:
     assert f"this is {__version__}" in text
 
 
-def test_counts_come_from_the_user_metrics() -> None:
+def test_counts_are_those_of_the_user_metrics() -> None:
     stats = {
         "instances": [
             {

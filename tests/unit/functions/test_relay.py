@@ -1,4 +1,4 @@
-"""The Function's relay, with a client whose outcomes the test chooses, and its pure parts."""
+"""Tests of the Function's relay with a scripted client, and of its pure parts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ T0 = 1_800_000_000_000
 DAY = 86_400_000
 ORDERS = "persistent://public/default/orders"
 BILLS = "persistent://public/default/bills"
-FAMILY = "persistent://public/default/orders-delay-level"
-FIRST = f"{FAMILY}-partition-0"
-HELD = f"{FAMILY}-held-partition-0"
-DEAD = f"{FAMILY}-DLQ-partition-0"
+LEVEL_TOPIC = "persistent://public/default/orders-delay-level"
+FIRST = f"{LEVEL_TOPIC}-partition-0"
+HELD = f"{LEVEL_TOPIC}-held-partition-0"
+DEAD = f"{LEVEL_TOPIC}-DLQ-partition-0"
 OK = pulsar.Result.Ok
 LEVELS = Levels([PartitionStrategy(maximum_delay=timedelta(days=5))])
 
 
 class RelayWorld(FakeClient):
-    """Client, consumer, admin interface and clock for a relay."""
+    """Fake client, consumer, admin interface and clock for a relay."""
 
     def __init__(self, **description: Any) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class RelayWorld(FakeClient):
         self.acknowledged: list[int] = []
         self.given_back: list[int] = []
         self.description = LevelTopicDescription(
-            FAMILY,
+            LEVEL_TOPIC,
             LEVELS,
             (ORDERS, BILLS),
             Mover.FUNCTION,
@@ -100,7 +100,7 @@ def parked(
     return received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
 
 
-def test_a_message_is_acknowledged_when_it_is_confirmed_and_not_before(world: RelayWorld) -> None:
+def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld) -> None:
     relay = world.relay()
     for entry in range(3):
         relay.offer(parked(entry))
@@ -115,11 +115,11 @@ def test_a_message_is_acknowledged_when_it_is_confirmed_and_not_before(world: Re
     assert world.acknowledged == [0, 1, 2]
     assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     sent = world[ORDERS].sent[0]
-    given_ = sent.given
+    options = sent.given
     assert sent.value == b"body"
-    assert given_["deliver_at"] == T0 + 3_600_000
-    assert (given_["partition_key"], given_["event_timestamp"]) == ("key", 5)
-    assert given_["properties"] == {
+    assert options["deliver_at"] == T0 + 3_600_000
+    assert (options["partition_key"], options["event_timestamp"]) == ("key", 5)
+    assert options["properties"] == {
         "mine": "1",
         DUE: str(T0 + 3_600_000),
         ID: "public/default/orders-delay-level-partition-0:7:0:-1",
@@ -137,8 +137,8 @@ def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_targ
     held.given.update({ATTEMPT: "3", ID: "mine", REASON: "it was away"})
     relay.offer(held)
     relay.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
-    window = f"{FAMILY}-window-partition-{world.description.window_partition('key', '')}"
-    assert world.topics == [window, f"{FAMILY}-partition-2"]
+    window = f"{LEVEL_TOPIC}-window-partition-{world.description.window_partition('key', '')}"
+    assert world.topics == [window, f"{LEVEL_TOPIC}-partition-2"]
     first, second, third = (sent.given for sent in world[window].sent)
     assert first["deliver_at"] is second["deliver_at"] is third["deliver_at"] is None
     assert first["properties"] == {
@@ -155,7 +155,7 @@ def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_targ
     relay.poll()
     assert world.acknowledged == []
     world[window].answer()
-    world[f"{FAMILY}-partition-2"].answer()
+    world[f"{LEVEL_TOPIC}-partition-2"].answer()
     relay.poll()
     assert sorted(world.acknowledged) == [0, 1, 2, 3]
     report = relay.take_report()
@@ -163,7 +163,7 @@ def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_targ
     assert report.latest_ms == 700
 
 
-def test_messages_that_a_window_does_not_confirm_are_given_back() -> None:
+def test_messages_without_a_confirmation_by_the_window_are_given_back() -> None:
     world = RelayWorld(final_window=FinalWindow.TRACKER)
     relay = world.relay()
     relay.offer(parked(0))
@@ -178,14 +178,14 @@ def test_messages_that_a_window_does_not_confirm_are_given_back() -> None:
     assert world.acknowledged == [0]
 
 
-def test_due_messages_go_at_once_and_others_are_parked_until_their_hand_off(
+def test_due_messages_are_sent_at_once_and_others_are_parked_until_their_hand_off(
     world: RelayWorld,
 ) -> None:
     relay = world.relay()
     relay.offer(parked(0, due_ms=T0 - 1))
     relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
     assert world[ORDERS].sent[0].given["deliver_at"] is None
-    again = f"{FAMILY}-partition-2"
+    again = f"{LEVEL_TOPIC}-partition-2"
     assert world[again].sent[0].given["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
     world[ORDERS].answer()
     world[again].answer()
@@ -208,7 +208,7 @@ def test_messages_that_the_broker_would_release_at_once_are_not_parked_again(
     assert world[ORDERS].sent[0].given["deliver_at"] == T0 + 1500
 
 
-def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: RelayWorld) -> None:
+def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(received(0, {"mine": "1"}))
     relay.offer(parked(1, target="persistent://public/default/not-ours"))
@@ -223,13 +223,13 @@ def test_poison_becomes_a_dead_letter_and_then_is_acknowledged(world: RelayWorld
 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
-def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget) -> None:
+def test_messages_for_a_missing_target_follow_its_policy(policy: MissingTarget) -> None:
     world = RelayWorld(on_missing_target=policy)
     world.admin.missing.add(ORDERS)
     relay = world.relay()
     relay.offer(parked(0))
     relay.poll()
-    # The target is known to be missing now, and is not looked up again.
+    # The target is now known to be missing; the relay does not look it up again.
     relay.offer(parked(1))
     relay.offer(parked(2, target=BILLS))
     world[BILLS].answer()
@@ -252,13 +252,13 @@ def test_a_target_that_does_not_exist_under_another_policy(policy: MissingTarget
     }
 
 
-def test_a_target_that_was_added_later_is_looked_up_once(world: RelayWorld) -> None:
+def test_a_target_added_later_is_looked_up_once(world: RelayWorld) -> None:
     added = "persistent://public/default/added"
-    asked = 0
+    reads = 0
 
     def describe() -> LevelTopicDescription:
-        nonlocal asked
-        asked += 1
+        nonlocal reads
+        reads += 1
         return replace(world.description, targets=(ORDERS, added))
 
     world.describe = describe
@@ -266,16 +266,16 @@ def test_a_target_that_was_added_later_is_looked_up_once(world: RelayWorld) -> N
     relay.offer(parked(0, target=added, published_ms=T0 - 1000))
     relay.offer(parked(1, target=added, published_ms=T0 - 1000))
     assert len(world[added].sent) == 2
-    assert asked == 1
-    # Published long before the description was read, so that is not read again.
+    assert reads == 1
+    # The message is older than the description, so the description is not read again.
     relay.offer(parked(2, target="persistent://public/default/never"))
-    assert asked == 1
+    assert reads == 1
     assert len(world[DEAD].sent) == 1
 
 
-def test_if_the_description_cannot_be_read_the_message_is_given_back(world: RelayWorld) -> None:
+def test_a_message_is_given_back_if_the_description_cannot_be_read(world: RelayWorld) -> None:
     def describe() -> LevelTopicDescription:
-        raise BrokerUnreachableError("nobody answers")
+        raise BrokerUnreachableError("no broker answers")
 
     world.describe = describe
     relay = world.relay()
@@ -287,7 +287,7 @@ def test_if_the_description_cannot_be_read_the_message_is_given_back(world: Rela
     assert relay.unacknowledged == 0
 
 
-def test_refused_messages_are_held_for_the_pause_and_others_flow(
+def test_refused_messages_are_held_for_the_pause_and_others_are_sent(
     world: RelayWorld,
 ) -> None:
     relay = world.relay()
@@ -305,7 +305,7 @@ def test_refused_messages_are_held_for_the_pause_and_others_flow(
     relay.poll()
     assert world.acknowledged == [1, 0]
 
-    # After the pause, the target is tried again with a new producer.
+    # After the pause, the relay tries the target again with a new producer.
     relay.offer(parked(2, target=BILLS))
     assert len(world[HELD].sent) == 2
     assert world.opened(BILLS) == 1
@@ -314,11 +314,11 @@ def test_refused_messages_are_held_for_the_pause_and_others_flow(
     back = received(3, held["properties"], topic=HELD, published_ms=T0)
     relay.offer(back)
     assert world.opened(BILLS) == 2
-    assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "its first id"
+    assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "another ID"
     assert ATTEMPT not in world[BILLS].sent[0].properties
 
 
-def test_a_target_that_is_gone_is_not_created_again(world: RelayWorld) -> None:
+def test_a_deleted_target_is_not_created_again(world: RelayWorld) -> None:
     world.admin.missing.add(BILLS)
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
@@ -327,7 +327,7 @@ def test_a_target_that_is_gone_is_not_created_again(world: RelayWorld) -> None:
     assert world[HELD].sent[0].properties[REASON] == "the topic does not exist"
 
 
-def test_if_a_message_cannot_be_held_either_the_broker_keeps_it(world: RelayWorld) -> None:
+def test_a_message_that_cannot_be_held_is_given_back(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
     world[BILLS].answer(pulsar.Result.Timeout)
@@ -339,7 +339,7 @@ def test_if_a_message_cannot_be_held_either_the_broker_keeps_it(world: RelayWorl
     assert relay.take_report().given_back.total() == 1
 
 
-def test_while_a_producer_is_opened_other_messages_flow(world: RelayWorld) -> None:
+def test_other_messages_are_sent_while_a_producer_opens(world: RelayWorld) -> None:
     relay = world.relay(later=True)
     relay.offer(parked(0, target=BILLS))
     relay.offer(parked(1))
@@ -355,7 +355,7 @@ def test_while_a_producer_is_opened_other_messages_flow(world: RelayWorld) -> No
     assert world.acknowledged == [1, 0]
 
 
-def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: RelayWorld) -> None:
+def test_a_silent_target_does_not_block_the_others(world: RelayWorld) -> None:
     relay = world.relay(in_flight=4)
     for entry in range(4):
         relay.offer(parked(entry, target=BILLS))
@@ -365,13 +365,13 @@ def test_a_target_that_does_not_answer_takes_no_room_from_the_others(world: Rela
     world[ORDERS].answer()
     world.advance(STALL_S)
     relay.poll()
-    assert relay.has_room, "messages of the silent target do not count"
+    assert relay.has_room, "messages for the silent target count against the limit"
     relay.offer(parked(5, target=BILLS))
     assert len(world[BILLS].sent) == 4
     assert len(world[HELD].sent) == 1
 
 
-def test_if_nothing_answers_everything_waits(world: RelayWorld) -> None:
+def test_all_messages_wait_if_no_target_answers(world: RelayWorld) -> None:
     relay = world.relay(in_flight=2)
     relay.offer(parked(0))
     relay.offer(parked(1, target=BILLS))
@@ -381,7 +381,7 @@ def test_if_nothing_answers_everything_waits(world: RelayWorld) -> None:
     assert HELD not in world.topics
 
 
-def test_a_message_in_flight_that_is_delivered_again_is_not_sent_again(world: RelayWorld) -> None:
+def test_a_redelivery_of_a_message_in_flight_is_not_sent(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0))
     relay.offer(parked(0))
@@ -408,7 +408,7 @@ def test_a_redelivery_after_the_acknowledgement_is_acknowledged_and_not_sent(
     assert (relay.in_flight, relay.unacknowledged) == (1, 1)
 
 
-def test_a_message_that_was_given_back_is_sent_when_it_arrives_again(world: RelayWorld) -> None:
+def test_a_message_that_was_given_back_is_sent_on_redelivery(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, due_ms=T0 + 3 * DAY))
     (again,) = world.topics
@@ -429,7 +429,7 @@ def test_only_the_latest_ids_are_remembered() -> None:
     assert [number for number in range(7) if number in remembered] == [3, 4, 5, 6]
 
 
-def test_each_target_has_its_own_client_until_there_are_many() -> None:
+def test_each_target_has_its_own_client_up_to_a_limit() -> None:
     made: list[FakeClient] = []
 
     def make() -> FakeClient:
@@ -443,13 +443,13 @@ def test_each_target_has_its_own_client_until_there_are_many() -> None:
     assert clients.of("b") is made[2]
 
 
-def test_targets_are_written_by_their_clients_and_level_topics_by_ours(world: RelayWorld) -> None:
+def test_targets_have_their_own_clients_and_level_topics_share_one(world: RelayWorld) -> None:
     other = FakeClient()
     relay = world.relay(target_client={ORDERS: other}.__getitem__)
     relay.offer(parked(0))
     relay.offer(parked(1, due_ms=T0 + 3 * DAY))
     assert other.topics == [ORDERS]
-    assert world.topics == [f"{FAMILY}-partition-2"]
+    assert world.topics == [f"{LEVEL_TOPIC}-partition-2"]
 
 
 def test_an_idle_producer_of_a_target_is_closed(world: RelayWorld) -> None:
@@ -473,7 +473,7 @@ class Slot:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=200), st.integers(1, 8))
-def test_acknowledgements_leave_few_gaps_and_none_is_forgotten(
+def test_acknowledgements_leave_few_holes_and_skip_no_message(
     steps: list[tuple[int, bool]], most: int
 ) -> None:
     order: AckOrder[Slot] = AckOrder(most)
@@ -482,7 +482,7 @@ def test_acknowledgements_leave_few_gaps_and_none_is_forgotten(
         order.add(slot)
     taken: list[int] = []
     for number, give_back in steps:
-        # A message that was given back arrives again as another slot.
+        # A redelivery of a message that was given back gets another slot.
         if not (slots[number].confirmed or slots[number].given_back):
             slots[number].given_back = give_back
             slots[number].confirmed = not give_back
