@@ -1,4 +1,4 @@
-"""delaylevel.testing, as the tests of an application use it."""
+"""Tests of the in-memory Pulsar, used as in the tests of an application."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_client_producer_consumer_and_reader_have_the_types_of_pulsar() -> None:
 
 
 @pytest.mark.parametrize("final_window", list(FinalWindow))
-def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWindow) -> None:
+def test_delays_up_to_a_month_are_delivered_at_their_due_times(final_window: FinalWindow) -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, partition_strategy=DAYS_AND_HOURS, final_window=final_window)
     delays = [timedelta(minutes=37) * number for number in range(1, 1160)]
@@ -94,7 +94,7 @@ def test_every_delay_of_a_month_is_delivered_at_its_time(final_window: FinalWind
     ]
 
 
-def test_pending_messages_have_due_time_and_topic() -> None:
+def test_pending_messages_have_their_due_time_and_topic() -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window="broker")
     producer.send(b"far", deliver_after=timedelta(days=3), partition_key="k")
@@ -163,7 +163,7 @@ def test_the_memory_dispatcher_drops_copies_and_holds_messages_for_missing_targe
 
 
 @pytest.mark.parametrize("final_window", list(FinalWindow))
-def test_a_listener_is_called_at_the_due_time_and_may_send_again(final_window: FinalWindow) -> None:
+def test_a_listener_is_called_at_the_due_time_and_may_send(final_window: FinalWindow) -> None:
     memory = MemoryPulsar(ManualClock(NOON_MS))
     producer = delayed(memory, final_window=final_window)
     client = memory.client()
@@ -234,7 +234,7 @@ def test_a_client_with_a_wrong_clock_does_not_delay_others(skew: timedelta) -> N
     assert late_ms == [0] * 6
 
 
-def test_advance_does_not_interfere_with_a_mover_of_the_test() -> None:
+def test_advance_does_not_run_a_second_mover_next_to_that_of_the_test() -> None:
     memory = MemoryPulsar()
     producer = delayed(memory, final_window="broker")
     producer.send(b"x", deliver_after=timedelta(days=2))
@@ -246,7 +246,7 @@ def test_advance_does_not_interfere_with_a_mover_of_the_test() -> None:
     assert bodies(memory.delivered("orders")) == [b"x"]
 
 
-def test_a_namespace_that_would_remove_parked_messages_is_refused() -> None:
+def test_a_namespace_that_would_delete_parked_messages_is_refused() -> None:
     memory = MemoryPulsar(namespaces=["acme/shop"])
     delayed(memory, "acme/shop/orders").close()
     memory.create_namespace("acme/expiring", NamespacePolicies(subscription_expiration_min=5))
@@ -270,7 +270,7 @@ def test_unsupported_features_are_refused() -> None:
             call()
 
 
-def test_negative_acknowledgement_on_an_ordered_subscription_starts_over() -> None:
+def test_a_negative_acknowledgement_on_an_ordered_subscription_redelivers_all_messages() -> None:
     memory = MemoryPulsar()
     client = memory.client()
     consumer = client.subscribe("t", "s", negative_ack_redelivery_delay_ms=1000)
@@ -286,7 +286,7 @@ def test_negative_acknowledgement_on_an_ordered_subscription_starts_over() -> No
     assert [consumer.receive().data() for _ in range(3)] == [b"0", b"1", b"2"]
 
 
-def test_one_consumer_of_several_topics() -> None:
+def test_a_consumer_receives_from_several_topics() -> None:
     client = MemoryPulsar().client()
     consumer = client.subscribe(["a", "b"], "s", initial_position=InitialPosition.Earliest)
     for topic in "ab":
