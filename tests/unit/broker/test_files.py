@@ -1,4 +1,4 @@
-"""Parts of the embedded broker that need no broker: prerequisites, files, processes."""
+"""Tests of the embedded broker's prerequisites, files and processes; no broker is started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def program(folder: Path, name: str, script: str) -> Path:
 
 @pytest.fixture
 def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Folder of the PATH, initially empty, on a machine without Java, Maven and server."""
+    """The only folder on the PATH, empty, on a machine without Java, Maven and Pulsar."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -48,7 +48,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("command not found", None),
     ],
 )
-def test_java_versions(text: str, version: int | None) -> None:
+def test_the_java_version_is_read_from_its_output(text: str, version: int | None) -> None:
     assert distribution.java_version(text) == version
 
 
@@ -63,7 +63,7 @@ def test_an_old_java_is_refused(empty_machine: Path) -> None:
         distribution.fetch()
 
 
-def test_java_home_comes_before_the_path(
+def test_java_home_overrides_the_path(
     empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(empty_machine, "java", """echo 'openjdk version "11"' >&2""")
@@ -161,12 +161,12 @@ def test_settings_of_another_pulsar_are_not_inherited(
     assert "foreign" not in environ.values()
     assert "-Xmx256m" in environ["PULSAR_MEM"]
     path = environ["PATH"].split(os.pathsep)
-    assert path[0] == str(Path(sys.executable).parent), "functions run with this Python"
+    assert path[0] == str(Path(sys.executable).parent), "functions would run with another Python"
     without = environment(tmp_path, java="/jdk/bin/java", functions=False, heap_mb=256)
     assert without["PATH"].split(os.pathsep)[0] == "/jdk/bin"
 
 
-def test_only_our_own_process_is_ended() -> None:
+def test_only_a_process_of_ours_is_ended() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "input()", "delaylevel-marker"], stdin=subprocess.PIPE
     )
@@ -176,7 +176,7 @@ def test_only_our_own_process_is_ended() -> None:
         assert process.end(child.pid, " another-marker ", timeout_seconds=1)
         assert child.poll() is None
         assert process.end(child.pid, " delaylevel-marker ", timeout_seconds=10)
-        assert not process.is_ours(child.pid, " delaylevel-marker "), "a zombie is not alive"
+        assert not process.is_ours(child.pid, " delaylevel-marker "), "a zombie counts as alive"
     finally:
         child.kill()
         child.communicate()
@@ -184,7 +184,7 @@ def test_only_our_own_process_is_ended() -> None:
 
 
 def test_a_process_within_exec_counts_as_alive() -> None:
-    # The kernel shows no command line during exec(), and Popen returns at that moment.
+    # Popen returns during exec(), when the kernel shows no command line.
     for _ in range(30):
         child = subprocess.Popen(
             ["/bin/sh", "-c", "read -r _", "exec-marker"], stdin=subprocess.PIPE
@@ -217,8 +217,8 @@ def test_a_process_that_ignores_sigterm_is_killed() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may complete a write")
-def test_a_kill_falls_between_two_writes(tmp_path: Path) -> None:
-    """SIGKILL alone tears most writes, which leaves half a record at the end of a journal."""
+def test_kill_waits_for_the_end_of_a_write(tmp_path: Path) -> None:
+    """A plain SIGKILL interrupts most writes and leaves half a record at the end of a journal."""
     size = 30_000
     writer = (
         "import os, sys; out = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
@@ -260,7 +260,7 @@ def test_a_blank_in_the_path_is_refused(tmp_path: Path) -> None:
         EmbeddedBroker("x", directory=tmp_path / "a b")
 
 
-def test_without_a_start_no_instance_exists(
+def test_queries_without_an_instance_create_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -269,7 +269,7 @@ def test_without_a_start_no_instance_exists(
     status = EmbeddedBroker("default").status()
     assert (status.running, status.pid, status.started_ms) == (False, None, None)
     assert EmbeddedBroker("default").logs() == ""
-    assert list(tmp_path.iterdir()) == [], "queries create nothing"
+    assert list(tmp_path.iterdir()) == [], "a query has created files"
 
 
 INVALIDATED = (
@@ -282,12 +282,12 @@ INVALIDATED = (
 def test_a_registration_loop_of_the_storage_node_is_detected(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     monitor = RegistrationMonitor(log)
-    assert not monitor.is_looping(), "no log yet"
+    assert not monitor.is_looping(), "a loop without a log"
     log.write_text("Starting\n" + INVALIDATED.replace("ledgers/available", "loadbalance") * 9)
     assert not monitor.is_looping()
     with log.open("a") as file:
         file.write(INVALIDATED * 4 + INVALIDATED[:150])
-    assert not monitor.is_looping(), "a few registrations are no loop"
+    assert not monitor.is_looping(), "a few registrations count as a loop"
     with log.open("a") as file:
         file.write(INVALIDATED[150:])
     assert monitor.is_looping()
@@ -314,7 +314,7 @@ def test_a_process_has_ended_when_its_last_thread_has_ended() -> None:
         "import ctypes, threading, sys, time\n"
         "threading.Thread(target=sys.stdin.read).start()\n"
         "print('ready', flush=True)\n"
-        "ctypes.CDLL(None).syscall(60, 0)\n"  # exit of the first thread only (x86-64)
+        "ctypes.CDLL(None).syscall(60, 0)\n"  # only the first thread exits (x86-64)
     )
     if os.uname().machine != "x86_64":
         pytest.skip("the system call number is that of x86-64")
@@ -328,7 +328,7 @@ def test_a_process_has_ended_when_its_last_thread_has_ended() -> None:
         assert child.stdout.readline() == b"ready\n"
         while local_brokers.command_line(child.pid):
             pass
-        assert process._is_ending(child.pid), "one of its threads has its files open"
+        assert process._is_ending(child.pid), "a thread still has its files open"
         assert not process._wait_ended(child.pid, "thread-marker", 0.2)
         child.kill()
         assert process._wait_ended(child.pid, "thread-marker", 30)
