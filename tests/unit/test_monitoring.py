@@ -1,4 +1,4 @@
-"""Dashboard and alert rules name only series, labels and values that are really served."""
+"""Tests that the dashboard and the alert rules use only existing series, labels and values."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 STRING = r'"(?:[^"\\]|\\.)*"'
 SELECTOR = re.compile(
-    rf"\b((?:delaylevel|pulsar)_\w+)(?:\{{((?:[^{{}}\"]|{STRING})*)\}})?"  # with its matchers
+    rf"\b((?:delaylevel|pulsar)_\w+)(?:\{{((?:[^{{}}\"]|{STRING})*)\}})?"  # with its label matchers
 )
 MATCHER = re.compile(rf"(\w+)\s*(=~|!~|!=|=)\s*({STRING})")
 
 
 def _documented() -> dict[str, set[str] | None]:
-    """Series of docs/metrics.md with their labels; None for a metric of the Function's."""
+    """Return the labels of each series in docs/metrics.md, or None for a metric of the Function."""
     found: dict[str, set[str] | None] = {}
     for line in (DOCS / "metrics.md").read_text("utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -53,8 +53,8 @@ def _documented() -> dict[str, set[str] | None]:
 
 
 SERIES = _documented()
-# What Prometheus and the broker put beside a series' own labels.
-EVERYWHERE = {"job", "instance", "namespace", "cluster"}
+#: Labels that Prometheus and the broker add to every series.
+COMMON_LABELS = {"job", "instance", "namespace", "cluster"}
 
 
 def expressions() -> list[Any]:
@@ -72,21 +72,23 @@ def matchers(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("expression", expressions())
-def test_an_expression_asks_for_what_is_served(expression: str) -> None:
+def test_an_expression_uses_existing_series_labels_and_values(expression: str) -> None:
     selectors = SELECTOR.findall(re.sub(rf"(?<!=)(?<!=~)(?<!!~){STRING}", '""', expression))
-    assert selectors, "it asks for nothing of ours"
-    labels: set[str] = set(EVERYWHERE)
+    assert selectors, "no series of delaylevel or Pulsar"
+    labels: set[str] = set(COMMON_LABELS)
     for name, inside in selectors:
         assert name in SERIES, f"{name} is not in docs/metrics.md"
         own = SERIES[name]
         assert own is not None, f"{name} is a value of the label `metric`"
         labels |= own
         for label, operator, value in matchers(inside):
-            assert label in own | EVERYWHERE, f"{name} has no label {label}"
+            assert label in own | COMMON_LABELS, f"{name} has no label {label}"
             _check_value(label, operator, value)
-    made = set(re.findall(rf'label_replace\(.*?, "(\w+)", {STRING}, "\w+"', expression, re.DOTALL))
+    created = set(
+        re.findall(rf'label_replace\(.*?, "(\w+)", {STRING}, "\w+"', expression, re.DOTALL)
+    )
     for group in re.findall(r"\bby \(([^)]*)\)", expression):
-        assert {label.strip() for label in group.split(",")} <= labels | made, group
+        assert {label.strip() for label in group.split(",")} <= labels | created, group
     bare = re.sub(STRING, "", expression)
     assert all(bare.count(a) == bare.count(b) for a, b in ("()", "[]", "{}"))
 
@@ -108,7 +110,7 @@ def _check_value(label: str, operator: str, value: str) -> None:
 
         assert value in OUTCOMES
     elif label == "topic":
-        family = {
+        topics = {
             f"persistent://a/b/orders-delay-level{suffix}-partition-{index}"
             for suffix in (
                 "",
@@ -120,14 +122,14 @@ def _check_value(label: str, operator: str, value: str) -> None:
             )
             for index in (0, 12)
         }
-        hit = {name for name in family if re.fullmatch(value, name)}
-        assert hit, f"{value} names no topic of a family"
-        assert hit != family
+        matched = {name for name in topics if re.fullmatch(value, name)}
+        assert matched, f"{value} matches no topic of a level topic"
+        assert matched != topics
     else:
-        assert value == "$level_topic", f"a value of {label} that nobody checks: {value}"
+        assert value == "$level_topic", f"no check for this value of {label}: {value}"
 
 
-def test_the_rule_for_movers_looks_at_levels_only() -> None:
+def test_the_rule_for_missing_movers_covers_levels_only() -> None:
     (rule,) = [rule for rule in RULES if rule["alert"] == "DelayLevelNoMover"]
     (value,) = re.findall(r'topic!~"([^"]+)"', rule["expr"])
     name = "persistent://a/b/orders-delay-level"
@@ -137,17 +139,17 @@ def test_the_rule_for_movers_looks_at_levels_only() -> None:
         assert re.fullmatch(value, f"{name}{suffix}-partition-3")
 
 
-def test_what_an_operator_wants_to_be_woken_for_has_a_rule() -> None:
+def test_the_conditions_that_need_an_operator_have_a_rule() -> None:
     names = {rule["alert"].removeprefix("DelayLevel") for rule in RULES}
     assert names >= {
         "NoMover", "MoverBehind", "LagGrows", "FunctionBehind", "HandsOffLate", "ReleasesLate",
         "NoDispatcher", "DispatcherStandsStill", "DeadLetters", "HeldGrows",
     }  # fmt: skip
-    assert len(names) == len(RULES), "a name is used twice"
+    assert len(names) == len(RULES), "two rules have the same name"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_a_rule_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_a_rule_has_a_severity_a_summary_and_valid_commands(rule: dict[str, Any]) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
@@ -180,11 +182,11 @@ def test_the_dashboard_can_be_imported() -> None:
             for x in range(place["x"], place["x"] + place["w"])
             for y in range(place["y"], place["y"] + place["h"])
         }
-        assert not taken & cells, f"{panel['title']} lies on another panel"
+        assert not taken & cells, f"{panel['title']} overlaps another panel"
         taken |= cells
 
 
-def test_every_series_of_ours_is_on_the_dashboard() -> None:
+def test_the_dashboard_shows_every_series_of_delaylevel() -> None:
     text = json.dumps(DASHBOARD)
     shown = {name for name, _ in SELECTOR.findall(text.replace('\\"', '"'))}
     shown |= set(re.findall(r"delaylevel_function_\w+", text))
@@ -194,7 +196,7 @@ def test_every_series_of_ours_is_on_the_dashboard() -> None:
         for name in base
         if name.startswith("delaylevel_")
         and not shown & {name, f"{name}_bucket"}
-        # Held and dead letters are the broker's count there.
+        # For held messages and dead letters, the dashboard has the broker's series.
         and name not in ("delaylevel_sync_held_entries", "delaylevel_sync_dead_letter_entries")
     }
     assert missing == set()

@@ -1,4 +1,4 @@
-"""The package's front: light, complete, and clear about what is not installed."""
+"""Tests of the package itself: light imports, public names, missing extras, and error classes."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ def test_the_import_is_light() -> None:
         "import delaylevel.cluster.reader, delaylevel.cluster.schemas",
     ],
 )
-def test_what_a_producer_needs_brings_no_more_than_the_client_does(use: str) -> None:
-    # The client itself loads fastavro, and what that loads, where it is installed.
-    brought = modules(use) - modules("import pulsar, pulsar.schema")
-    assert "delaylevel" in brought
-    assert not brought & set(HEAVY)
+def test_producer_and_mover_load_no_heavy_package_besides_those_of_the_client(use: str) -> None:
+    # The client itself loads fastavro and its dependencies if they are installed.
+    loaded = modules(use) - modules("import pulsar, pulsar.schema")
+    assert "delaylevel" in loaded
+    assert not loaded & set(HEAVY)
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in delaylevel.__all__:
         assert getattr(delaylevel, name) is not None, name
     assert sorted(delaylevel.__all__) == delaylevel.__all__ == dir(delaylevel)
     assert delaylevel.__version__[0].isdigit()
 
 
-def test_every_lazy_name_is_public_and_the_other_way_round() -> None:
+def test_the_lazy_names_are_the_public_names_that_are_not_eager() -> None:
     eager = {"DelayLevelError", "Levels", "PartitionBy", "PartitionStrategy", "__version__"}
     assert set(delaylevel._LAZY) == set(delaylevel.__all__) - eager
 
 
-def test_a_name_that_does_not_exist() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Timer'"):
         delaylevel.Timer  # noqa: B018
 
 
 @pytest.fixture
-def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of modules that can be imported."""
+def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder on the import path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
-def test_a_missing_extra_is_named(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (made_up / "needs_something.py").write_text("import surely_not_installed\n")
+def test_a_missing_extra_is_named(import_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (import_folder / "needs_something.py").write_text("import surely_not_installed\n")
     monkeypatch.setitem(delaylevel._LAZY, "Thing", ("needs_something", "window"))
     with pytest.raises(errors.MissingExtraError) as caught:
         delaylevel.Thing  # noqa: B018
@@ -83,10 +83,10 @@ def test_a_missing_extra_is_named(made_up: Path, monkeypatch: pytest.MonkeyPatch
     assert isinstance(caught.value, ImportError)
 
 
-def test_what_is_missing_in_the_plain_install_is_not_called_an_extra(
-    made_up: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_module_of_the_plain_install_is_not_reported_as_an_extra(
+    import_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (made_up / "needs_something_else.py").write_text("import delaylevel.not_there\n")
+    (import_folder / "needs_something_else.py").write_text("import delaylevel.not_there\n")
     for extra in ("window", None):
         monkeypatch.setitem(delaylevel._LAZY, "Thing", ("needs_something_else", extra))
         with pytest.raises(ModuleNotFoundError) as caught:
@@ -99,8 +99,8 @@ def test_all_errors_have_one_root() -> None:
     assert len(classes) > 10
     for item in classes:
         assert issubclass(item, errors.DelayLevelError)
-        # Your input is wrong, the broker misbehaved, or neither; both only for a target that is
-        # not allowed.
+        # An error is about invalid input, about the broker, or neither. Only that of a target
+        # that is not allowed is about both.
         both = issubclass(item, errors.InvalidInputError) and issubclass(item, errors.BrokerError)
         assert both == (item is errors.TargetNotAllowedError)
 
@@ -114,7 +114,7 @@ PURE = [
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_the_domain_does_no_io(name: str) -> None:
+def test_pure_modules_do_no_io(name: str) -> None:
     module = importlib.import_module(f"delaylevel.{name}")
     tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = set()

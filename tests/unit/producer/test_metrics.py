@@ -168,7 +168,7 @@ def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPat
         assert producer.sent() == {"DAY": 2, "window": 1, "straight": 1}
         other.send(b"x", deliver_after=timedelta(days=1))
         collector.add(other)
-        assert scraped(registry, "DAY") == 3, "one series for one topic"
+        assert scraped(registry, "DAY") == 3, "two producers of a topic do not share a series"
         labels = {"level_topic": TOPIC, "target": TARGET}
         assert registry.get_sample_value("delaylevel_producer_connected", labels) == 1
         other.close()
@@ -178,7 +178,7 @@ def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         producer.close()
         assert registry.get_sample_value("delaylevel_producer_connected", labels) is None
-        assert scraped(registry, "DAY") == 3, "what is closed stays counted"
+        assert scraped(registry, "DAY") == 3, "the messages of a closed producer are lost"
 
 
 def test_a_producer_that_cannot_be_created_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
