@@ -1,4 +1,4 @@
-"""Durations and instants in whole milliseconds."""
+"""Tests of durations and instants in whole milliseconds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ quick = settings(max_examples=200)
 
 @quick
 @given(st.timedeltas())
-def test_durations_are_rounded_up_exactly(value: timedelta) -> None:
+def test_durations_are_rounded_up_to_milliseconds(value: timedelta) -> None:
     ms = duration_ms(value)
     micros = value // timedelta(microseconds=1)
     assert (ms - 1) * 1000 < micros <= ms * 1000
 
 
-def test_instants_take_their_zone() -> None:
+def test_instants_depend_on_their_time_zone() -> None:
     utc = datetime(2026, 3, 1, 9, tzinfo=timezone.utc)
     berlin = datetime(2026, 3, 1, 10, tzinfo=timezone(timedelta(hours=1)))
     assert instant_ms(utc) == instant_ms(berlin) == 1_772_355_600_000
@@ -34,7 +34,7 @@ def test_naive_instants_are_refused() -> None:
         instant_ms(datetime(2026, 3, 1))
 
 
-def test_system_clock_is_the_wall_clock_in_milliseconds() -> None:
+def test_the_system_clock_is_the_wall_clock_in_milliseconds() -> None:
     before = time.time_ns() // 1_000_000
     now = SystemClock().now_ms()
     assert before <= now <= time.time_ns() // 1_000_000

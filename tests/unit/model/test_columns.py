@@ -1,4 +1,4 @@
-"""The columns of a pending message: the same values in every form, and chunks of bounded size."""
+"""Tests of the columns of a pending message, equal in every form, and of bounded chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def values(source: SourcePartition, *names: str, **constants: object) -> list[tu
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def test_values_that_are_missing_are_null() -> None:
+def test_missing_values_are_null() -> None:
     assert values(LEVEL, "due_ms", "delay_ms", "key", "ordering_key", "event_ms", "value") == [
         (None, None, None, None, None, None),
         (DUE, 2000, "k", "o", 5, b"body"),
@@ -46,12 +46,12 @@ def test_values_that_are_missing_are_null() -> None:
     ]
 
 
-def test_a_message_in_the_final_window_of_the_broker_is_in_its_target() -> None:
+def test_a_message_that_the_broker_delays_is_in_its_target() -> None:
     assert values(LEVEL, "target") == [(None,), (ORDERS,), (ORDERS,)]
     assert values(WINDOW, "target") == [(ORDERS,), (ORDERS,), (ORDERS,)]
 
 
-def test_columns_that_are_the_same_for_a_partition() -> None:
+def test_some_columns_are_constant_within_a_partition() -> None:
     names = ("role", "level", "partition", "level_topic", "topic", "place")
     assert set(values(LEVEL, *names, place="DAY 3")) == {
         ("level", 0, 3, FAMILY, f"{FAMILY}-partition-3", "DAY 3")
@@ -79,7 +79,7 @@ def test_properties_fit_both_schemas(schema: Any) -> None:
 
 
 class Fake:
-    """A message object of the client's native core."""
+    """A fake message object of the client's native core."""
 
     def __init__(self, message: ParkedMessage) -> None:
         self._message = message

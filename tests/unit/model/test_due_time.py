@@ -1,4 +1,4 @@
-"""The due time of a message: valid values, and a remedy for each invalid one."""
+"""Tests of due times: valid values, and a remedy for each invalid value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Nowhere(tzinfo):
         (None, timedelta(milliseconds=1), T0 + 1),
     ],
 )
-def test_valid_values(deliver_at: Any, deliver_after: Any, due: int | None) -> None:
+def test_valid_values_give_a_due_time(deliver_at: Any, deliver_after: Any, due: int | None) -> None:
     assert due_time_ms(deliver_at, deliver_after, T0) == due
 
 
@@ -84,7 +84,9 @@ def test_valid_values(deliver_at: Any, deliver_after: Any, due: int | None) -> N
         (None, datetime(2027, 1, 15, tzinfo=UTC), ["not datetime"]),
     ],
 )
-def test_refused(deliver_at: Any, deliver_after: Any, parts: list[str]) -> None:
+def test_invalid_values_are_refused_with_a_remedy(
+    deliver_at: Any, deliver_after: Any, parts: list[str]
+) -> None:
     with pytest.raises(InvalidDelayError) as caught:
         due_time_ms(deliver_at, deliver_after, T0)
     text = str(caught.value)
@@ -98,7 +100,7 @@ def test_refused(deliver_at: Any, deliver_after: Any, parts: list[str]) -> None:
     st.none() | st.integers() | st.datetimes(timezones=st.none() | st.timezones()) | st.floats(),
     st.none() | st.timedeltas() | st.floats(),
 )
-def test_anything_gives_a_due_time_or_one_kind_of_error(at: Any, after: Any) -> None:
+def test_any_value_gives_a_due_time_or_one_kind_of_error(at: Any, after: Any) -> None:
     try:
         due = due_time_ms(at, after, T0)
     except InvalidDelayError:

@@ -1,4 +1,4 @@
-"""The envelope: it survives every hop, and any damage is reported in one line."""
+"""Tests of the envelope: it survives every hop, and damage is reported in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(P
 
 @quick
 @given(envelopes, applications)
-def test_parked_properties_are_read_back(envelope: Envelope, application: dict[str, str]) -> None:
+def test_parked_properties_can_be_read(envelope: Envelope, application: dict[str, str]) -> None:
     properties = envelope.parked_properties(application)
     assert Envelope.read(properties) == envelope
     assert application_properties(properties) == application
@@ -49,7 +49,7 @@ def test_parked_properties_are_read_back(envelope: Envelope, application: dict[s
 
 @quick
 @given(envelopes, applications)
-def test_business_message_keeps_id_and_due_time_only(
+def test_a_business_message_keeps_only_id_and_due_time(
     envelope: Envelope, application: dict[str, str]
 ) -> None:
     properties = envelope.delivered_properties(application)
@@ -61,7 +61,7 @@ def test_business_message_keeps_id_and_due_time_only(
     assert application_properties(properties) == application
 
 
-def test_names_on_the_wire() -> None:
+def test_the_names_of_the_properties_are_fixed() -> None:
     envelope = Envelope(1_800_000_000_000, ORDERS, "a", SchemaRef.of("STRING", "s"), 2)
     digest = hashlib.sha256(b"s").hexdigest()[:16]
     assert envelope.parked_properties({"color": "red"}) == {
@@ -77,7 +77,7 @@ def test_names_on_the_wire() -> None:
     assert set(first.parked_properties({})) == {DUE, TARGET}
 
 
-def test_first_hop_gives_the_id_and_later_ones_keep_it() -> None:
+def test_the_first_hop_assigns_the_id_and_later_hops_keep_it() -> None:
     envelope = Envelope(1, ORDERS).identified("t:1:2:3")
     assert envelope.id == "t:1:2:3"
     assert envelope.identified("t:9:9:9").id == "t:1:2:3"
@@ -125,7 +125,7 @@ GOOD = {DUE: "1800000000000", TARGET: ORDERS, ID: "a", SCHEMA: "AVRO:0123", ATTE
         ({ATTEMPT: "-1"}, "delaylevel.attempt is '-1'"),
     ],
 )
-def test_every_damage_has_its_reason(damage: dict[str, str | None], reason: str) -> None:
+def test_every_damaged_envelope_has_a_reason(damage: dict[str, str | None], reason: str) -> None:
     Envelope.read(GOOD)
     properties = {key: value for key, value in {**GOOD, **damage}.items() if value is not None}
     with pytest.raises(EnvelopeError) as caught:
@@ -154,7 +154,7 @@ def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
 
 @quick
 @given(st.dictionaries(st.sampled_from([DUE, TARGET, ID, SCHEMA, ATTEMPT, "other"]), st.text()))
-def test_anything_is_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:
+def test_any_properties_are_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:
     try:
         envelope = Envelope.read(properties)
     except EnvelopeError:
@@ -163,7 +163,7 @@ def test_anything_is_an_envelope_or_one_kind_of_error(properties: dict[str, str]
 
 
 @pytest.mark.parametrize("good", ["a", "x" * 512, "order 7 / é"])
-def test_ids_that_applications_may_give(good: str) -> None:
+def test_valid_message_ids(good: str) -> None:
     assert check_id(good) == good
 
 
@@ -176,13 +176,13 @@ def test_ids_that_applications_may_give(good: str) -> None:
         (b"a", "a string, not bytes"),
     ],
 )
-def test_ids_that_applications_may_not_give(bad: str, part: str) -> None:
+def test_invalid_message_ids_are_refused(bad: str, part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         check_id(bad)
     assert part in str(caught.value)
 
 
-def test_schema_reference_text() -> None:
+def test_a_schema_reference_is_text_and_can_be_parsed() -> None:
     reference = SchemaRef.of("JSON", '{"a":1}')
     assert SchemaRef.parse(str(reference)) == reference
     assert len(reference.digest) == 16

@@ -1,4 +1,4 @@
-"""Durations and instants as text."""
+"""Tests of durations and instants as text."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_format_durations(milliseconds: float, text: str) -> None:
         (-1500, "-1s500ms"),
     ],
 )
-def test_exact_durations(ms: int, text: str) -> None:
+def test_format_exact_durations(ms: int, text: str) -> None:
     assert exact_duration(ms) == text
 
 
 def test_a_level_is_named_after_its_exact_unit() -> None:
-    # It is the suffix of the level topic.
+    # The name is the suffix of the level topic.
     unit = timedelta(minutes=1, seconds=5, milliseconds=1)
     assert (
         PartitionStrategy(partition_by=unit, maximum_delay=timedelta(hours=1)).unit_name
@@ -55,7 +55,7 @@ def test_a_level_is_named_after_its_exact_unit() -> None:
     )
 
 
-def test_instants() -> None:
+def test_format_instants() -> None:
     assert format_instant(1_772_355_600_007) == "2026-03-01T09:00:00.007Z"
 
 

@@ -1,4 +1,4 @@
-"""The description of a level topic."""
+"""Tests of the description of a level topic."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ TOPIC = "persistent://public/default/orders-delay-level"
         {"former": (Levels(PartitionStrategy(maximum_delay=timedelta(days=7))),)},
     ],
 )
-def test_the_stored_form_is_read_back(changes: dict[str, Any]) -> None:
+def test_the_stored_form_can_be_read(changes: dict[str, Any]) -> None:
     description = describe(**changes)
     text = description.to_json()
     assert LevelTopicDescription.from_json(TOPIC, text) == description
     assert LevelTopicDescription.from_json(TOPIC, text).to_json() == text
 
 
-def test_targets_are_full_names_in_order_once() -> None:
+def test_targets_are_distinct_full_names_in_their_order() -> None:
     assert describe(targets=("b", "a/b/c", "persistent://public/default/b")).targets == (
         "persistent://a/b/c",
         "persistent://public/default/b",
@@ -70,7 +70,7 @@ def test_member_topics() -> None:
 
 
 def test_a_message_keeps_its_window_partition() -> None:
-    """The values are fixed: copies of a message must share a partition after an upgrade, too."""
+    """The values are fixed, because copies of a message share a partition after an upgrade too."""
     tracker = describe(final_window=FinalWindow.TRACKER)
     keys = ("a", "b", "c", "d", "e", "größe")
     assert [tracker.window_partition(key, "any") for key in keys] == [3, 1, 3, 0, 2, 1]
@@ -83,16 +83,16 @@ def test_a_message_keeps_its_window_partition() -> None:
     assert max(spread.values()) < 1200
 
 
-def test_the_final_window_is_a_tracker_unless_another_is_named() -> None:
+def test_the_final_window_is_a_tracker_by_default() -> None:
     assert describe() == describe(final_window=FinalWindow.TRACKER, window_partitions=4)
 
 
-def test_default_name() -> None:
+def test_the_default_name_is_that_of_the_business_topic_with_a_suffix() -> None:
     assert default_level_topic("orders") == TOPIC
     assert default_level_topic("a/b/c") == "persistent://a/b/c-delay-level"
 
 
-def test_target_that_is_not_allowed() -> None:
+def test_a_target_that_is_not_listed_is_refused() -> None:
     description = describe(targets=("orders", "bills"))
     description.check_target("persistent://public/default/orders")
     with pytest.raises(TargetNotAllowedError) as caught:
@@ -115,13 +115,13 @@ def test_target_that_is_not_allowed() -> None:
         ({"window_partitions": 65}, "1 to 64 partitions"),
     ],
 )
-def test_refused(changes: dict[str, Any], part: str) -> None:
+def test_invalid_values_are_refused(changes: dict[str, Any], part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         describe(**changes)
     assert part in str(caught.value)
 
 
-def test_unknown_format_version() -> None:
+def test_a_later_format_asks_for_an_upgrade() -> None:
     value = json.loads(describe().to_json())
     with pytest.raises(LevelTopicError) as caught:
         LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 2, "new": 1}))
@@ -163,13 +163,13 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:
         put("overflow", "clamp"),
     ],
 )
-def test_damaged_descriptions(damage: Callable[[dict[str, Any]], Any]) -> None:
+def test_damaged_descriptions_are_refused(damage: Callable[[dict[str, Any]], Any]) -> None:
     stored = json.loads(describe().to_json())
     with pytest.raises(LevelTopicError, match=r"orders-delay-level cannot be read"):
         LevelTopicDescription.from_json(TOPIC, json.dumps(damage(stored)))
 
 
 @pytest.mark.parametrize("text", ["", "{", "yes"])
-def test_descriptions_that_are_not_json(text: str) -> None:
+def test_a_description_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(LevelTopicError, match=r"cannot be read"):
         LevelTopicDescription.from_json(TOPIC, text)

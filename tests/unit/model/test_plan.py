@@ -1,4 +1,4 @@
-"""Capacity planning: its arithmetic, and its figures, which the documentation shows."""
+"""Tests of capacity planning: its arithmetic, and the figures that the documentation shows."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_the_documentation_shows_every_figure(name: str) -> None:
     figure = FIGURES[name]
     assert isinstance(figure, Figure)
     assert figure.quote in (ROOT / figure.page).read_text(encoding="utf-8"), (
-        f"{figure.page} has other figures now: copy them into delaylevel/model/benchmarked.py"
+        f"{figure.page} has other figures; copy them into delaylevel/model/benchmarked.py"
     )
     script = figure.command.split()[1]
     assert (ROOT / script).exists()
 
 
-def test_the_figures_are_in_the_quotes() -> None:
+def test_each_figure_is_the_number_in_its_quote() -> None:
     def numbers(figure: Figure) -> str:
         return figure.quote.replace(",", "")
 
@@ -45,7 +45,7 @@ def test_the_figures_are_in_the_quotes() -> None:
     assert FIGURES["tracker_bytes"].value == pytest.approx(3.92)
 
 
-def test_a_month_of_two_thousand_a_second() -> None:
+def test_the_figures_of_a_month_of_two_thousand_messages_a_second() -> None:
     assert MONTH.pending == 2000 * 15 * 86_400
     assert MONTH.stored_bytes == MONTH.pending * 1224 * 2
     assert MONTH.native_index_bytes == pytest.approx(MONTH.pending * 34.046, rel=1e-4)
@@ -62,7 +62,7 @@ def test_a_month_of_two_thousand_a_second() -> None:
     assert tracked.tracker_bytes == round(tracked.window * 3.92)
 
 
-def test_the_recommended_list_has_the_fewest_partitions_of_the_comfortable_ones() -> None:
+def test_the_recommended_plan_has_the_fewest_partitions_of_the_comfortable_ones() -> None:
     first, *rest = plans(MONTH)
     assert first.window <= COMFORTABLE_WINDOW
     assert all(

@@ -1,4 +1,4 @@
-"""Positions: their order, their neighbours, and their text form."""
+"""Tests of positions: their order, their neighbours, and their text form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ positions = st.builds(Position, numbers, numbers, st.integers(-1, 1023))
 
 @quick
 @given(positions, positions)
-def test_order_is_by_ledger_then_entry_then_batch(one: Position, other: Position) -> None:
+def test_positions_are_ordered_by_ledger_then_entry_then_batch(
+    one: Position, other: Position
+) -> None:
     as_tuples = (one.ledger, one.entry, one.batch) < (other.ledger, other.entry, other.batch)
     assert (one < other) == as_tuples
     assert one > EARLIEST
@@ -36,24 +38,24 @@ def test_next_positions(position: Position) -> None:
 
 @quick
 @given(positions)
-def test_text_is_parsed_back(position: Position) -> None:
+def test_the_text_form_can_be_parsed(position: Position) -> None:
     assert Position.parse(str(position)) == position
 
 
-def test_text_forms() -> None:
+def test_valid_text_is_parsed() -> None:
     assert Position.parse("12:7") == Position(12, 7, -1)
     assert str(Position(12, 7, 3)) == "12:7:3"
     assert Position.parse("-1:-1") == EARLIEST
 
 
 @pytest.mark.parametrize("text", ["", "12", "12:", "a:b", "1:2:3:4", "1:2: 3", "1;2"])
-def test_refused_text(text: str) -> None:
+def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"write ledger:entry") as caught:
         Position.parse(text)
     assert repr(text) in str(caught.value)
 
 
-def test_stable_id() -> None:
+def test_the_stable_id_names_the_position() -> None:
     topic = "persistent://shop/eu/orders-delay-level-partition-4"
     assert stable_id(topic, Position(12, 7, 3)) == "shop/eu/orders-delay-level-partition-4:12:7:3"
     assert stable_id(topic, Position(12, 7)) != stable_id(topic, Position(12, 7, 0))

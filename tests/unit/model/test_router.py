@@ -1,4 +1,4 @@
-"""The routing rule: properties over random levels, due times and clocks."""
+"""Tests of the routing rule over random levels, due times and clocks."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def follow(
 
 @quick
 @given(level_lists(), st.data())
-def test_hand_offs_lead_to_the_window_in_time_and_in_few_hops(
+def test_hand_offs_reach_the_window_in_time_and_in_few_hops(
     levels: Levels, data: st.DataObject
 ) -> None:
     delay = data.draw(delays(levels))
@@ -162,7 +162,7 @@ def test_hand_offs_lead_to_the_window_in_time_and_in_few_hops(
 
 @quick
 @given(level_lists(), st.data())
-def test_movers_late_by_the_lead_are_in_time(levels: Levels, data: st.DataObject) -> None:
+def test_a_mover_late_by_at_most_the_lead_is_in_time(levels: Levels, data: st.DataObject) -> None:
     delay = data.draw(delays(levels))
     at, hops, _ = follow(
         levels, T0 + delay, T0, late=lambda lead: data.draw(st.sampled_from([0, lead // 2, lead]))
@@ -185,7 +185,7 @@ def test_a_mover_later_than_the_lead_makes_a_message_late(unit: timedelta) -> No
 
 @quick
 @given(level_lists(), st.data())
-def test_producer_clock_off_by_less_than_the_lead_is_never_late(
+def test_a_producer_clock_off_by_at_most_the_lead_makes_no_message_late(
     levels: Levels, data: st.DataObject
 ) -> None:
     lead = levels.smallest_lead_ms
@@ -238,7 +238,7 @@ def test_every_later_hop_goes_to_a_partition_that_exists(
     if decision.hop is Hop.PARK:
         level = levels[decision.level]
         assert 0 <= decision.partition < level.partitions
-        # Not into the same or a coarser level if only the lead would cause it.
+        # The lead alone never sends a message to the same or a coarser level.
         assert remaining > level.near_due_ms or decision.level > source
         assert remaining >= level.unit_ms
         # The hand-off is in the future, and in time.
@@ -253,7 +253,9 @@ def test_every_later_hop_goes_to_a_partition_that_exists(
 
 @quick
 @given(level_lists("reject"), st.integers(1, 10**12))
-def test_too_long_is_refused_at_the_first_hop_only(levels: Levels, beyond: int) -> None:
+def test_a_delay_beyond_the_maximum_is_refused_at_the_first_hop_only(
+    levels: Levels, beyond: int
+) -> None:
     router = Router(levels)
     due = T0 + levels.maximum_ms + beyond
     with pytest.raises(DelayTooLongError) as caught:
@@ -297,7 +299,7 @@ def test_the_error_for_a_delay_beyond_the_maximum_has_a_remedy() -> None:
     assert isinstance(caught.value, ValueError)
 
 
-def test_recirculation_takes_the_last_partition_again_and_again() -> None:
+def test_recirculation_repeats_the_last_partition() -> None:
     levels = Levels(PartitionStrategy(maximum_delay=timedelta(days=3), overflow="recirculate"))
     at, hops, last = follow(levels, T0 + 10 * DAY, T0)
     assert [hop.partition for hop in hops] == [1, 1, 1, 1, 1]
@@ -306,7 +308,7 @@ def test_recirculation_takes_the_last_partition_again_and_again() -> None:
     assert T0 + 10 * DAY - at == 10 * DAY - 5 * (2 * DAY - lead)
 
 
-def test_days_then_hours_then_minutes() -> None:
+def test_hops_go_from_days_to_hours_to_minutes() -> None:
     levels = Levels(
         [
             PartitionStrategy(partition_by="DAY", maximum_delay=timedelta(days=30)),

@@ -1,4 +1,4 @@
-"""The partitions that a mover reads, derived from the description of a level topic."""
+"""Tests of the partitions that a mover reads, derived from a description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 
 
-def test_sources_of_a_mover() -> None:
+def test_a_mover_reads_the_levels_and_the_held_topic() -> None:
     description = LevelTopicDescription(
         topic="orders-delay-level",
         levels=Levels(
@@ -32,7 +32,7 @@ def test_sources_of_a_mover() -> None:
     assert [source.hand_off_after_ms for source in sources[2:25]] == [
         hours * hour - 300_000 for hours in range(1, 24)
     ]
-    # A held message has passed the finest level. No other topic is read.
+    # A held message has passed the finest level. A mover reads no other topic.
     assert sources[25:] == (
         SourcePartition(family, f"{family}-held-partition-0", Role.HELD, 1, 0, 777),
     )

@@ -1,4 +1,4 @@
-"""Strategies and lists of levels: counts, defaults, and errors with remedies."""
+"""Tests of strategies and lists of levels: counts, defaults, and errors with remedies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ quick = settings(max_examples=200)
 DAYS = timedelta(days=1)
 
 
-def test_defaults_are_those_of_the_proposal() -> None:
+def test_the_default_strategy_is_30_days_by_day() -> None:
     strategy = PartitionStrategy()
     assert strategy.partition_by is PartitionBy.DAY
     assert strategy.maximum_delay == timedelta(seconds=60 * 60 * 24 * 30)
@@ -48,7 +48,7 @@ def test_defaults_are_those_of_the_proposal() -> None:
         (timedelta(seconds=2), timedelta(seconds=9), 4),
     ],
 )
-def test_partition_counts(by: Any, maximum: timedelta, partitions: int) -> None:
+def test_the_number_of_partitions(by: Any, maximum: timedelta, partitions: int) -> None:
     strategy = PartitionStrategy(partition_by=by, maximum_delay=maximum)
     assert strategy.partitions == partitions
     assert Levels(strategy)[0].partitions == partitions
@@ -56,7 +56,7 @@ def test_partition_counts(by: Any, maximum: timedelta, partitions: int) -> None:
 
 @quick
 @given(st.integers(100, 10**9), st.integers(1, 10**11))
-def test_partition_count_covers_the_maximum_and_no_more(unit_ms: int, beyond_ms: int) -> None:
+def test_the_partitions_cover_exactly_the_maximum_delay(unit_ms: int, beyond_ms: int) -> None:
     unit, maximum = timedelta(milliseconds=unit_ms), timedelta(milliseconds=unit_ms + beyond_ms)
     count = partition_count(maximum, unit)
     # Partition k ends at (k + 2) units.
@@ -84,7 +84,9 @@ def test_default_leads(by: Any, lead: timedelta) -> None:
     ("unit", "tolerance_ms"),
     [(timedelta(days=1), 2000), (timedelta(seconds=20), 2000), (timedelta(seconds=2), 200)],
 )
-def test_tolerance(unit: timedelta, tolerance_ms: int) -> None:
+def test_the_near_due_delay_includes_unit_lead_and_tolerance(
+    unit: timedelta, tolerance_ms: int
+) -> None:
     level = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))[0]
     assert level.tolerance_ms == tolerance_ms
     assert level.near_due_ms == level.unit_ms + level.lead_ms + tolerance_ms
@@ -100,7 +102,7 @@ def test_units_are_given_by_name_or_length() -> None:
     assert str(odd) == "1h30m for 1d (lead 22m30s)"
 
 
-def test_frozen_and_closed() -> None:
+def test_a_strategy_is_frozen_and_refuses_unknown_arguments() -> None:
     strategy = PartitionStrategy()
     with pytest.raises(Exception, match="frozen"):
         strategy.overflow = "recirculate"
@@ -135,7 +137,7 @@ def _unlimited() -> dict[str, Any]:
         ({"lead": timedelta(microseconds=86_399_999_900)}, ["lead", "milliseconds"]),
     ],
 )
-def test_refused_strategies(arguments: dict[str, Any], parts: list[str]) -> None:
+def test_invalid_strategies_are_refused(arguments: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(InvalidStrategyError) as caught:
         PartitionStrategy(**arguments)
     for part in parts:
@@ -194,7 +196,7 @@ def test_a_proposal_fits(unit: Any, beyond_ms: int, limit: int) -> None:
     proposal = propose_levels(maximum, unit, limit)
     named = [by.unit for by in PartitionBy if unit < by.unit < maximum]
     if not proposal:
-        # Even all named units together do not fit: each step needs more than the limit.
+        # Even all named units together do not fit, because each step needs more than the limit.
         tops = [maximum, *named]
         assert any(
             partition_count(top, length) > limit
@@ -260,14 +262,14 @@ def test_days_then_hours_take_52_partitions() -> None:
         ([DAY_30, None], ["not NoneType"]),
     ],
 )
-def test_refused_lists(levels: list[Any], parts: list[str]) -> None:
+def test_invalid_lists_of_levels_are_refused(levels: list[Any], parts: list[str]) -> None:
     with pytest.raises(InvalidStrategyError) as caught:
         Levels(levels)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_overflow_is_that_of_the_longest_level() -> None:
+def test_the_overflow_is_that_of_the_longest_level() -> None:
     around = PartitionStrategy(overflow="recirculate")
     assert Levels([around, HOUR_24]).overflow == "recirculate"
     assert Levels([DAY_30, HOUR_24]).overflow == "reject"
@@ -275,7 +277,7 @@ def test_overflow_is_that_of_the_longest_level() -> None:
 
 @quick
 @given(st.lists(st.integers(100, 10**9), min_size=1, max_size=4, unique=True), st.booleans())
-def test_the_stored_form_is_read_back(units: list[int], around: bool) -> None:
+def test_the_stored_form_can_be_read(units: list[int], around: bool) -> None:
     units.sort(reverse=True)
     coarser, chosen = 0, []
     for unit in units:
@@ -320,7 +322,7 @@ def test_lists_that_differ_are_not_equal() -> None:
         {"overflow": "reject", "levels": [{"unit_ms": 1000, "maximum_ms": 900, "lead_ms": 10}]},
     ],
 )
-def test_damaged_stored_lists(stored: dict[str, Any]) -> None:
+def test_damaged_stored_lists_are_refused(stored: dict[str, Any]) -> None:
     with pytest.raises(InvalidStrategyError):
         Levels.from_json(stored)
 

@@ -1,4 +1,4 @@
-"""Topic names: parsing, refused names, and derived names."""
+"""Tests of topic names: parsing, refused names, and derived names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from delaylevel.model.topic_name import TopicName
         ("orders-partition-3", "persistent://public/default/orders-partition-3"),
     ],
 )
-def test_parsed(text: str, full: str) -> None:
+def test_valid_names_are_parsed(text: str, full: str) -> None:
     name = TopicName.parse(text)
     assert name.full == str(name) == full
     assert TopicName.parse(full) == name
@@ -37,14 +37,14 @@ def test_parsed(text: str, full: str) -> None:
         ("pulsar://localhost:6650", "only persistent topics"),
     ],
 )
-def test_refused(text: str, part: str) -> None:
+def test_invalid_names_are_refused(text: str, part: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         TopicName.parse(text)
     assert part in str(caught.value)
     assert repr(text) in str(caught.value)
 
 
-def test_partitions() -> None:
+def test_names_of_partitions() -> None:
     name = TopicName.parse("orders")
     assert name.partition_index is None
     assert name.without_partition == name
@@ -52,7 +52,7 @@ def test_partitions() -> None:
     assert third.local == "orders-partition-3"
     assert third.partition_index == 3
     assert third.without_partition == name
-    # Names that only look like partitions.
+    # These names only look like those of partitions.
     for local in ("orders-partition-x", "orders-partition-", "-partition-3", "partition-3"):
         assert TopicName.parse(local).partition_index is None
     twice = third.partition(0)
@@ -60,7 +60,7 @@ def test_partitions() -> None:
     assert twice.without_partition == third
 
 
-def test_paths_and_suffixes() -> None:
+def test_names_have_paths_and_suffixes() -> None:
     name = TopicName.parse("shop/eu/a b%?")
     assert name.namespace_path == "shop/eu"
     assert name.rest_path == "persistent/shop/eu/a%20b%25%3F"
