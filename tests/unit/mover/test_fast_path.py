@@ -1,4 +1,4 @@
-"""The fast path writes the same as the forwarder, and passes other messages on to it."""
+"""Tests that the fast path writes the same as the forwarder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ messages_given = st.lists(
 
 
 @given(messages_given)
-def test_the_same_is_written_and_reported(found: list[tuple[Any, ...]]) -> None:
+def test_both_paths_write_and_report_the_same(found: list[tuple[Any, ...]]) -> None:
     rows = [raw(number, *fields) for number, fields in enumerate(found)]
     admin: Any = FakeAdmin()
     fast_client, slow_client = Client(), Client()
@@ -156,7 +156,7 @@ def test_few_messages_have_a_callback() -> None:
     assert sum(callback is not None for callback in client.callbacks) == 4
 
 
-def test_the_clock_is_read_now_and_then() -> None:
+def test_the_clock_is_read_every_256_messages() -> None:
     client = Client()
     times = iter(range(T0, T0 + 100 * HOUR, HOUR))
     rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
@@ -166,7 +166,7 @@ def test_the_clock_is_read_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("limit", ["messages", "bytes", "time"])
-def test_effectively_once_nothing_is_sent_after_a_message_that_may_have_failed(
+def test_with_effectively_once_no_message_follows_one_that_may_have_failed(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {

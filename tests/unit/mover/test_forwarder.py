@@ -1,4 +1,4 @@
-"""The forwarder, with a client whose outcomes the test chooses."""
+"""Tests of the forwarder with a scripted client."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ T0 = 1_800_000_000_000
 DAY = 86_400_000
 ORDERS = "persistent://public/default/orders"
 BILLS = "persistent://public/default/bills"
-FAMILY = "persistent://public/default/orders-delay-level"
-HELD = f"{FAMILY}-held-partition-0"
-DEAD = f"{FAMILY}-DLQ-partition-0"
+LEVEL_TOPIC = "persistent://public/default/orders-delay-level"
+HELD = f"{LEVEL_TOPIC}-held-partition-0"
+DEAD = f"{LEVEL_TOPIC}-DLQ-partition-0"
 OK = pulsar.Result.Ok
 
 
@@ -76,11 +76,11 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_into_the_window(bench: Bench) -> None:
+def test_a_near_due_message_goes_into_the_window(bench: Bench) -> None:
     bench.forward(bench.message(T0 + 60_000))
     (sent,) = bench.client.to(ORDERS)
     assert sent.value == b"body"
-    identity = f"{FAMILY}-hour-partition-3:7:1:2".removeprefix("persistent://")
+    identity = f"{LEVEL_TOPIC}-hour-partition-3:7:1:2".removeprefix("persistent://")
     assert sent.given == {
         "properties": {"color": "red", DUE: str(T0 + 60_000), ID: identity},
         "partition_key": "key",
@@ -95,8 +95,8 @@ def test_into_the_window(bench: Bench) -> None:
     assert bench.forwarder.flush().total == 0
 
 
-def test_near_due_depends_on_the_level_it_comes_from(bench: Bench) -> None:
-    # An hour and four minutes: no more than the hour's own lead allows.
+def test_the_near_due_delay_depends_on_the_source_level(bench: Bench) -> None:
+    # An hour and four minutes is near-due for HOUR, whose lead is five minutes.
     due = T0 + 3_840_000
     bench.forward(bench.message(due), source="level-hour-partition-3")
     bench.forward(bench.message(due), source="held-partition-0")
@@ -104,18 +104,18 @@ def test_near_due_depends_on_the_level_it_comes_from(bench: Bench) -> None:
     assert [sent.topic for sent in bench.client.sent] == [
         ORDERS,
         ORDERS,
-        f"{FAMILY}-hour-partition-0",
+        f"{LEVEL_TOPIC}-hour-partition-0",
     ]
 
 
-def test_due_now_without_a_timer_and_late_ones_are_measured(bench: Bench) -> None:
+def test_due_messages_have_no_timer_and_their_lateness_is_reported(bench: Bench) -> None:
     bench.forward(bench.message(T0 - 700), bench.message(T0), bench.message(T0 - 30))
     assert [sent.given["deliver_at"] for sent in bench.client.to(ORDERS)] == [None] * 3
     report = bench.forwarder.flush()
     assert (report.window, report.due, report.latest_ms) == (0, 3, 700)
 
 
-def test_absent_key_and_event_time_stay_absent_and_null_stays_null(bench: Bench) -> None:
+def test_an_absent_key_or_event_time_stays_absent_and_null_stays_null(bench: Bench) -> None:
     message = bench.message(value=None)._replace(key="", ordering_key="", event_ms=0)
     bench.forward(message)
     (sent,) = bench.client.to(ORDERS)
@@ -124,7 +124,7 @@ def test_absent_key_and_event_time_stay_absent_and_null_stays_null(bench: Bench)
     assert given["partition_key"] is given["ordering_key"] is given["event_timestamp"] is None
 
 
-def test_empty_payload_is_not_null(bench: Bench) -> None:
+def test_an_empty_payload_is_not_null(bench: Bench) -> None:
     bench.forward(bench.message(value=b""))
     assert bench.client.to(ORDERS)[0].value == b""
 
@@ -132,15 +132,17 @@ def test_empty_payload_is_not_null(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("source", "remaining", "topic"),
     [
-        ("level-partition-4", DAY - 1, f"{FAMILY}-hour-partition-22"),
-        ("level-partition-4", DAY + 600_000, f"{FAMILY}-hour-partition-22"),
-        ("level-partition-4", 3 * DAY, f"{FAMILY}-partition-2"),
-        ("level-hour-partition-3", 5 * 3_600_000, f"{FAMILY}-hour-partition-4"),
-        ("level-hour-partition-3", 3 * DAY, f"{FAMILY}-partition-2"),
-        ("held-partition-0", 5 * 3_600_000, f"{FAMILY}-hour-partition-4"),
+        ("level-partition-4", DAY - 1, f"{LEVEL_TOPIC}-hour-partition-22"),
+        ("level-partition-4", DAY + 600_000, f"{LEVEL_TOPIC}-hour-partition-22"),
+        ("level-partition-4", 3 * DAY, f"{LEVEL_TOPIC}-partition-2"),
+        ("level-hour-partition-3", 5 * 3_600_000, f"{LEVEL_TOPIC}-hour-partition-4"),
+        ("level-hour-partition-3", 3 * DAY, f"{LEVEL_TOPIC}-partition-2"),
+        ("held-partition-0", 5 * 3_600_000, f"{LEVEL_TOPIC}-hour-partition-4"),
     ],
 )
-def test_parked_again(bench: Bench, source: str, remaining: int, topic: str) -> None:
+def test_a_message_that_is_not_near_due_is_parked_again(
+    bench: Bench, source: str, remaining: int, topic: str
+) -> None:
     bench.forward(bench.message(T0 + remaining, **{ID: "mine"}), source=source)
     (sent,) = bench.client.sent
     assert sent.topic == topic
@@ -152,13 +154,13 @@ def test_parked_again(bench: Bench, source: str, remaining: int, topic: str) -> 
         ID: "mine",
     }
     report = bench.forwarder.flush()
-    ((family, level, partition),) = report.parked
+    ((level_topic, level, partition),) = report.parked
     assert topic == bench.description.level_topic(level).partition(partition).full
-    assert family == FAMILY
+    assert level_topic == LEVEL_TOPIC
     assert report.total == 1
 
 
-def test_with_a_function_the_next_hand_off_is_set() -> None:
+def test_with_a_function_the_broker_delays_the_message_until_its_hand_off() -> None:
     bench = Bench(mover=Mover.FUNCTION)
     bench.forward(bench.message(T0 + 5 * 3_600_000), source="level-partition-0")
     (sent,) = bench.client.sent
@@ -171,20 +173,22 @@ def test_with_a_function_the_next_hand_off_is_set() -> None:
         ({"color": "red"}, "delaylevel.due is missing"),
         ({DUE: "soon", TARGET: ORDERS}, "not a whole number"),
         ({DUE: "1", TARGET: "persistent://x/y/z"}, "target persistent://x/y/z is not one of"),
-        ({DUE: "1", TARGET: FAMILY}, "is not one of level topic"),
+        ({DUE: "1", TARGET: LEVEL_TOPIC}, "is not one of level topic"),
     ],
 )
-def test_dead_letters(bench: Bench, properties: dict[str, str], reason: str) -> None:
+def test_an_invalid_message_becomes_a_dead_letter(
+    bench: Bench, properties: dict[str, str], reason: str
+) -> None:
     bench.forward(bench.message(properties=properties), bench.message())
     (dead,) = bench.client.to(DEAD)
     assert dead.value == b"body"
     assert dead.given["partition_key"] == "key"
     assert {**properties, REASON: dead.properties[REASON]} | {
-        SOURCE: f"{FAMILY}-hour-partition-3:7:1:2".removeprefix("persistent://")
+        SOURCE: f"{LEVEL_TOPIC}-hour-partition-3:7:1:2".removeprefix("persistent://")
     } == dead.properties
     assert reason in dead.properties[REASON]
     report = bench.forwarder.flush()
-    # It does not block other messages.
+    # The dead letter does not block other messages.
     assert (report.dead.total(), report.window, report.total) == (1, 1, 2)
     assert reason in next(iter(report.dead))
 
@@ -193,7 +197,7 @@ def held_reason(bench: Bench) -> list[tuple[str, str]]:
     return [(sent.properties[ATTEMPT], sent.properties[REASON]) for sent in bench.client.to(HELD)]
 
 
-def test_target_that_was_deleted_is_not_created_again(bench: Bench) -> None:
+def test_a_deleted_target_is_not_created_again(bench: Bench) -> None:
     bench.admin.missing.add(ORDERS)
     bench.forward(bench.message(), bench.message(target=BILLS), bench.message())
     report = bench.forwarder.flush()
@@ -217,7 +221,9 @@ def test_target_that_was_deleted_is_not_created_again(bench: Bench) -> None:
         (pulsar.TopicTerminated("over"), "TopicTerminated"),
     ],
 )
-def test_target_that_refuses_a_producer(bench: Bench, error: Exception, reason: str) -> None:
+def test_messages_are_held_if_the_target_refuses_a_producer(
+    bench: Bench, error: Exception, reason: str
+) -> None:
     bench.client.refusals[ORDERS] = error
     bench.forward(bench.message(), bench.message(target=BILLS))
     report = bench.forwarder.flush()
@@ -226,7 +232,7 @@ def test_target_that_refuses_a_producer(bench: Bench, error: Exception, reason: 
 
 
 @pytest.mark.parametrize("error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x")])
-def test_broker_in_trouble_holds_nothing(bench: Bench, error: Exception) -> None:
+def test_a_transient_broker_error_holds_no_message(bench: Bench, error: Exception) -> None:
     bench.client.refusals[ORDERS] = error
     with pytest.raises(BrokerError, match=rf"{ORDERS}.*{type(error).__name__}.*acknowledged"):
         bench.forward(bench.message())
@@ -239,14 +245,14 @@ def test_broker_in_trouble_holds_nothing(bench: Bench, error: Exception) -> None
         pulsar.Result.TopicTerminated,
         pulsar.ProducerFenced("fenced"),
         [OK, pulsar.Result.Timeout, OK],
-        None,  # flush returns, and no confirmation ever came
+        None,  # flush returns without a confirmation
     ],
 )
-def test_target_that_fails_on_send(bench: Bench, outcome: Any) -> None:
+def test_messages_that_a_target_does_not_confirm_are_held(bench: Bench, outcome: Any) -> None:
     bench.client.outcomes[ORDERS] = outcome if outcome is not None else "silence"
     bench.forward(*[bench.message() for _ in range(3)], bench.message(target=BILLS))
     report = bench.forwarder.flush()
-    # Only the unconfirmed ones are held, with the same id.
+    # Only the unconfirmed messages are held, with the same ID.
     ids = [sent.properties[ID] for sent in bench.client.to(ORDERS)]
     unconfirmed = ids[1:2] if isinstance(outcome, list) else ids
     assert report.held == {ORDERS: len(unconfirmed)}
@@ -255,7 +261,7 @@ def test_target_that_fails_on_send(bench: Bench, outcome: Any) -> None:
     name = {type(None): "no confirmation", list: "Timeout"}.get(type(outcome))
     expected = name or (type(outcome).__name__ if isinstance(outcome, Exception) else "Terminated")
     assert all(attempt == "1" and expected in reason for attempt, reason in held_reason(bench))
-    # Its producer is not used again.
+    # The failed producer is not used again.
     assert ORDERS in bench.client.closings
     del bench.client.outcomes[ORDERS]
     bench.clock.move_to(T0 + bench.description.hold_pause_ms)
@@ -271,7 +277,7 @@ def test_attempts_are_counted(bench: Bench) -> None:
     assert held_reason(bench) == [("5", "the topic does not exist")]
 
 
-def test_delivered_after_a_hold_a_message_looks_like_any_other(bench: Bench) -> None:
+def test_a_message_delivered_after_a_hold_has_no_trace_of_it(bench: Bench) -> None:
     bench.forward(
         bench.message(T0 - 1, **{ATTEMPT: "4", REASON: "old", ID: "mine"}),
         source="held-partition-0",
@@ -280,7 +286,7 @@ def test_delivered_after_a_hold_a_message_looks_like_any_other(bench: Bench) -> 
     assert sent.properties == {"color": "red", DUE: str(T0 - 1), ID: "mine"}
 
 
-def test_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:
+def test_a_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:
     bench.client.refusals[ORDERS] = pulsar.TopicTerminated("over")
     bench.forward(bench.message())
     del bench.client.refusals[ORDERS]
@@ -295,7 +301,7 @@ def test_refused_target_is_tried_again_after_the_pause(bench: Bench) -> None:
     assert bench.forwarder.flush().window == 1
 
 
-def test_refusal_of_one_schema_does_not_stop_another(bench: Bench) -> None:
+def test_the_refusal_of_one_schema_does_not_block_another(bench: Bench) -> None:
     lacking = str(SchemaRef("AVRO", "0" * 16))
     bench.forward(bench.message(**{SCHEMA: lacking}), bench.message())
     report = bench.forwarder.flush()
@@ -322,13 +328,13 @@ def test_one_producer_for_each_target_and_schema(bench: Bench) -> None:
     assert bench.forwarder.flush().window == 9
 
 
-def test_settings_of_producers(bench: Bench) -> None:
+def test_producers_have_batching_limits_and_timeouts(bench: Bench) -> None:
     bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
     target, level = bench.client.producers
     for producer, settings in ((target, PRODUCER_SETTINGS), (level, BULK_SETTINGS)):
         for name, value in settings.items():
             assert producer.settings[name] == value
-        # So that a position packs into a sequence id, and nothing waits without an end.
+        # A position fits into a sequence ID, and no call waits forever.
         assert producer.settings["batching_max_messages"] <= 1024
         assert producer.settings["block_if_queue_full"] is True
         assert producer.settings["send_timeout_millis"] > 0
@@ -336,13 +342,13 @@ def test_settings_of_producers(bench: Bench) -> None:
     assert "batching_type" not in level.settings
 
 
-def test_own_topic_that_cannot_be_opened(bench: Bench) -> None:
-    topic = f"{FAMILY}-partition-4"
+def test_a_level_partition_that_cannot_be_opened_is_an_error(bench: Bench) -> None:
+    topic = f"{LEVEL_TOPIC}-partition-4"
     bench.client.refusals[topic] = pulsar.TopicNotFound("gone")
     bench.forward(bench.message())
     with pytest.raises(BrokerError, match=rf"{topic}.*TopicNotFound.*nothing was acknowledged"):
         bench.forward(bench.message(T0 + 5 * DAY))
-    # The source is read again from where it was acknowledged: nothing is counted twice.
+    # The mover reads the source again from the last acknowledgement; no message counts twice.
     del bench.client.refusals[topic]
     bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
     report = bench.forwarder.flush()
@@ -350,8 +356,8 @@ def test_own_topic_that_cannot_be_opened(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("outcome", [pulsar.Result.Timeout, pulsar.Timeout("late"), "silence"])
-def test_own_topic_that_does_not_confirm(bench: Bench, outcome: Any) -> None:
-    topic = f"{FAMILY}-partition-4"
+def test_a_level_partition_that_does_not_confirm_is_an_error(bench: Bench, outcome: Any) -> None:
+    topic = f"{LEVEL_TOPIC}-partition-4"
     bench.client.outcomes[topic] = outcome
     again = [bench.message(), bench.message(T0 + 5 * DAY), bench.message(T0 + 9 * DAY)]
     bench.forward(*again)
@@ -361,13 +367,13 @@ def test_own_topic_that_does_not_confirm(bench: Bench, outcome: Any) -> None:
     bench.forward(*again)
     report = bench.forwarder.flush()
     assert (report.window, report.parked.total(), report.total) == (1, 2, 3)
-    # A producer that may be closed for good is not used again.
+    # The failed producer may be closed for good; it is not used again.
     assert bench.client.opened(topic) == 2
-    assert bench.client.opened(f"{FAMILY}-partition-8") == 1
+    assert bench.client.opened(f"{LEVEL_TOPIC}-partition-8") == 1
 
 
 @pytest.mark.parametrize("topic", [HELD, DEAD])
-def test_held_and_dead_letters_have_to_be_confirmed_too(bench: Bench, topic: str) -> None:
+def test_held_messages_and_dead_letters_must_be_confirmed_too(bench: Bench, topic: str) -> None:
     bench.client.outcomes[topic] = pulsar.Result.Timeout
     bench.admin.missing.add(ORDERS)
     bench.forward(bench.message(), bench.message(properties={}))
@@ -376,8 +382,8 @@ def test_held_and_dead_letters_have_to_be_confirmed_too(bench: Bench, topic: str
     assert bench.forwarder.flush().total == 0
 
 
-def test_late_confirmation_of_a_failed_round_is_ignored(bench: Bench) -> None:
-    topic = f"{FAMILY}-partition-4"
+def test_a_late_outcome_of_a_failed_round_is_ignored(bench: Bench) -> None:
+    topic = f"{LEVEL_TOPIC}-partition-4"
     bench.client.outcomes[topic] = pulsar.Result.Timeout
     bench.forward(bench.message(T0 + 9 * DAY), bench.message(T0 + 5 * DAY))
     other = next(p for p in bench.client.producers if p.topic.endswith("partition-8"))
@@ -391,7 +397,7 @@ def test_late_confirmation_of_a_failed_round_is_ignored(bench: Bench) -> None:
     assert bench.forwarder.flush().parked.total() == 1
 
 
-def test_unreachable_admin_holds_nothing(bench: Bench) -> None:
+def test_an_unreachable_admin_interface_holds_no_message(bench: Bench) -> None:
     bench.admin.away = True
     with pytest.raises(BrokerUnreachableError):
         bench.forward(bench.message())
@@ -401,7 +407,7 @@ def test_unreachable_admin_holds_nothing(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("limit", ["EPOCH_MESSAGES", "EPOCH_BYTES"])
-def test_what_is_unconfirmed_is_limited(
+def test_unconfirmed_messages_and_bytes_are_limited(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(forwarder_module, limit, 4 if limit == "EPOCH_MESSAGES" else 16)
@@ -414,7 +420,7 @@ def test_what_is_unconfirmed_is_limited(
 
 # -- with a tracker
 
-WINDOW = f"{FAMILY}-window-partition-"
+WINDOW = f"{LEVEL_TOPIC}-window-partition-"
 
 
 @pytest.fixture
@@ -422,10 +428,10 @@ def tracked() -> Bench:
     return Bench(final_window=FinalWindow.TRACKER, window_partitions=8)
 
 
-def test_near_due_and_overdue_go_into_the_window_regardless_of_the_target(
+def test_near_due_and_overdue_messages_go_into_the_window_regardless_of_the_target(
     tracked: Bench,
 ) -> None:
-    tracked.admin.away = True  # nothing asks it
+    tracked.admin.away = True  # no request needs it
     messages = [
         tracked.message(T0 + 60_000, **{ID: "one", SCHEMA: "AVRO:abc"}),
         tracked.message(T0 - 700, **{ID: "two"}),
@@ -454,7 +460,7 @@ def test_near_due_and_overdue_go_into_the_window_regardless_of_the_target(
     assert producer.settings["batching_max_messages"] <= 1024
 
 
-def test_every_copy_of_a_message_meets_in_one_window_partition(tracked: Bench) -> None:
+def test_all_copies_of_a_message_go_into_one_window_partition(tracked: Bench) -> None:
     keyless = [tracked.message(number)._replace(key="") for number in range(T0, T0 + 40)]
     first = "level-hour-partition-3"
     tracked.forward(*keyless, source=first)
@@ -465,7 +471,7 @@ def test_every_copy_of_a_message_meets_in_one_window_partition(tracked: Bench) -
     places = [tracked.description.window_partition("", item) for item in ids]
     assert topics[:40] == [f"{WINDOW}{place}" for place in places]
     assert len(set(topics)) == 8
-    # A message that was read elsewhere keeps its first id.
+    # A message that has an ID keeps it, whichever partition it is read from.
     again = keyless[0]._replace(properties={**keyless[0].properties, ID: ids[0]})
     tracked.forward(again, source="level-hour-partition-0")
     assert tracked.client.sent[-1].topic == topics[0]
@@ -488,13 +494,13 @@ def test_a_held_message_goes_into_the_window_with_its_attempts(tracked: Bench) -
     assert sent.topic.startswith(WINDOW)
 
 
-def test_with_a_tracker_other_messages_go_as_before(tracked: Bench) -> None:
+def test_with_a_tracker_other_messages_are_parked_or_dead_letters(tracked: Bench) -> None:
     tracked.forward(tracked.message(T0 + 5 * DAY), tracked.message(properties={}))
-    assert [sent.topic for sent in tracked.client.sent] == [f"{FAMILY}-partition-4", DEAD]
+    assert [sent.topic for sent in tracked.client.sent] == [f"{LEVEL_TOPIC}-partition-4", DEAD]
 
 
 @pytest.mark.parametrize("outcome", [pulsar.Result.Timeout, pulsar.Timeout("late"), "silence"])
-def test_a_window_that_does_not_confirm(tracked: Bench, outcome: Any) -> None:
+def test_a_window_that_does_not_confirm_is_an_error(tracked: Bench, outcome: Any) -> None:
     tracked.forward(tracked.message())
     (topic,) = {sent.topic for sent in tracked.client.sent}
     tracked.client.outcomes[topic] = outcome
@@ -507,7 +513,7 @@ def test_a_window_that_does_not_confirm(tracked: Bench, outcome: Any) -> None:
     assert tracked.client.opened(topic) == 2
 
 
-def test_a_window_that_cannot_be_opened(tracked: Bench) -> None:
+def test_a_window_that_cannot_be_opened_is_an_error(tracked: Bench) -> None:
     topic = f"{WINDOW}{tracked.description.window_partition('key', '')}"
     tracked.client.refusals[topic] = pulsar.TopicNotFound("gone")
     with pytest.raises(BrokerError, match=rf"{topic}.*nothing was acknowledged"):
@@ -519,14 +525,14 @@ def test_with_a_tracker_a_mover_guarantees_at_least_once(tracked: Bench) -> None
     sequence = Sequence("query", tracked.source("level-partition-0").topic)
     with pytest.raises(InvalidInputError) as caught:
         Forwarder(tracked.client, tracked.admin, tracked.description, sequence=sequence)  # type: ignore[arg-type]
-    for part in (FAMILY, "'tracker'", "delaylevel dispatcher run --delivery effectively-once"):
+    for part in (LEVEL_TOPIC, "'tracker'", "delaylevel dispatcher run --delivery effectively-once"):
         assert part in str(caught.value)
     for delivery in Delivery:
         check_delivery(Bench().description, delivery)
     check_delivery(tracked.description, Delivery.AT_LEAST_ONCE)
 
 
-def test_close_targets_closes_those_of_business_topics_only(bench: Bench) -> None:
+def test_close_targets_closes_only_producers_of_business_topics(bench: Bench) -> None:
     bench.forward(bench.message(), bench.message(target=BILLS), bench.message(T0 + 5 * DAY))
     bench.forwarder.flush()
     bench.forwarder.close_targets()
@@ -534,7 +540,7 @@ def test_close_targets_closes_those_of_business_topics_only(bench: Bench) -> Non
     bench.forward(bench.message())
     assert bench.client.opened(ORDERS) == 2
     bench.forwarder.flush()
-    bench.client.close_fails.add(ORDERS)  # no reason to stop
+    bench.client.close_fails.add(ORDERS)  # the others are still closed
     bench.forwarder.close()
     assert all(producer.closed == 1 for producer in bench.client.producers)
 

@@ -1,4 +1,4 @@
-"""The ready bound of a partition, against a model of the broker's own search."""
+"""Tests of the ready bound of a partition with a model of the broker's search."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stored:
     """A partition on a broker: ledgers of publish times, and the search by publish time.
 
     ``message_id_at`` searches like ``OpFindNewest`` of the managed ledger: the first entry, the
-    last, then halves. All stored entries take part, acknowledged or not.
+    last, then a binary search. It covers all stored entries, acknowledged or not.
     """
 
     times: dict[int, list[int]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def check(stored: Stored, start: Position, now_ms: int, after_ms: int = AFTER) -
     assert bound.end >= start
     assert bound.next_check_ms >= now_ms
     if bound.end != start:
-        # The entry before the bound is acknowledged, so it has to exist.
+        # The mover acknowledges the entry before the bound, so that entry must exist.
         assert bound.end.batch == -1
         assert 0 < bound.end.entry <= len(stored.times[bound.end.ledger])
     return stored.number(bound.end), bound.next_check_ms
@@ -136,7 +136,7 @@ cuts = st.lists(st.integers(1, 60), max_size=4).map(tuple)
     cuts,
     st.data(),
 )
-def test_bound_is_exact_if_times_rise(
+def test_the_bound_is_exact_if_publish_times_rise(
     offsets: list[int], cut: tuple[int, ...], data: st.DataObject
 ) -> None:
     now = T0
@@ -147,52 +147,52 @@ def test_bound_is_exact_if_times_rise(
     found, again = check(stored, start, now)
     assert found == max(ready_count, done)
     if found < len(offsets):
-        # The next check is when the next entry is ready at the latest, but not now.
+        # The next check is in the future, and at the latest when the next entry is ready.
         assert now < again <= max(now + 1, now + offsets[found] + AFTER)
 
 
 @pytest.mark.parametrize(("before", "expected"), [(0, 1), (1, 0), (-1, 1)])
-def test_bound_to_the_millisecond(before: int, expected: int) -> None:
+def test_the_bound_is_exact_to_the_millisecond(before: int, expected: int) -> None:
     stored = Stored.of([T0, T0 + DAY])
     assert check(stored, EARLIEST, T0 + AFTER - before)[0] == expected
 
 
-def test_empty_partition_is_checked_when_a_new_message_can_be_ready() -> None:
+def test_an_empty_partition_is_checked_when_a_new_message_can_be_ready() -> None:
     assert check(Stored(), EARLIEST, T0) == (0, T0 + AFTER)
     read = Stored.of([T0])
     assert check(read, Position(10, 1), T0) == (1, T0 + AFTER)
 
 
-def test_front_of_a_ledger_is_never_an_end() -> None:
+def test_a_bound_is_never_at_the_front_of_a_ledger() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY], cuts=(2,))
     bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
-    # Close enough to use the broker's own answer:
+    # The last entry is close enough to use the broker's own answer.
     stored = Stored.of([T0, T0 + 1, T0 + 2], cuts=(2,))
     bound = ready_bound(stored, partition(), EARLIEST, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
 
 
 @pytest.mark.parametrize("far", [2, DAY])
-def test_start_at_the_end_of_a_ledger_and_nothing_ready_behind(far: int) -> None:
+def test_the_bound_stays_at_the_end_of_a_ledger_if_nothing_after_it_is_ready(far: int) -> None:
     stored = Stored.of([T0, T0 + 1, T0 + far], cuts=(2,))
     bound = ready_bound(stored, partition(), Position(10, 2), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
     assert bound.next_check_ms == T0 + far + AFTER
 
 
-def test_start_in_the_middle_of_a_batch() -> None:
+def test_a_start_in_the_middle_of_a_batch_is_valid() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + DAY])
     start = Position(10, 1, 7)
     late = ready_bound(stored, partition(), start, T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert late.end == Position(10, 2)
-    # Read early once (parked again, up to message 6), and not ready now: the rest waits.
+    # Messages up to 6 were read early and parked again. The rest of the batch is not ready.
     early = ready_bound(stored, partition(), start, T0 + AFTER, LEAD)  # type: ignore[arg-type]
     assert early.end == start
     assert early.next_check_ms == T0 + 1 + AFTER
 
 
-def test_trimmed_ledgers_stop_nothing() -> None:
+def test_trimmed_ledgers_do_not_hide_ready_entries() -> None:
     stored = Stored.of([T0, T0 + 1, T0 + 2, T0 + DAY], cuts=(2,))
     del stored.times[10]
     assert check(stored, Position(10, 1), T0 + AFTER + 2)[0] == 1
@@ -205,7 +205,7 @@ def test_trimmed_ledgers_stop_nothing() -> None:
     cuts,
     st.integers(0, 2 * DAY),
 )
-def test_skew_hides_nothing_for_longer_than_the_clocks_differ(
+def test_skew_hides_an_entry_at_most_as_long_as_the_clocks_differ(
     sent: list[tuple[int, int]], cut: tuple[int, ...], at: int
 ) -> None:
     sent.sort()  # by the true time
@@ -249,10 +249,10 @@ def simulate(
             for number in range(stored.number(start), stored.number(bound.end)):
                 read[number] = now
             start, again = bound.end, bound.next_check_ms
-        # The next multiple of the pace at which something can happen.
+        # The next multiple of the pace at which the state can change.
         upcoming = again if arrived == len(stamped) else min(again, stamped[arrived][0])
         now = max(now + pace_ms, -(-upcoming // pace_ms) * pace_ms)
-        assert now <= max(last_stamp + after_ms, first_check_ms) + DAY, "stalled"
+        assert now <= max(last_stamp + after_ms, first_check_ms) + DAY, "the mover has stalled"
     return read
 
 
@@ -273,8 +273,8 @@ ahead = st.sampled_from([LEAD, 2 * LEAD, DAY // 2, DAY + 1, 2 * DAY])
     st.sampled_from([1000, LEAD, DAY - LEAD, AFTER]),
     st.sampled_from([T0, T0 + DAY, T0 + 4 * DAY, T0 + 60 * DAY]),
 )
-@example([(0, LEAD), (0, LEAD), (1, 0)], frozenset(), LEAD, T0)  # one pause after another
-def test_publish_times_ahead_stall_nothing(
+@example([(0, LEAD), (0, LEAD), (1, 0)], frozenset(), LEAD, T0)  # two pauses in a row
+def test_publish_times_in_the_future_do_not_stall_the_mover(
     entries: list[tuple[int, int]], rolls: frozenset[int], after_ms: int, first_check_ms: int
 ) -> None:
     true, run, stamped = T0, 0, []
@@ -285,8 +285,8 @@ def test_publish_times_ahead_stall_nothing(
     read = simulate(stamped, rolls, after_ms, first_check_ms=first_check_ms)
     pace = LEAD // 4
     for number, (_, stamp) in enumerate(stamped):
-        # Never later than half the lead and the mover's own pace, or than the mover's first check
-        # (a catch-up may take several).
+        # An entry is late by at most half the lead and the mover's pace. After the mover's first
+        # check, a catch-up may take several rounds.
         in_time = stamp + after_ms + SLACK + pace
         assert read[number] <= max(in_time, first_check_ms + 4 * pace + SLACK), number
 
@@ -294,16 +294,18 @@ def test_publish_times_ahead_stall_nothing(
 @pytest.mark.parametrize("wrong_run", [1, 16, 17, 500, 3000])
 @pytest.mark.parametrize("place", ["front", "middle", "end"])
 @pytest.mark.parametrize("after_ms", [DAY - LEAD, AFTER, 20 * DAY])
-def test_long_runs_of_wrong_times(wrong_run: int, place: str, after_ms: int) -> None:
-    """A producer a day ahead sends a burst into steady traffic of one entry a minute."""
-    honest = 1500
-    at = {"front": 0, "middle": honest // 2, "end": honest}[place]
-    times = [T0 + 60_000 * number for number in range(honest)]
+def test_long_runs_of_wrong_times_hide_no_ready_entry(
+    wrong_run: int, place: str, after_ms: int
+) -> None:
+    """A producer whose clock is a day ahead sends a burst into one entry a minute."""
+    correct = 1500
+    at = {"front": 0, "middle": correct // 2, "end": correct}[place]
+    times = [T0 + 60_000 * number for number in range(correct)]
     burst = T0 + 60_000 * at + DAY
     times[at:at] = [burst + number for number in range(wrong_run)]
     stored = Stored.of(times, (700, 1900))
-    for count in (1, at - 1, at, at + 1, at + 2, at + 30, honest - 1, honest):
-        if not 0 < count <= honest:
+    for count in (1, at - 1, at, at + 1, at + 2, at + 30, correct - 1, correct):
+        if not 0 < count <= correct:
             continue
         now = T0 + 60_000 * (count - 1) + after_ms
         start = EARLIEST
@@ -313,24 +315,24 @@ def test_long_runs_of_wrong_times(wrong_run: int, place: str, after_ms: int) -> 
             assert stored.calls < 400
             start = stored.entries[found - 1][0].next_entry if found else EARLIEST
         assert found == count + (wrong_run if count > at else 0) or (
-            # If only the burst is behind, its own times decide.
-            place == "end" and found == honest + wrong_run
+            # A burst at the end is ready by its own times.
+            place == "end" and found == correct + wrong_run
         )
 
 
-def test_every_second_entry_wrong_costs_no_scan() -> None:
+def test_alternating_wrong_times_do_not_cause_a_scan() -> None:
     times = [T0 + number * 1000 + (DAY if number % 2 else 0) for number in range(20_000)]
     stored = Stored.of(times)
     now = T0 + 15_000 * 1000 + AFTER
-    assert now < T0 + DAY + AFTER  # no wrong time has passed yet
-    start, looks = EARLIEST, 0
+    assert now < T0 + DAY + AFTER  # no entry with a wrong time is ready yet
+    start, checks = EARLIEST, 0
     while (found := check(stored, start, now)[0]) < 15_001:
-        start, looks = stored.entries[found - 1][0].next_entry, looks + 1
-        assert looks < 4
+        start, checks = stored.entries[found - 1][0].next_entry, checks + 1
+        assert checks < 4
     assert stored.calls < 2000
 
 
-def test_after_the_last_round_the_next_check_continues_at_once(
+def test_a_search_that_runs_out_of_rounds_continues_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = T0 + AFTER
@@ -342,7 +344,7 @@ def test_after_the_last_round_the_next_check_continues_at_once(
 
 
 @pytest.mark.parametrize("run", range(1, 17))
-def test_one_honest_entry_between_runs_is_found(run: int) -> None:
+def test_one_correct_entry_between_runs_is_found(run: int) -> None:
     now = T0 + AFTER
     stored = Stored.of([now - DAY] * run + [T0] + [now - DAY] * 200)
     assert check(stored, EARLIEST, now)[0] == run + 1
@@ -356,27 +358,27 @@ def test_a_partition_with_only_future_times_is_checked_again_soon() -> None:
     assert again == now + SLACK // 2
 
 
-def test_an_entry_that_is_ready_soon_hides_nothing_behind_it() -> None:
-    # After an outage: times a day ahead, which are almost ready now, among overdue ones.
+def test_an_entry_that_is_ready_soon_does_not_hide_later_entries() -> None:
+    # After an outage, entries with times a day ahead are almost ready, among overdue ones.
     now = T0 + AFTER + DAY
     times = []
     for number in range(200):
         times += [now - AFTER - DAY // 2 + number, now - AFTER + 1 + number]
     stored = Stored.of(times)
-    start, looks = EARLIEST, 0
+    start, checks = EARLIEST, 0
     while (found := check(stored, start, now)[0]) < 399:
-        start, looks = stored.entries[found - 1][0].next_entry if found else EARLIEST, looks + 1
-        assert looks < 3
+        start, checks = stored.entries[found - 1][0].next_entry if found else EARLIEST, checks + 1
+        assert checks < 3
 
 
 def test_a_bound_is_never_before_the_start() -> None:
-    # The start's own ledger is gone, an older one still exists.
+    # The ledger of the start is gone; an older one still exists.
     stored = Stored({10: [T0], 12: [T0 + 1, T0 + DAY]})
     start = Position(11, 3)
     assert ready_bound(stored, partition(), start, T0 + AFTER, LEAD).end == start  # type: ignore[arg-type]
 
 
-def test_missing_entries_stop_nothing() -> None:
+def test_missing_entries_do_not_hide_ready_entries() -> None:
     class Trimmed(Stored):
         def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
             return [LedgerInfo(8, 40), *super().ledgers(topic)]
@@ -384,7 +386,7 @@ def test_missing_entries_stop_nothing() -> None:
     stored = Trimmed.of([T0, T0 + 1, T0 + DAY])
     bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER + 1, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(10, 2)
-    # They have no times to wait for or to read again.
+    # Missing entries have no times to wait for and are not read again.
     bound = ready_bound(stored, partition(), Position(8, 3), T0 + AFTER - DAY, LEAD)  # type: ignore[arg-type]
     assert bound.end == Position(8, 40)
     assert bound.next_check_ms == T0 + AFTER
@@ -402,10 +404,10 @@ def test_a_lead_of_a_millisecond_works() -> None:
     assert bound.end == Position(10, 1)
 
 
-def test_errors_of_the_broker_are_passed_on() -> None:
-    class Away(Stored):
+def test_errors_of_the_broker_are_raised() -> None:
+    class Unreachable(Stored):
         def message_id_at(self, topic: TopicName, publish_ms: int) -> Position | None:
             raise ConnectionError("away")
 
     with pytest.raises(ConnectionError):
-        check(Away.of([T0]), EARLIEST, T0)
+        check(Unreachable.of([T0]), EARLIEST, T0)
