@@ -18,7 +18,7 @@ MESSAGE = WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"value"
 
 
 class Core:
-    """The core of a producer whose flush returns before the callbacks, as the real one may."""
+    """A fake core of a producer. Its flush may return before the callbacks, as the real one may."""
 
     def __init__(self, results: list[Any]) -> None:
         self._results = results
@@ -42,7 +42,7 @@ class Core:
 
 
 class Client:
-    """A client with one producer."""
+    """A fake client with one producer."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -72,6 +72,6 @@ def test_store_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
 @pytest.mark.parametrize(
     "own", [[pulsar.Result.Ok, pulsar.Result.TopicTerminated, pulsar.Result.Ok]], indirect=True
 )
-def test_a_refusal_is_noticed(own: OwnTopic) -> None:
+def test_a_refused_message_is_an_error(own: OwnTopic) -> None:
     with pytest.raises(BrokerError, match=r"held did not confirm \(TopicTerminated\)"):
         own.store((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))

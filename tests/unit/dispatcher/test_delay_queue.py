@@ -1,4 +1,4 @@
-"""The delay queue: messages come out once, in order, when they are due."""
+"""Tests that the delay queue releases each message once, in order, when it is due."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fakes import SmallDisk
 
 T0 = 1_700_000_000_000
 CAPACITY = 10_000
-Spec = tuple[Any, ...]  # entry, due - T0, and maybe key and id
+Spec = tuple[Any, ...]  # entry, due - T0, and optionally key and ID
 
 
 def fetched(*rows: Spec) -> FetchedBatch:
@@ -44,7 +44,7 @@ def entries(batch: DueBatch | None) -> list[int]:
 
 
 class Fixture:
-    """A queue, and its parts."""
+    """A delay queue with its clock, segments and journal state."""
 
     def __init__(self, directory: Path, state: JournalState | None = None, **options: Any) -> None:
         self.clock = ManualClock(T0)
@@ -58,7 +58,7 @@ class Fixture:
         return self.queue.offer(fetched(*rows))
 
     def take(self, due: int, most: int = 1000) -> list[int]:
-        """Release the messages that are due."""
+        """Release at most ``most`` due messages; return their entry numbers."""
         batch = self.queue.advance(T0 + due, most)
         if batch is not None:
             self.queue.intent(batch)
@@ -72,14 +72,14 @@ def fix(tmp_path: Path) -> Fixture:
 
 
 def restored(fix: Fixture, directory: Path) -> Fixture:
-    """Return the next process, with the whole journal."""
+    """Return the state of the next process, which reads the whole journal."""
     return Fixture(directory, JournalState.read(fix.state.snapshot(), CAPACITY))
 
 
-# --- in and out
+# --- order
 
 
-def test_due_messages_come_out_by_due_time_then_position(fix: Fixture) -> None:
+def test_due_messages_are_released_by_due_time_then_position(fix: Fixture) -> None:
     offered = fix.offer((1, 50), (2, 20), (3, 50), (4, -10), (5, 20), (6, 90))
     assert offered == OfferResult(6, 0, 0)
     assert len(fix.queue) == 6
@@ -104,7 +104,7 @@ class Named(NamedTuple):
     value: bytes | None
 
 
-def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) -> None:
+def test_a_named_tuple_is_released_as_a_plain_tuple(fix: Fixture, tmp_path: Path) -> None:
     some = fetched((1, 1), (2, 1))
     some.records = [Named("a", 1, b"x"), Named("a", 2, None)]
     fix.queue.offer(some)
@@ -121,7 +121,7 @@ def test_a_named_tuple_comes_out_as_a_plain_one(fix: Fixture, tmp_path: Path) ->
     assert {type(record) for record in again.records + batch.records} == {tuple}
 
 
-def test_a_batch_has_at_most_the_given_number(fix: Fixture) -> None:
+def test_a_batch_has_at_most_the_given_number_of_messages(fix: Fixture) -> None:
     fix.offer(*((entry, entry % 3) for entry in range(10)))
     assert fix.take(5, 4) == [0, 3, 6, 9]
     assert fix.take(5, 0) == []
@@ -129,7 +129,7 @@ def test_a_batch_has_at_most_the_given_number(fix: Fixture) -> None:
     assert fix.take(5, 4) == [5, 8]
 
 
-def test_no_batch_number_is_used_twice(fix: Fixture, tmp_path: Path) -> None:
+def test_batch_numbers_are_unique_across_takeovers(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 1), (2, 2), (3, 3))
     first, second = fix.queue.advance(T0 + 1), fix.queue.advance(T0 + 2)
     assert first is not None
@@ -185,7 +185,7 @@ def test_next_due_time_counts_and_queries(fix: Fixture) -> None:
 # --- copies
 
 
-def test_copies_are_dropped_while_the_first_is_pending_in_flight_or_released(fix: Fixture) -> None:
+def test_copies_are_dropped_if_the_first_is_pending_in_flight_or_released(fix: Fixture) -> None:
     offered = fix.offer((1, 10, "a", 5), (2, 10, "a", 5), (3, 10, "b", 5), (4, 10, "a", 6))
     assert offered == OfferResult(3, 1, 0)
     assert fix.offer((5, 10, "a", 5)) == OfferResult(0, 1, 0)
@@ -199,7 +199,7 @@ def test_copies_are_dropped_while_the_first_is_pending_in_flight_or_released(fix
     assert fix.take(10) == [8]
 
 
-def test_many_copies_at_once_under_many_keys(fix: Fixture) -> None:
+def test_many_copies_under_many_keys_are_dropped(fix: Fixture) -> None:
     rows = [(entry, 10, "abcdefg"[entry % 7], entry // 3 % 50) for entry in range(900)]
     first: dict[Any, int] = {}
     for entry, _, *identity in rows:
@@ -209,7 +209,7 @@ def test_many_copies_at_once_under_many_keys(fix: Fixture) -> None:
     assert fix.take(10) == sorted(first.values())
 
 
-def test_without_a_key_there_are_no_copies(fix: Fixture, tmp_path: Path) -> None:
+def test_messages_without_a_key_are_never_copies(fix: Fixture, tmp_path: Path) -> None:
     assert fix.offer((1, 1, "", 5), (2, 1, "", 5)) == OfferResult(2, 0, 0)
     assert fix.take(1) == [1, 2]
     assert fix.offer((3, 1, "", 5)) == OfferResult(1, 0, 0)
@@ -231,7 +231,7 @@ def test_a_position_is_tracked_once(fix: Fixture) -> None:
     assert len(fix.queue) == 0
 
 
-def test_a_copy_is_known_after_a_takeover_unless_the_first_was_held(
+def test_a_copy_is_dropped_after_a_takeover_unless_the_first_was_held(
     fix: Fixture, tmp_path: Path
 ) -> None:
     fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
@@ -280,7 +280,7 @@ def test_used_sequence_ids_are_refused(fix: Fixture) -> None:
     fix.queue.intent(second, [("x", 2)], [0])
 
 
-def test_batches_are_committed_in_any_order(fix: Fixture) -> None:
+def test_batches_can_be_committed_in_any_order(fix: Fixture) -> None:
     fix.offer(*((entry, entry) for entry in range(4)))
     batches = [fix.queue.advance(T0 + due) for due in range(4)]
     for batch in batches:
@@ -320,7 +320,7 @@ def with_open_intent(fix: Fixture, directory: Path) -> Fixture:
     return restored(fix, directory)
 
 
-def test_an_intent_resolved_before_its_messages_are_read_again(
+def test_an_intent_can_be_resolved_before_its_messages_are_read_again(
     fix: Fixture, tmp_path: Path
 ) -> None:
     later = with_open_intent(fix, tmp_path / "b")
@@ -331,14 +331,16 @@ def test_an_intent_resolved_before_its_messages_are_read_again(
     assert later.queue.low_watermark() == position(5) + 1
 
 
-def test_an_intent_resolved_after_its_messages_are_read_again(fix: Fixture, tmp_path: Path) -> None:
+def test_an_intent_can_be_resolved_after_its_messages_are_read_again(
+    fix: Fixture, tmp_path: Path
+) -> None:
     later = with_open_intent(fix, tmp_path / "b")
     assert later.offer(*((entry, 1) for entry in range(6))) == OfferResult(4, 0, 2)
     assert later.offer((2, 1), (7, 1, "a", 2)) == OfferResult(
         0, 1, 0
-    )  # a copy of it is a duplicate
+    )  # entry 7 is a copy of entry 2
     assert (len(later.queue), later.queue.in_flight) == (2, 2)
-    assert later.take(1) == [4, 5]  # the messages of the open intent stay
+    assert later.take(1) == [4, 5]  # those of the open intent stay in flight
     assert later.queue.low_watermark() == position(2)
     later.queue.resolve(1, [True, False])
     assert (len(later.queue), later.queue.in_flight) == (1, 0)
@@ -353,7 +355,7 @@ def test_an_open_intent_pins_the_low_watermark_before_it_is_read_again(
     fix: Fixture, tmp_path: Path
 ) -> None:
     later = with_open_intent(fix, tmp_path / "b")
-    assert later.queue.low_watermark() == 0  # nothing was read yet
+    assert later.queue.low_watermark() == 0  # no message was read yet
     later.offer((0, 1), (1, 1))
     assert later.queue.low_watermark() == position(1) + 1
     later.offer((8, 1))  # a reader that skipped messages
@@ -375,7 +377,7 @@ def test_invalid_resolutions_are_refused(fix: Fixture, tmp_path: Path) -> None:
     later.queue.intent(batch, [("o", 3)], [0])
 
 
-def test_one_position_in_two_open_intents(fix: Fixture, tmp_path: Path) -> None:
+def test_a_position_can_be_in_two_open_intents(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 1), (2, 1))
     batch = fix.queue.advance(T0 + 1)
     assert batch is not None
@@ -390,7 +392,9 @@ def test_one_position_in_two_open_intents(fix: Fixture, tmp_path: Path) -> None:
     assert later.queue.low_watermark() == position(2) + 1
 
 
-def test_messages_that_are_pending_again_are_not_early(fix: Fixture, tmp_path: Path) -> None:
+def test_messages_that_are_pending_again_are_not_released_early(
+    fix: Fixture, tmp_path: Path
+) -> None:
     fix.offer((1, 50), (2, 60))
     batch = fix.queue.advance(T0 + 60)
     assert batch is not None
@@ -416,7 +420,9 @@ def test_the_low_watermark_follows_positions_not_due_times(fix: Fixture) -> None
     assert fix.queue.low_watermark() == position(1)
     assert len(fix.state.released) == 2
     assert fix.take(30) == [1]
-    assert fix.queue.checkpoint() == LowWatermark(position(4) + 1)  # the copy counts as released
+    assert fix.queue.checkpoint() == LowWatermark(
+        position(4) + 1
+    )  # the dropped copy counts as released
     assert len(fix.state.released) == 0
     assert fix.state.low_watermark == position(4) + 1
 
@@ -447,7 +453,7 @@ def test_messages_out_of_order_above_the_low_watermark_are_not_lost(fix: Fixture
 # --- faults
 
 
-def test_a_full_disk_adds_nothing_and_the_batch_can_be_offered_later(tmp_path: Path) -> None:
+def test_a_batch_refused_by_a_full_disk_can_be_offered_later(tmp_path: Path) -> None:
     disk = SmallDisk(0)
     fix = Fixture(tmp_path, opener=disk)
     calls = []
@@ -501,7 +507,7 @@ def test_an_invalid_batch_changes_nothing(fix: Fixture) -> None:
     assert fix.queue.offer(FetchedBatch()) == OfferResult(0, 0, 0)
 
 
-def test_inexact_or_used_segments_are_refused(tmp_path: Path) -> None:
+def test_segments_that_are_inexact_or_not_empty_are_refused(tmp_path: Path) -> None:
     clock = ManualClock(T0)
     state = JournalState(CAPACITY)
     with pytest.raises(InvalidInputError, match="precision_ms=1"):
@@ -512,14 +518,14 @@ def test_inexact_or_used_segments_are_refused(tmp_path: Path) -> None:
         DelayQueue(state, exact, clock=clock)
 
 
-def test_segments_that_have_lost_rows_are_noticed(fix: Fixture) -> None:
+def test_a_row_missing_in_the_segments_is_an_error(fix: Fixture) -> None:
     fix.offer((1, 1), (2, 2), (3, 3))
     fix.segments.discard(7, 2 << 10)
     with pytest.raises(DelayLevelError, match="disagree"):
         fix.queue.advance(T0 + 3)
 
 
-def test_a_backlog_beyond_the_budget_comes_out_in_order(fix: Fixture) -> None:
+def test_a_backlog_beyond_the_budget_is_released_in_order(fix: Fixture) -> None:
     rng = np.random.default_rng(1)
     dues = rng.integers(-1000, 100_000, 5000).tolist()
     for start in range(0, 5000, 250):

@@ -1,4 +1,4 @@
-"""A dispatcher that crashes at any step, with a simulated journal, source and targets."""
+"""Tests of a dispatcher that crashes at any step, with a simulated journal, source and targets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """The identity that copies share; a message without a key has its own."""
+        """The identity that copies share; the position if the message has no key."""
         return (self.key, self.id) if self.key else ("", self.position)
 
     @property
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 class Model:
-    """The state after a whole journal, in plain Python, for comparison."""
+    """A plain Python model of the state after a whole journal."""
 
     def __init__(self, journal: list[bytes]) -> None:
         self.low_watermark = 0
@@ -100,7 +100,7 @@ class Model:
 
 
 class Simulation:
-    """The outside world, and the one process that runs at a time."""
+    """Journal, source and targets, and the one dispatcher process that runs at a time."""
 
     def __init__(self, seed: int, deduplicating: bool, directory: Path) -> None:
         self.rng = random.Random(seed)
@@ -235,7 +235,7 @@ class Simulation:
 
     def advance(self) -> None:
         if self.deduplicating and self.to_resolve:
-            return  # a target's last ID says nothing more once it publishes
+            return  # after a publication, the target's last ID no longer resolves intents
         batch = self.delay_queue.advance(self.clock.now_ms(), self.rng.choice([1, 3, 10, 100]))
         if batch is None:
             return
@@ -258,7 +258,7 @@ class Simulation:
         self.waiting[batch.number] = len(rows)
         whole = zip(rows, index, intent.sequence_ids().tolist(), strict=True)
         for row, target, sequence in whole:
-            if target == 2:  # known beforehand to be refused
+            if target == 2:  # the dispatcher knows that the target refuses it
                 self.queues[2].append((batch.number, 0, row))
             else:
                 self.queues[target].append((batch.number, sequence, row))
@@ -282,7 +282,9 @@ class Simulation:
         name = TARGETS[row.target]
         if self.deduplicating:
             if sequence <= self.last[name]:
-                raise AssertionError("a sequence id was used twice: dropped in silence")
+                raise AssertionError(
+                    "a target would silently drop a message whose sequence ID was used before"
+                )
             self.last[name] = sequence
         assert row.due <= self.now
         self.stored[row.identity] += 1
@@ -318,7 +320,7 @@ class Simulation:
         del self.chunks[:count]
 
     def crash(self) -> None:
-        """Drop a part of the unconfirmed records; messages sent last may have been stored."""
+        """Drop some of the unconfirmed records; the messages sent last may be stored."""
         self.crashes += 1
         for queue in self.queues[:2]:
             for number, sequence, row in queue[: self.rng.choice([0, 0, 1, 4, 100])]:
@@ -367,7 +369,7 @@ class Simulation:
                 self.publish()
             self.commit()
 
-    # --- what must hold
+    # --- checks
 
     def snapshot_start(self) -> int:
         """Return the index of the first chunk of the last complete snapshot; 0 without one."""
@@ -423,7 +425,7 @@ class Simulation:
                 assert count <= 1 + self.allowed[row.identity]
             else:
                 assert 1 <= count <= 1 + self.allowed[row.identity], row
-        # Held messages came back under another key.
+        # Held messages have returned under another key.
         again = {(row.key.split("#")[0], row.id) for row in self.source if "#" in row.key}
         assert {(key.split("#")[0], number) for key, number in self.ever_held if key} <= again
 
@@ -448,7 +450,7 @@ def run(seed: int, deduplicating: bool, directory: Path) -> Simulation:
 
 @pytest.mark.parametrize("deduplicating", [True, False])
 @pytest.mark.parametrize("seed", range(40))
-def test_nothing_is_lost_early_or_released_twice(
+def test_no_message_is_lost_early_or_released_twice(
     seed: int, deduplicating: bool, tmp_path: Path
 ) -> None:
     run(seed, deduplicating, tmp_path)

@@ -1,4 +1,4 @@
-"""The journal: bytes of its records, and the state that they add up to."""
+"""Tests of the journal: the bytes of its records, and the state that they define."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def view(state: JournalState) -> object:
 @given(
     st.lists(st.tuples(st.integers(0, (1 << 28) - 1), st.integers(0, (1 << 35) - 1)), min_size=1)
 )
-def test_packed_positions_are_ordered_as_positions_and_come_back(
+def test_packed_positions_keep_their_order_and_can_be_unpacked(
     rows: list[tuple[int, int]],
 ) -> None:
     rows.sort()
@@ -130,7 +130,7 @@ def intents(draw: st.DrawFn) -> Intent:
 
 
 def same(one: Record, other: Record) -> bool:
-    """Compare attribute by attribute, arrays too."""
+    """Compare all attributes, including arrays."""
     mine, theirs = vars(one), vars(other)
     return type(one) is type(other) and all(
         np.array_equal(value, theirs[name])
@@ -150,7 +150,7 @@ RECORDS = st.one_of(
 
 
 @given(RECORDS)
-def test_a_record_comes_back_from_its_bytes(record: Record) -> None:
+def test_an_encoded_record_can_be_decoded(record: Record) -> None:
     again = decode(encode(record))
     assert same(again, record)
     assert again == record
@@ -174,21 +174,21 @@ def test_records_of_another_type_differ() -> None:
     assert len({LowWatermark(1), LowWatermark(1), LowWatermark(2)}) == 2
 
 
-def test_a_record_of_a_later_format_says_so() -> None:
+def test_a_record_of_a_later_format_is_reported() -> None:
     data = bytearray(encode(LowWatermark(1)))
     data[3] = 2
     with pytest.raises(DamagedJournalError, match="format 2, this is 1"):
         decode(bytes(data))
 
 
-def test_a_batch_of_a_thousand_takes_few_bytes() -> None:
+def test_an_intent_of_a_thousand_messages_takes_few_bytes() -> None:
     rng = np.random.default_rng(1)
     entries = rng.permutation(1_000_000)[:1000]
     record = intent(5, *entries.tolist(), target="o")
-    assert len(encode(record)) < 6500  # 3 bytes for the position, 3 for the id
+    assert len(encode(record)) < 6500  # 3 bytes for a position, 3 for an ID
 
 
-def test_the_columns_of_an_intent_have_one_length_and_indices_in_range() -> None:
+def test_an_intent_with_invalid_columns_is_refused() -> None:
     none = np.empty(0, dtype=np.uint16)
     one = np.zeros(1, dtype=np.uint16)
     with pytest.raises(InvalidInputError, match="one length"):
@@ -240,18 +240,18 @@ def test_a_message_without_a_target_has_no_sequence_id_and_is_never_stored() -> 
 def test_only_committed_messages_are_released_and_remembered() -> None:
     state = state_after(intent(0, 1, 2, 3), intent(1, 4, 5), commit(0, 2))
     assert entries_of(state) == {1, 2, 3}
-    assert remembered(state) == {1, 3}  # 2 is held, and comes back with its ID
+    assert remembered(state) == {1, 3}  # message 2 is held, and returns with its ID
     assert list(state.open_intents) == [1]
     assert state.is_released(positions(5, 3, 1, 3, 9)).tolist() == [False, True, True, True, False]
 
 
-def test_resolved_releases_the_stored_messages_and_no_others() -> None:
+def test_a_resolved_record_releases_only_the_stored_messages() -> None:
     state = state_after(intent(0, 1, 2, 3), Resolved(0, positions(1, 3)))
     assert entries_of(state) == remembered(state) == {1, 3}
     assert state.open_intents == {}
 
 
-def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
+def test_ids_are_remembered_by_key_and_not_without_a_key() -> None:
     record = Intent(
         0,
         positions(1, 2, 3, 4),
@@ -265,19 +265,19 @@ def test_ids_without_a_key_are_not_remembered_others_by_key() -> None:
     assert sorted(state.memory.keys()) == ["a", "b"]
 
 
-def test_a_low_watermark_releases_everything_below_and_prunes() -> None:
+def test_a_low_watermark_releases_and_prunes_all_positions_below() -> None:
     low = int(positions(3)[0])
     state = state_after(intent(0, 1, 2, 3, 7), commit(0), LowWatermark(low))
     assert entries_of(state) == {3, 7}
     assert state.is_released(positions(0, 2, 3, 4)).tolist() == [True, True, True, False]
     state.apply(LowWatermark(low - 5))
     assert state.low_watermark == low
-    state.apply(intent(1, 1, 5))  # a late commit below the low watermark leaves nothing behind
+    state.apply(intent(1, 1, 5))  # a late commit adds no position below the low watermark
     state.apply(commit(1))
     assert entries_of(state) == {3, 5, 7}
 
 
-def test_numbers_and_sequence_ids_continue_after_the_last() -> None:
+def test_numbers_and_sequence_ids_continue_after_the_highest() -> None:
     state = state_after(
         intent(4, 1, 2, target="o", first=5), intent(2, 3, target="p", first=9), commit(4)
     )
@@ -329,7 +329,7 @@ def test_a_complete_snapshot_replaces_everything_before_it() -> None:
         assert view(again) == view(state)
 
 
-def test_an_incomplete_snapshot_is_ignored_wherever_it_ends() -> None:
+def test_an_incomplete_snapshot_is_ignored() -> None:
     state = JournalState(CAPACITY)
     journal = journal_of(state, 0, 10)
     with patch.object(journal_state, "_CHUNK_BYTES", 100):
@@ -341,14 +341,14 @@ def test_an_incomplete_snapshot_is_ignored_wherever_it_ends() -> None:
         assert view(JournalState.read([*journal, *chunks[:cut], *after], CAPACITY)) == view(now)
         with patch.object(journal_state, "_CHUNK_BYTES", 100):
             second = now.snapshot()
-        # The end of one snapshot and the beginning of another are not a complete one.
+        # The end of one snapshot and the beginning of another are no complete snapshot.
         again = JournalState.read([*chunks[cut:], *second], CAPACITY)
         assert view(again) == view(now)
         again = JournalState.read([*journal, *chunks[:cut], *after, *second[:-1]], CAPACITY)
         assert view(again) == view(now)
 
 
-def test_records_between_the_chunks_of_a_snapshot_count() -> None:
+def test_records_between_the_chunks_of_a_snapshot_are_applied() -> None:
     state = JournalState(CAPACITY)
     journal = journal_of(state, 0, 10)
     with patch.object(journal_state, "_CHUNK_BYTES", 100):
@@ -384,7 +384,7 @@ def test_the_chunks_of_a_large_snapshot_are_small_enough_for_a_broker() -> None:
     assert again.memory.are_duplicates(ids, "a").all()
 
 
-def test_the_memory_keeps_to_its_capacity() -> None:
+def test_the_memory_never_exceeds_its_capacity() -> None:
     state = JournalState(4)
     for number in range(8):
         state.apply(intent(number, number))
