@@ -1,4 +1,4 @@
-"""The deduplicator: its guarantee, its errors, and a comparison with two plain sets."""
+"""Tests of the deduplicator: its guarantee, its errors, and a comparison with two plain sets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS, capacity=st.sampled_from([2, 6, 40, 300, 10_000]))
-def test_behaves_like_plain_sets(steps: list[tuple[str, tuple[int, ...]]], capacity: int) -> None:
+def test_the_deduplicator_behaves_like_plain_sets(
+    steps: list[tuple[str, tuple[int, ...]]], capacity: int
+) -> None:
     with (
         patch.object(id_set, "_DENSE", 4),
         patch.object(id_set, "_MAX_PENDING", 8),
@@ -151,15 +153,15 @@ def test_message_ids_are_compact_in_any_order(step: int) -> None:
 
 
 def batched(messages: int, batch: int) -> Ids:
-    """Return IDs of messages that were sent in batches."""
+    """Return IDs of messages sent in batches."""
     index = np.arange(messages)
     entry = index // batch
     return (10_000 + entry // 50_000 << 35) | (entry % 50_000 << 10) | index % batch
 
 
 @pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
-def test_ids_of_batched_messages_do_not_stay_in_arrays(batch: int, size: int) -> None:
-    """The first IDs of batches are sparse, but a full page of them becomes a bitmap."""
+def test_ids_of_batched_messages_move_from_arrays_to_bitmaps(batch: int, size: int) -> None:
+    """The first IDs are sparse, but a full page of them becomes a bitmap."""
     ids = batched(1_000_000, batch)
     dedup = Deduplicator(2_000_000)
     most = 0
@@ -192,7 +194,7 @@ def test_random_ids_take_eight_bytes() -> None:
     assert len(dedup.snapshot("k")) < 8.01 * ids.size
 
 
-def test_reconstruct_keeps_the_newest_ids() -> None:
+def test_reconstruction_keeps_the_newest_ids() -> None:
     dedup = Deduplicator(100)
     dedup.save(7, "k")
     dedup.reconstruct(np.arange(1000, 1100), "k")

@@ -1,4 +1,4 @@
-"""Pending segments: due order, budget, full disk, damaged files, and queries."""
+"""Tests of pending segments: due order, budget, full disk, damaged files, and queries."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_files_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
     assert len(store) == 0
 
 
-def test_a_payload_larger_than_the_budget_passes_through(tmp_path: Path) -> None:
+def test_a_payload_larger_than_the_budget_is_stored(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, clock=lambda: T0)
     big = bytes(3 << 20)
     for entry in range(3):
@@ -188,14 +188,14 @@ RANGE = st.integers(-10_000, 200_000)
     precision=st.sampled_from([1, 1024, 1 << 14]),
     min_loaded=st.sampled_from([1, 64]),
 )
-def test_behaves_like_a_plain_list(
+def test_segments_behave_like_a_plain_list(
     tmp_path_factory: pytest.TempPathFactory,
     seed: int,
     ranges: list[tuple[int, int, int, int]],
     precision: int,
     min_loaded: int,
 ) -> None:
-    """Reads, late rows, discards and both queries, while many rows are in files."""
+    """Many rows are in files during reads, late rows, discards and both queries."""
     with (
         patch.object(pending, "_SLICE_ROWS", 100),
         patch.object(cursors, "_MIN_LOADED", min_loaded),
@@ -254,7 +254,7 @@ def _play(
 def test_a_query_of_a_wide_range_is_split_into_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
 ) -> None:
-    """Rows from many files and memory, in due order, without released and discarded ones."""
+    """The result has all pending rows of files and memory, in due order."""
     monkeypatch.setattr(directory, "_PIECE_ROWS", 500)
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
@@ -314,7 +314,9 @@ def test_a_later_query_does_not_change_an_earlier_result(tmp_path: Path, precisi
     for at in range(0, 100_000, 3000):
         store.rows_between(T0 + at, T0 + at + 3000, 5, 600)
         assert store.average_between(T0 + at, T0 + at + 3000, 5, 600)
-    assert store.rows_between(T0, T0 + 100_000).num_rows == 10_000  # more than fits there
+    assert (
+        store.rows_between(T0, T0 + 100_000).num_rows == 10_000
+    )  # more than fits into that memory
     assert [answer.to_pylist() for answer in answers] == before
     assert 0 < store._spilled.memory_bytes <= store.budget_bytes // 32
     assert store.memory_bytes <= store.budget_bytes
@@ -349,7 +351,7 @@ def test_many_discarded_rows_are_left_out(
 
 
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
-    """This includes files with only NaN attributes, which were once skipped."""
+    """Files that have only NaN attributes are read too."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
@@ -418,7 +420,7 @@ print(most)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
-    """By the kernel's count, which includes memory that Arrow and malloc keep."""
+    """The kernel's count includes memory that Arrow and malloc keep."""
     done = subprocess.run(
         [sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -426,7 +428,7 @@ def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
     assert 16 << 20 < int(done.stdout) < 32 << 20
 
 
-def test_rows_that_are_read_ahead_leave_less_room_for_new_rows(tmp_path: Path) -> None:
+def test_rows_that_are_read_ahead_count_in_the_budget(tmp_path: Path) -> None:
     store = PendingSegments(tmp_path, budget_bytes=16 << 20, clock=lambda: T0)
     index = np.arange(30_000)
     store.append(T0 + 10_000 + index // 10, index * 0, index, [bytes(1024)] * 1000 * 30)
@@ -444,7 +446,7 @@ def test_rows_that_are_read_ahead_leave_less_room_for_new_rows(tmp_path: Path) -
 def test_a_large_file_is_read_with_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the next rows of each run are in memory, for a file of twenty times the budget."""
+    """Memory has only the next rows of each run of a file twenty times the budget."""
     monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
     monkeypatch.setattr(directory, "_RUN_ROWS", 2048)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
@@ -467,7 +469,7 @@ def test_a_large_file_is_read_with_little_memory(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_limits_of_a_run_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_a_run_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "_RUN_ROWS", 64)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""Contract of the tracker, one test per point; the clock is a list of one number."""
+"""Tests of the tracker's contract, one for each point; the clock is a list of one number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_messages_that_are_due_already_are_refused() -> None:
 
 
 @pytest.mark.parametrize("precision", [1, 1024, 1 << 15])
-def test_never_early_by_the_precision_or_more_and_never_late(precision: int) -> None:
+def test_messages_are_early_by_less_than_the_precision_and_never_late(precision: int) -> None:
     now = [T0]
     tracker = tracker_at(now, precision)
     due = T0 + 10 * precision + precision - 1
@@ -64,14 +64,14 @@ def test_equal_due_times_are_returned_in_the_order_of_positions() -> None:
     assert drain(tracker, 2) == [(2, 4), (2, 9), (2, 1 << 40), (3, 1)]
 
 
-def test_rows_for_the_open_bucket_and_late_rows() -> None:
+def test_rows_of_the_open_bucket_and_late_rows_are_in_order() -> None:
     now = [T0]
     tracker = tracker_at(now)
     n = 50_000
     tracker.add_messages(np.full(n, 1), np.arange(n), T0 + 1000 + np.arange(n))
     now[0] = T0 + 20_000
     assert tracker.get_scheduled_messages(100)[1].tolist() == list(range(100))
-    tracker.add_message(9, 1, T0 + 20_001)  # due soon, while earlier rows are still in the tracker
+    tracker.add_message(9, 1, T0 + 20_001)  # due soon, with earlier rows still in the tracker
     tracker.add_messages([9], [2], [T0 + 45_000])
     now[0] = T0 + 10_000_000
     out = drain(tracker)
@@ -80,7 +80,7 @@ def test_rows_for_the_open_bucket_and_late_rows() -> None:
     assert out.index((9, 2)) == out.index((1, 44_000)) + 1
 
 
-def test_a_clock_that_steps_back() -> None:
+def test_a_clock_that_steps_back_loses_no_row() -> None:
     now = [T0]
     tracker = tracker_at(now)
     tracker.add_messages(np.full(1000, 1), np.arange(1000), T0 + 1 + np.arange(1000))
@@ -94,7 +94,7 @@ def test_a_clock_that_steps_back() -> None:
     assert drain(tracker)[:2] == [(2, 1), (1, 500)]
 
 
-def test_millions_of_rows_in_one_tick() -> None:
+def test_a_tick_may_have_millions_of_rows() -> None:
     now = [T0]
     tracker = tracker_at(now, 1024)
     n = 1_500_000
@@ -120,7 +120,7 @@ def test_many_rows_of_one_due_time_are_split_off(monkeypatch: pytest.MonkeyPatch
     assert drain(tracker, 777) == expected
 
 
-def test_more_than_65536_ledgers_and_keys_wider_than_64_bits() -> None:
+def test_many_ledgers_and_keys_wider_than_64_bits_keep_their_order() -> None:
     now = [T0]
     tracker = tracker_at(now)
     n = 100_000
@@ -137,7 +137,7 @@ def test_more_than_65536_ledgers_and_keys_wider_than_64_bits() -> None:
     )
 
 
-def test_remove_reaches_every_part() -> None:
+def test_remove_finds_a_row_in_every_part() -> None:
     now = [T0]
     tracker = tracker_at(now, 1024)
     n = 20_000
@@ -164,7 +164,7 @@ def test_counts_are_of_half_open_ranges() -> None:
 
 
 def test_sequential_and_random_due_times_are_compact() -> None:
-    """Packed size with fewer rows than in the benchmark, to notice a wasteful layout."""
+    """The packed size reveals a wasteful layout with fewer rows than the benchmark."""
     n = 400_000
     index = np.arange(n)
     sequential, spread = tracker_at([T0], 1024), tracker_at([T0], 1024)

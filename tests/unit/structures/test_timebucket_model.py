@@ -1,4 +1,4 @@
-"""The tracker, compared with a plain sorted list under random operations."""
+"""Tests of the tracker with random operations, compared with a plain sorted list."""
 
 from __future__ import annotations
 
