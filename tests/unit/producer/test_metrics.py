@@ -1,4 +1,4 @@
-"""All series: their names, and docs/metrics.md as their complete list."""
+"""Tests of all series: their names, and their complete list in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ NAME = re.compile(
 
 
 class Series(NamedTuple):
-    """A series, as described by the code and by the page."""
+    """Type and labels of a series."""
 
     type: str
     labels: frozenset[str]
 
 
 def documented() -> dict[str, Series]:
-    """Return the series in the tables of the page."""
+    """Return the series in the tables of docs/metrics.md."""
     found: dict[str, Series] = {}
     for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -77,7 +77,7 @@ class FixedBacklogs(BacklogReader):
 
 
 class Dispatching:
-    """A dispatcher that owns one partition."""
+    """A fake dispatcher that owns three partitions."""
 
     def stats(self) -> dict[tuple[str, int], OwnerStats]:
         return {
@@ -87,7 +87,7 @@ class Dispatching:
 
 
 def families() -> Iterator[Any]:
-    """Yield the families of every collector after each event has happened once."""
+    """Yield the metric families of every collector after each kind of event."""
     with MemoryPulsar() as memory:
         producer = producing(memory)
         producer.send(b"x", deliver_after=timedelta(days=3))
@@ -121,10 +121,10 @@ def in_code() -> dict[str, Series]:
     return found
 
 
-def test_the_page_lists_what_the_code_serves_and_nothing_else() -> None:
+def test_the_page_lists_exactly_the_series_that_are_served() -> None:
     page, code = documented(), in_code()
-    assert sorted(set(code) - set(page)) == [], "not in docs/metrics.md"
-    assert sorted(set(page) - set(code)) == [], "in docs/metrics.md only"
+    assert sorted(set(code) - set(page)) == [], "served, but not in docs/metrics.md"
+    assert sorted(set(page) - set(code)) == [], "in docs/metrics.md, but not served"
     assert {name: page[name] for name in code} == code
     assert len(code) > 30
 
@@ -168,7 +168,7 @@ def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPat
         assert producer.sent() == {"DAY": 2, "window": 1, "straight": 1}
         other.send(b"x", deliver_after=timedelta(days=1))
         collector.add(other)
-        assert scraped(registry, "DAY") == 3, "two producers of a topic do not share a series"
+        assert scraped(registry, "DAY") == 3, "two producers of a topic share a series"
         labels = {"level_topic": TOPIC, "target": TARGET}
         assert registry.get_sample_value("delaylevel_producer_connected", labels) == 1
         other.close()
@@ -178,7 +178,7 @@ def test_a_producer_counts_messages_by_destination(monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         producer.close()
         assert registry.get_sample_value("delaylevel_producer_connected", labels) is None
-        assert scraped(registry, "DAY") == 3, "the messages of a closed producer are lost"
+        assert scraped(registry, "DAY") == 3, "closing a producer has changed the count"
 
 
 def test_a_producer_that_cannot_be_created_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_producer_that_cannot_be_created_counts_nothing(monkeypatch: pytest.Mo
         assert sum(producer.sent().values()) == 0
 
 
-def test_threads_that_send_at_once_are_counted() -> None:
+def test_messages_of_concurrent_threads_are_counted() -> None:
     with MemoryPulsar() as memory:
         producer = producing(memory)
 
@@ -207,7 +207,7 @@ def test_threads_that_send_at_once_are_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # A plain integer may miss some messages in theory, but never counts too many.
+        # A plain integer may miss a few messages, but never counts too many.
         assert 700 <= producer.sent()["DAY"] <= 800
 
 

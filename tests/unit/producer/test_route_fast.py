@@ -1,4 +1,4 @@
-"""The fast path of the routing: the same route as the general path, or none."""
+"""Tests of the fast path of routing: it gives the route of the general path, or none."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ names = st.sampled_from(["tenant", "delaylevel.id", "delaylevel.due", "", "x"])
 properties = st.one_of(st.none(), st.dictionaries(names, st.text(max_size=5)))
 
 
-def outcome(call: Callable[..., Any], asked: tuple[Any, ...]) -> Any:
+def outcome(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Return the result of a call, or the type and text of the error that it raises."""
     try:
-        return call(*asked)
+        return call(*arguments)
     except DelayLevelError as error:
         return type(error), str(error)
 
@@ -68,7 +68,7 @@ def outcome(call: Callable[..., Any], asked: tuple[Any, ...]) -> Any:
     mover=st.sampled_from(list(Mover)),
     schema=st.sampled_from([None, SchemaRef("AVRO", "0123456789abcdef")]),
 )
-def test_both_paths_agree(
+def test_the_fast_path_gives_the_same_route_or_none(
     moment: dict[str, Any],
     own: dict[str, str] | None,
     message_id: str | None,
@@ -80,17 +80,19 @@ def test_both_paths_agree(
 ) -> None:
     routes = routing(overflow, final_window=window, mover=mover)
     routes = Routing(routes.description, routes.description.targets[0], schema, ManualClock(T0))
-    asked = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
+    arguments = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     before = None if own is None else dict(own)
-    placed, found = outcome(routes.route, asked), outcome(routes.route_fast, asked)
+    placed, found = outcome(routes.route, arguments), outcome(routes.route_fast, arguments)
     if not isinstance(placed, Route):
         assert found in (None, placed)
         return
-    assert own == before  # the application's own dict is not changed
+    assert own == before  # the dict of the application is unchanged
     usual = not any(name.startswith("delaylevel.") for name in own or ())
     if mover is Mover.SPARK and placed.level != BUSINESS and usual:
         assert placed.properties is not None
-        longest = int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY  # it recirculates
+        longest = (
+            int(placed.properties["delaylevel.due"]) - T0 > 30 * DAY
+        )  # such a delay recirculates
         assert longest or found is not None
     if found is None:
         return
@@ -101,6 +103,6 @@ def test_both_paths_agree(
     assert partition == placed.partition
 
 
-def test_a_property_name_that_is_not_a_string() -> None:
+def test_a_property_name_that_is_not_a_string_is_an_error() -> None:
     with pytest.raises(TypeError):
         routing("reject").route_fast(T0 + 2 * DAY, None, {1: "x"}, None, None)  # type: ignore[dict-item]

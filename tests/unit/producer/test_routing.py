@@ -1,4 +1,4 @@
-"""The routing of the producer: destinations, and refused options with remedies."""
+"""Tests of the routing of a producer: destinations, and refused options with remedies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ TRACKER = describe(final_window=FinalWindow.TRACKER, window_partitions=8)
 
 
 @pytest.mark.parametrize("mover", list(Mover))
-def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> None:
+def test_a_near_due_message_goes_into_the_window_with_its_envelope_and_no_timer(
+    mover: Mover,
+) -> None:
     tracker = replace(TRACKER, mover=mover)
     soon = timedelta(minutes=5)
     routing = Routing(tracker, ORDERS, SchemaRef("AVRO", "abc"), ManualClock(T0))
@@ -77,7 +79,7 @@ def test_into_the_window_with_its_whole_envelope_and_no_timer(mover: Mover) -> N
     assert routing.topic_of(later) == f"{family}-hour-partition-2"
 
 
-def test_copies_of_one_id_meet_in_one_window_partition() -> None:
+def test_copies_of_one_id_go_into_one_window_partition() -> None:
     soon = timedelta(minutes=5)
     for message_id in ("a", "b", "c"):
         wanted = TRACKER.window_partition("", message_id)
@@ -96,7 +98,7 @@ def test_without_key_and_id_a_batch_fills_before_the_next_window_partition() -> 
     assert [key for key, _ in runs] == [(first + number) % 8 for number in range(16)]
 
 
-def test_with_a_tracker_due_messages_go_straight() -> None:
+def test_with_a_tracker_due_messages_go_directly_to_the_target() -> None:
     for arguments in ({}, {"deliver_after": timedelta(0)}, {"deliver_at": T0 - 5}):
         found = route(description=TRACKER, **arguments)
         assert (found.level, found.deliver_at_ms) == (BUSINESS, None)
@@ -104,12 +106,12 @@ def test_with_a_tracker_due_messages_go_straight() -> None:
 
 
 @pytest.mark.parametrize("name", NOT_PARKABLE)
-def test_the_window_keeps_no_sequence_and_no_replication(name: str) -> None:
+def test_options_that_the_window_cannot_keep_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedOptionError, match=name):
         route(deliver_after=timedelta(minutes=5), description=TRACKER, **{name: [1]})
 
 
-def test_the_window_has_batches_even_if_the_levels_have_none() -> None:
+def test_the_window_is_batched_even_if_the_levels_are_not() -> None:
     levels, _ = level_producer_settings(
         {"batching_max_messages": 5000}, replace(TRACKER, mover=Mover.FUNCTION)
     )
@@ -133,7 +135,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
             {"properties": OURS, "message_id": "m1"},
             Route(-1, -1, {"delaylevel.id": "m1"}, None),
         ),
-        # Already due: sent at once, with its due time, so that lateness can be measured.
+        # Already due: sent at once with the due time, which lateness is measured against.
         (
             {"deliver_at": T0 - 5, "properties": {"a": "b", **OURS}},
             Route(-1, -1, {"a": "b", "delaylevel.due": str(T0 - 5)}, None),
@@ -177,7 +179,7 @@ OURS = {"delaylevel.id": "old", "delaylevel.due": "1", "delaylevel.anything": "x
         ),
     ],
 )
-def test_routes(arguments: dict[str, Any], expected: Route) -> None:
+def test_messages_have_the_expected_route(arguments: dict[str, Any], expected: Route) -> None:
     given = arguments.get("properties")
     before = dict(given) if given else given
     assert route(**arguments) == expected
@@ -238,7 +240,9 @@ def test_with_a_function_the_broker_delays_the_message(
         ),
     ],
 )
-def test_refused(arguments: dict[str, Any], error: type[Exception], parts: list[str]) -> None:
+def test_invalid_options_are_refused_with_a_remedy(
+    arguments: dict[str, Any], error: type[Exception], parts: list[str]
+) -> None:
     with pytest.raises(error) as caught:
         route(**arguments)
     for part in parts:
@@ -269,14 +273,16 @@ def test_options_without_effect_are_accepted_if_nothing_is_parked() -> None:
         ({"access_mode": pulsar.ProducerAccessMode.WaitForExclusive}, ["use Shared"]),
     ],
 )
-def test_refused_producer_options(options: dict[str, Any], parts: list[str]) -> None:
+def test_unsupported_producer_options_are_refused(
+    options: dict[str, Any], parts: list[str]
+) -> None:
     with pytest.raises(UnsupportedOptionError) as caught:
         check_producer_options(options)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_accepted_producer_options() -> None:
+def test_other_producer_options_are_accepted() -> None:
     check_producer_options({})
     check_producer_options(
         {
@@ -299,7 +305,9 @@ def test_an_unlimited_send_timeout_is_refused(timeout_ms: int) -> None:
 @pytest.mark.parametrize(
     ("timeout_ms", "warned"), [(1, False), (300_000, False), (300_001, True), (3_600_000, True)]
 )
-def test_send_timeout_above_the_shortest_lead_warns(timeout_ms: int, warned: bool) -> None:
+def test_a_send_timeout_above_the_shortest_lead_gives_a_warning(
+    timeout_ms: int, warned: bool
+) -> None:
     settings, warning = level_producer_settings({"send_timeout_millis": timeout_ms}, describe())
     assert settings["send_timeout_millis"] == timeout_ms
     assert (warning is not None) == warned
@@ -309,7 +317,7 @@ def test_send_timeout_above_the_shortest_lead_warns(timeout_ms: int, warned: boo
 
 
 @pytest.mark.parametrize(("unit_s", "timeout_ms"), [(2, 5000), (60, 15_000), (3600, 30_000)])
-def test_default_send_timeout_follows_the_lead(unit_s: int, timeout_ms: int) -> None:
+def test_the_default_send_timeout_depends_on_the_lead(unit_s: int, timeout_ms: int) -> None:
     unit = timedelta(seconds=unit_s)
     levels = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 5))
     settings, warning = level_producer_settings({}, describe(levels=levels))
@@ -317,7 +325,7 @@ def test_default_send_timeout_follows_the_lead(unit_s: int, timeout_ms: int) -> 
     assert warning is None
 
 
-def test_settings_of_level_producers() -> None:
+def test_level_producers_keep_some_settings_and_limit_batches() -> None:
     options = {
         "compression_type": pulsar.CompressionType.ZSTD,
         "max_pending_messages": 7,
