@@ -1,4 +1,4 @@
-"""Flow of messages through a level topic in memory, its views, and the command ``top``."""
+"""Tests of the flow of messages through a level topic, its views, and the command ``top``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stages(flow: Flow) -> dict[str, Stage]:
 
 
 @pytest.mark.parametrize("final_window", ["broker", "tracker"])
-def test_every_stage_and_its_rates(final_window: str) -> None:
+def test_every_stage_has_its_rates(final_window: str) -> None:
     with filled(final_window=final_window) as (memory, look, producer):
         before = look.flow()
         for hours in (30, 50, 3):
@@ -120,7 +120,7 @@ def flow(at_ms: int, messages: int) -> Flow:
     )
 
 
-def test_flow_as_text() -> None:
+def test_a_flow_is_shown_as_text() -> None:
     text = flow_text(flow(NOW, 0), flow(NOW + 2000, 500), 80)
     assert text.splitlines() == [
         "orders-delay-level at 2027-01-15T08:00:02Z",
@@ -151,7 +151,7 @@ def test_many_movers_and_long_names_fit_80_columns() -> None:
     assert "…" in text
 
 
-def test_stable_keys() -> None:
+def test_the_keys_of_json_are_fixed() -> None:
     view = json.loads(json.dumps(flow_view(flow(NOW, 0), flow(NOW + 2000, 500))))
     assert list(view) == [
         "topic",
@@ -178,7 +178,7 @@ def test_stable_keys() -> None:
     }
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_shows_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     with filled() as (memory, look, producer):
 
         @contextmanager
@@ -199,7 +199,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = runner.invoke(cli, ["top", "orders"])
         assert shown.exit_code == 0, shown.output
         assert "orders-delay-level at " in shown.stdout
-        assert "\x1b" not in shown.stdout, "stdout is no terminal"
+        assert "\x1b" not in shown.stdout, "there are no screen codes without a terminal"
         assert waited == [2.0]
         lines = runner.invoke(cli, ["top", "orders", "--refreshes", "3", "-o", "jsonl"]).stdout
         views = [json.loads(line) for line in lines.splitlines()]
@@ -217,6 +217,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert runner.invoke(cli, ["top", "orders", "--every", "often"]).exit_code == 2
 
 
-def test_unreachable_broker() -> None:
+def test_an_unreachable_broker_has_exit_code_3() -> None:
     url = ["--service-url", "pulsar://127.0.0.1:1"]
     assert CliRunner().invoke(cli, [*url, "top", "orders"]).exit_code == 3

@@ -1,4 +1,4 @@
-"""Horizons: the arithmetic of estimates, a level topic in memory, views, and the command."""
+"""Tests of horizons: estimates, a level topic in memory, views, and the command."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_nothing_pending_has_no_profile() -> None:
     assert bucket_edges(NOW, None)[1] == bucket_edges(NOW, NOW)[1] == []
 
 
-def test_entries_by_number() -> None:
+def test_entries_have_numbers_across_ledgers() -> None:
     ledgers = [LedgerInfo(3, 10), LedgerInfo(7, 0), LedgerInfo(9, 5)]
     every = EntryRange(ledgers, EARLIEST, Position(9, 5))
     assert len(every) == 15
@@ -176,7 +176,7 @@ def test_large_partitions_are_estimated_from_samples(monkeypatch: pytest.MonkeyP
         found = inspector(memory).horizon()
         assert not found.exact
         assert found.looked_at < len(dues)
-        # The number of entries is known; only their due times are estimated.
+        # The number of entries is exact; only their due times are estimated.
         assert found.within[-1].parts["DAY"] == sum(
             due - memory.clock.now_ms() >= DAY for due in dues
         )
@@ -185,7 +185,7 @@ def test_large_partitions_are_estimated_from_samples(monkeypatch: pytest.MonkeyP
             assert row.messages == pytest.approx(sum(due < limit for due in dues), rel=0.1)
 
 
-def test_forwarded_and_delivered_messages_are_not_counted_twice() -> None:
+def test_forwarded_messages_are_not_counted_twice() -> None:
     with filled() as (memory, dues):
         memory.advance(timedelta(days=2, hours=23, minutes=30))
         now = memory.clock.now_ms()
@@ -195,7 +195,7 @@ def test_forwarded_and_delivered_messages_are_not_counted_twice() -> None:
             assert found.within[0].messages == 0
 
 
-def test_inspection_leaves_no_trace() -> None:
+def test_inspection_changes_no_subscription() -> None:
     with filled() as (memory, _):
         before = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
         inspector(memory).horizon(exact=True)
@@ -204,7 +204,7 @@ def test_inspection_leaves_no_trace() -> None:
         assert all(stats.subscriptions.keys() == {SUBSCRIPTION} for stats in after.values())
 
 
-def test_one_of_several_targets() -> None:
+def test_a_horizon_can_be_limited_to_one_target() -> None:
     with filled(100) as (memory, _):
         client = memory.client()
         client.subscribe("invoices", "app")
@@ -226,7 +226,7 @@ def test_one_of_several_targets() -> None:
             inspector(memory, target="nobody")
 
 
-def test_missing_level_topic() -> None:
+def test_a_missing_level_topic_is_reported() -> None:
     with MemoryPulsar() as memory, pytest.raises(LevelTopicError, match="has no level topic"):
         inspector(memory)
 
@@ -246,7 +246,7 @@ def horizon_of(*counts: int, weight: float = 1.0, exact: bool = True) -> Horizon
     return build("persistent://public/default/orders-delay-level", NOW, parts)
 
 
-def test_horizon_as_text() -> None:
+def test_a_horizon_is_shown_as_text() -> None:
     assert horizon_text(horizon_of(60, 6, 3), 80, bars=False).splitlines() == [
         "orders-delay-level: 69 pending",
         "The last is due in 2d10h: 2027-01-17T18:00:00Z",
@@ -325,7 +325,7 @@ def test_an_empty_horizon_is_one_sentence() -> None:
     assert empty.last_due_ms is None
 
 
-def test_stable_keys() -> None:
+def test_the_keys_of_json_are_fixed() -> None:
     view = horizon_view(horizon_of(3, 2, 1))
     assert list(json.loads(json.dumps(view))) == [
         "topic",
@@ -354,7 +354,7 @@ def test_stable_keys() -> None:
     assert list(view["profile"][0]) == ["from_ms", "before_ms", "messages", "parts"]
 
 
-def test_numbers_rates_and_bars() -> None:
+def test_numbers_rates_and_bars_are_formatted() -> None:
     assert [count(n, False) for n in (0, 7, 1234, 10_400_123)] == [
         "0",
         "~7",
@@ -376,7 +376,7 @@ def test_numbers_rates_and_bars() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_plots(tmp_path: Path, suffix: str) -> None:
+def test_a_horizon_can_be_plotted(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"orders{suffix}"
     save_plot(horizon_of(60, 6, 3), path)
@@ -392,7 +392,7 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
 # -- the command
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_shows_the_horizon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with filled(50) as (memory, dues):
 
         @contextmanager
@@ -404,7 +404,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         shown = runner.invoke(cli, ["horizon", "orders"])
         assert shown.exit_code == 0, shown.output
         assert f"orders-delay-level: {len(dues)} pending" in shown.stdout
-        assert "█" not in shown.stdout, "bars are for terminals"
+        assert "█" not in shown.stdout, "there are no bars without a terminal"
         assert shown.stderr == ""
         wide = runner.invoke(cli, ["horizon", "orders", "-o", "wide"], env={"NO_COLOR": "1"})
         assert "█" in wide.stdout
@@ -428,11 +428,11 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert runner.invoke(cli, ["horizon"]).exit_code == 2
 
 
-def test_unreachable_broker() -> None:
+def test_an_unreachable_broker_has_exit_code_3() -> None:
     result = CliRunner().invoke(cli, ["--service-url", "pulsar://127.0.0.1:1", "horizon", "orders"])
     assert result.exit_code == 3
     assert result.stdout == ""
 
 
-def test_weeks_are_weeks() -> None:
+def test_a_week_is_seven_days_and_labels_have_weekdays() -> None:
     assert WEEK == 7 * DAY == 604_800_000

@@ -1,4 +1,4 @@
-"""Rows, histograms and averages of pending messages, compared with plain Python."""
+"""Tests of rows, histograms and averages of pending messages, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_rows_are_complete_and_in_due_order(final_window: str) -> None:
         (2 * DAY, 2 * DAY + HOUR, "size >= 0 -- all", lambda one: True),
     ],
 )
-def test_conditions_on_due_times_and_columns(
+def test_conditions_select_by_due_time_and_column(
     low: int | None, high: int | None, where: str | None, test: Any
 ) -> None:
     with filled() as (memory, sent):
@@ -154,7 +154,7 @@ def test_selection_by_key_property_and_target() -> None:
         assert len(list(inspector(memory, target="orders").rows())) == len(sent)
 
 
-def test_averages_of_properties_and_delays() -> None:
+def test_averages_cover_properties_and_delays() -> None:
     with filled() as (memory, sent):
         amounts = [float(one.amount) for one in sent if one.amount not in (None, "many")]
         found = inspector(memory).average("amount")
@@ -167,7 +167,7 @@ def test_averages_of_properties_and_delays() -> None:
         assert inspector(memory).average("it's not there").mean is None
 
 
-def test_histograms() -> None:
+def test_histograms_count_messages() -> None:
     with filled() as (memory, sent):
         look = inspector(memory)
         for by, length in (("hour", HOUR), ("day", DAY)):
@@ -192,7 +192,7 @@ def test_a_message_is_found_by_id_in_any_part() -> None:
         last = rows[-1]
         read: list[int] = []
         assert look.find(last.id, tell=read.append) == [last]
-        assert sum(read) == 1, "a position is read directly"
+        assert sum(read) == 1, "a position needs one read"
         left_ms = (last.due_ms or 0) - memory.clock.now_ms()
         memory.advance(timedelta(milliseconds=left_ms) - timedelta(hours=6))
         (moved,) = look.find(last.id)
@@ -204,7 +204,7 @@ def test_a_message_is_found_by_id_in_any_part() -> None:
         assert look.find(rows[0].id) == []
 
 
-def test_inspection_leaves_no_trace() -> None:
+def test_inspection_changes_no_subscription() -> None:
     with filled() as (memory, _):
         names = [TopicName.parse(f"orders-delay-level{suffix}") for suffix in ("", "-hour")]
         before = [memory.admin.partitioned_stats(name) for name in names]
@@ -218,12 +218,12 @@ def test_inspection_leaves_no_trace() -> None:
 @pytest.mark.parametrize(
     "where", ["sise > 1", "size >", "1) --", "size > 1; drop table x", "size = 'many'"]
 )
-def test_invalid_conditions(where: str) -> None:
+def test_invalid_conditions_are_refused(where: str) -> None:
     with filled(20) as (memory, _), pytest.raises(InvalidInputError, match="cannot be used"):
         list(inspector(memory).rows(Selection(where=where)))
 
 
-def test_other_invalid_input() -> None:
+def test_other_invalid_input_is_refused() -> None:
     with filled(20) as (memory, _):
         look = inspector(memory)
         with pytest.raises(InvalidInputError, match="no column colour"):
@@ -232,7 +232,7 @@ def test_other_invalid_input() -> None:
             list(look.batches(Selection(where="size > 1")))
 
 
-def test_parallel_reads() -> None:
+def test_parallel_reads_give_all_results_and_errors() -> None:
     def read(item: int) -> Iterator[int]:
         yield from (item * 10 + n for n in range(3))
 
@@ -242,7 +242,7 @@ def test_parallel_reads() -> None:
     assert list(read_in_parallel([], read)) == []
     endless = read_in_parallel([1, 2], lambda item: iter(int, 1))
     assert [next(endless), next(endless)] == [0, 0]
-    endless.close()  # its threads end
+    endless.close()  # ends its threads
 
     def broken(item: int) -> Iterator[int]:
         yield item
@@ -289,7 +289,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield invoke
 
 
-def test_a_list(run: Any) -> None:
+def test_the_list_shows_rows(run: Any) -> None:
     shown = run("orders", "--limit", "3")
     assert shown.exit_code == 0, shown.output
     head, *lines = shown.stdout.splitlines()
@@ -328,7 +328,7 @@ def test_a_list(run: Any) -> None:
     assert "PAYLOAD" in run("orders", "--payload", "--limit", "1").stdout
 
 
-def test_no_message_matches(run: Any) -> None:
+def test_no_match_is_an_empty_result(run: Any) -> None:
     none = run("orders", "--key", "nobody")
     assert (none.exit_code, none.stdout) == (0, "")
     assert none.stderr == "No pending message matches.\n"
@@ -373,7 +373,7 @@ def test_long_keys_and_payloads_fit_80_columns(monkeypatch: pytest.MonkeyPatch) 
         assert rows[0]["key"] == long
 
 
-def test_histograms_and_averages_by_command(run: Any) -> None:
+def test_the_commands_show_histograms_and_averages(run: Any) -> None:
     shown = run("histogram", "orders", "--by", "day")
     assert shown.stdout.splitlines()[0].split() == ["DAY", "(UTC)", "MESSAGES"]
     assert "█" not in shown.stdout
@@ -389,7 +389,7 @@ def test_histograms_and_averages_by_command(run: Any) -> None:
     assert "d" in run("average", "orders", "delay").stdout.splitlines()[1]
 
 
-def test_find(run: Any) -> None:
+def test_find_shows_matches_or_fails(run: Any) -> None:
     (row,) = json.loads(run("find", "orders", "--property", "number=17", "-o", "json").stdout)
     again = run("find", "orders", "--id", row["id"], "-o", "json")
     assert json.loads(again.stdout) == [row]
@@ -410,21 +410,21 @@ def test_find(run: Any) -> None:
         (("nobody",), 1),
     ],
 )
-def test_exit_codes(run: Any, arguments: tuple[str, ...], exit_code: int) -> None:
+def test_errors_have_exit_codes(run: Any, arguments: tuple[str, ...], exit_code: int) -> None:
     result = run(*arguments)
     assert result.exit_code == exit_code, result.output
     assert result.stdout == ""
     assert "Error: " in result.stderr
 
 
-def test_unreachable_broker() -> None:
+def test_an_unreachable_broker_has_exit_code_3() -> None:
     for arguments in (["orders"], ["average", "orders", "size"]):
         url = ["--service-url", "pulsar://127.0.0.1:1"]
         assert CliRunner().invoke(cli, [*url, "pending", *arguments]).exit_code == 3
 
 
 def test_the_columns_are_pinned() -> None:
-    """Compare the schema with a fixed one, because conditions in users' scripts name columns."""
+    """The columns are fixed, because conditions in users' scripts name them."""
     text, number, small = pa.string(), pa.int64(), pa.int32()
     expected = pa.schema(
         [
@@ -453,7 +453,7 @@ def test_the_columns_are_pinned() -> None:
     assert SCHEMA.equals(expected, check_metadata=True)
 
 
-def test_messages_that_the_journal_marks_as_released(
+def test_messages_released_by_the_journal_are_not_pending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     np = pytest.importorskip("numpy")
@@ -478,7 +478,7 @@ def test_messages_that_the_journal_marks_as_released(
         log = look.description.journal_topic.partition(waiting[0].partition).full
         producer = memory.client().create_producer(log)
         producer.send(encode(intent))
-        assert len(list(look.rows())) == len(sent), "an intent releases nothing"
+        assert len(list(look.rows())) == len(sent), "an intent alone releases no message"
         producer.send(encode(Commit(0, np.zeros(0, dtype=np.int64))))
         left = [row.id for row in look.rows()]
         assert len(left) == len(sent) - size
@@ -486,7 +486,7 @@ def test_messages_that_the_journal_marks_as_released(
         for exact in (False, True):
             found = look.horizon(exact=exact)
             assert (found.messages, found.exact) == (len(left), True)
-        # For an estimate of a journal that is too long, the time of its last record decides.
+        # If the journal is too long, an estimate relies on the time of its last record.
         monkeypatch.setattr("delaylevel.inspection.inspector._JOURNAL_RECORDS", 1)
         memory.clock.advance(timedelta(minutes=20))
         producer.send(encode(LowWatermark(0)))
@@ -544,7 +544,7 @@ def test_a_journal_snapshot_is_read_without_its_message_ids() -> None:
         assert found == [n < 1000 and (n % 2 == 0 or n < 10) for n in range(1002)]
 
 
-def test_a_journal_whose_front_moves_during_the_read_is_read_again(
+def test_a_journal_that_is_trimmed_during_the_read_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyroaring")
@@ -568,7 +568,7 @@ def test_a_journal_whose_front_moves_during_the_read_is_read_again(
         assert starts[0] < starts[1]
 
 
-def test_the_first_rows_are_read_without_the_others(
+def test_a_limit_avoids_reading_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delaylevel.inspection.distribution._LARGE_BACKLOG", 100)
