@@ -1,4 +1,4 @@
-"""Checks on facts that a test cannot easily create on a real broker."""
+"""Tests of checks on conditions that are hard to create on a real broker."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def problems_of(outcome: Outcome) -> list[str]:
         (NOW + 5_001, ["this machine's clock is 5.0s behind the broker's"]),
     ],
 )
-def test_whole_seconds_of_the_broker_are_no_skew(said_ms: int, words: list[str]) -> None:
+def test_a_broker_clock_in_whole_seconds_is_not_skew(said_ms: int, words: list[str]) -> None:
     assert problems_of(cluster_checks.clock(cluster(clock_ms=said_ms))) == words
 
 
@@ -97,13 +97,13 @@ def test_a_broker_without_a_clock_is_skipped() -> None:
     ("version", "bad"),
     [("2.11.4", True), ("3.0.0", False), ("4.0.8", False), ("4.1.0-SNAPSHOT", False), ("x", False)],
 )
-def test_old_brokers(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_brokers_are_reported(version: str, bad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_checks, "require_reachable", lambda _: None)
     outcome = cluster_checks.broker(cluster(version=version))
     assert problems_of(outcome) == ([f"the broker is Pulsar {version}"] if bad else [])
 
 
-def test_a_broker_that_forgets_a_mover_too_soon() -> None:
+def test_a_short_inactivity_timeout_of_deduplication_is_reported() -> None:
     stats = PartitionStats(0, {}, deduplication=True)
     answers: dict[str, Any] = {
         "partitioned_stats": {0: stats},
@@ -144,7 +144,7 @@ class Usage(NamedTuple):
         (3 << 30, 2 << 30, True),
     ],
 )
-def test_a_disk_has_room_for_twice_the_window(
+def test_the_disk_needs_room_for_twice_the_window(
     free: int, window: int, bad: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_checks.shutil, "disk_usage", lambda _: Usage(free, 0, free))
@@ -173,7 +173,7 @@ def test_many_delayed_messages_need_a_small_read_ahead() -> None:
     assert not running_checks.read_ahead(topic_context(TRACKER)).problems
 
 
-def test_a_topic_that_is_replicated_and_one_whose_ttl_comes_from_the_namespace() -> None:
+def test_replication_and_a_ttl_of_the_namespace_are_reported() -> None:
     both = frozenset({"east", "west"})
     context = topic_context(
         BROKER,
@@ -193,7 +193,7 @@ def test_a_topic_that_is_replicated_and_one_whose_ttl_comes_from_the_namespace()
     assert topic_checks.expiry(safe).problems == ()
 
 
-def test_a_strict_broker_is_late_and_not_early() -> None:
+def test_a_strict_broker_delivers_late_and_not_early() -> None:
     target = TopicName.parse("orders")
     strict = {
         "isDelayedDeliveryDeliverAtTimeStrict": "true",
@@ -225,7 +225,7 @@ def test_a_strict_broker_is_late_and_not_early() -> None:
     assert topic_checks.delayed_delivery(on).problems == ()
 
 
-def test_duplicate_deliveries_of_the_broker_matter_to_a_function() -> None:
+def test_redeliveries_by_the_broker_are_a_problem_for_a_function() -> None:
     name = "dispatcherDispatchMessagesInSubscriptionThread"
     function = replace(TRACKER, mover=Mover.FUNCTION)
 
@@ -244,7 +244,7 @@ def test_duplicate_deliveries_of_the_broker_matter_to_a_function() -> None:
     ).skipped
 
 
-def test_checks_without_superuser_rights_do_not_fail() -> None:
+def test_missing_superuser_rights_are_noted_and_not_a_problem() -> None:
     denied = PermissionDeniedError("no", status=403, reason="superusers only")
     context = cluster(
         runtime_configuration=denied,
@@ -295,7 +295,7 @@ def test_a_mover_that_reads_only_some_partitions() -> None:
     ]
 
 
-def test_subscription_types_of_a_target() -> None:
+def test_the_subscription_types_of_a_target_are_checked() -> None:
     subscriptions = {
         "a": SubscriptionStats(0, type="Failover"),
         "b": SubscriptionStats(0, type="Shared"),
