@@ -130,7 +130,7 @@ def test_a_redirect_in_a_circle_ends(servers: Callable[[], Server]) -> None:
         (500, AdminError),
     ],
 )
-def test_a_status_becomes_an_error_that_never_shows_the_token(
+def test_a_failure_is_an_error_that_never_shows_the_token(
     servers: Callable[[], Server], status: int, kind: type[AdminError]
 ) -> None:
     server = servers()
@@ -155,7 +155,7 @@ def test_a_refusal_without_a_token_asks_for_one(servers: Callable[[], Server]) -
 
 
 def test_the_refusal_of_an_expired_token_names_its_expiry(servers: Callable[[], Server]) -> None:
-    # The broker only answers that authentication is required.
+    # The answer of the broker says only that authentication is required.
 
     def token(claims: object) -> str:
         middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
@@ -236,7 +236,7 @@ def test_a_request_for_a_moving_topic_is_repeated(servers: Callable[[], Server])
     assert len(server.seen) == 2
 
 
-def test_an_answer_that_is_not_a_broker_s_is_an_error(servers: Callable[[], Server]) -> None:
+def test_an_answer_of_another_server_is_an_error(servers: Callable[[], Server]) -> None:
     server = servers()
     server.answer = lambda method, path: (200, {}, b"<html>hello</html>")
 
@@ -332,7 +332,7 @@ def test_a_connection_passes_address_and_token(servers: Callable[[], Server]) ->
     Admin.from_connection(connection).health()
 
     assert server.seen[0][2]["Authorization"] == f"Bearer {SECRET}"
-    assert pickle.loads(pickle.dumps(connection)) == connection  # executors build their own
+    assert pickle.loads(pickle.dumps(connection)) == connection  # executors create their own
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "pulsar://h:1", "http://", "http://u:p@h"])

@@ -70,7 +70,7 @@ def server(tmp_path: Path) -> Iterator[Secure]:
     server.close()
 
 
-def test_a_trusted_certificate(server: Secure) -> None:
+def test_a_trusted_certificate_is_accepted(server: Secure) -> None:
     admin = Admin(
         f"https://localhost:{server.port}", token="t", tls_trust_certs_file=str(server.certificate)
     )
@@ -106,6 +106,6 @@ def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:
         admin.version()
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.pem"):
         Admin("https://localhost:1", tls_trust_certs_file=str(tmp_path / "nowhere.pem"))

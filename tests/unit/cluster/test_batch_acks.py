@@ -1,4 +1,4 @@
-"""Tests that only stored messages count as stored, whatever the client does with its batches."""
+"""Tests that only stored messages are confirmed, whatever batches the client builds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def message_id(entry: int, index: int, size: int) -> Any:
 
 @dataclass
 class Client:
-    """Client that builds batches as the C++ client does, and stores or loses each as a whole."""
+    """A fake client that builds batches like the C++ client. Each is stored or lost as a whole."""
 
     messages: int
     size: int
@@ -127,7 +127,7 @@ def test_messages_left_in_the_batch_do_not_count_for_new_ones(left_over: int) ->
     for _ in range(left_over):
         client.send(1, tracker.callback(1))
     tracker.start(False)
-    # As many as the first batch seems to hold, of which some were not sent now.
+    # The first batch has five messages, but some of them were sent before.
     for _ in range(5):
         client.send(1, tracker.callback(1))
     client.flush()

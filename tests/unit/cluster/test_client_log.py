@@ -1,4 +1,4 @@
-"""Tests that the Pulsar client's own log reaches stderr, whatever that is."""
+"""Tests that the Pulsar client's log reaches stderr: a file, a pipe, or a socket."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ TO_STDERR = PROGRAM.format("to_stderr(pulsar.LoggerLevel.Info)")
 
 @pytest.fixture
 def journal() -> tuple[socket.socket, socket.socket]:
-    """Return a socket, as a service has it for stderr, and its other end."""
+    """Return a socket, which services use for stderr, and its other end."""
     return socket.socketpair()
 
 
-def test_a_file_in_which_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_output_in_a_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "errors"
-    says = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
+    script = f"import sys\n{TO_STDERR}\nprint('ours', file=sys.stderr)"
     with path.open("wb") as errors:
-        subprocess.run([sys.executable, "-c", says], stderr=errors, check=True)
+        subprocess.run([sys.executable, "-c", script], stderr=errors, check=True)
     first, *_, last = path.read_bytes().splitlines()
     assert CLOSED in first
     assert last == b"ours"
 
 
-def test_a_pipe() -> None:
+def test_a_pipe_receives_the_log() -> None:
     done = subprocess.run([sys.executable, "-c", TO_STDERR], stderr=subprocess.PIPE, check=True)
     assert CLOSED in done.stderr
 
 
-def test_a_socket_which_cannot_be_opened_by_its_name(
+def test_a_socket_without_a_path_receives_the_log(
     journal: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = journal
@@ -49,7 +49,7 @@ def test_a_socket_which_cannot_be_opened_by_its_name(
         assert CLOSED in ours.makefile("rb").read()
 
 
-def test_stderr_without_a_reader() -> None:
+def test_a_silent_client_writes_nothing() -> None:
     program = [sys.executable, "-c", PROGRAM.format("silent()")]
     done = subprocess.run(program, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")

@@ -40,7 +40,9 @@ def test_the_defaults() -> None:
     assert connection.origin == "Pulsar's default addresses"
 
 
-def test_argument_over_environment_over_file(config_file: Callable[[str], Path]) -> None:
+def test_arguments_override_the_environment_which_overrides_the_file(
+    config_file: Callable[[str], Path],
+) -> None:
     path = config_file(
         'service_url = "pulsar://file:1"\nadmin_url = "http://file:2"\n'
         "operation_timeout_seconds = 5\n"
@@ -258,7 +260,7 @@ def test_without_credentials_there_is_no_authentication() -> None:
 def test_a_briefly_missing_token_file_is_harmless(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # The Pulsar client asks in its own thread, where an error would end the process.
+    # The Pulsar client calls back in its own thread, where an error would end the process.
     path = tmp_path / "token"
     path.write_text(SECRET)
     source = TokenSource(Connection.load(token_file=path, environ={}).read_token)

@@ -27,7 +27,7 @@ class FakeReader:
 
     def read_next(self, timeout_millis: int) -> FakeMessage:
         self.client.timeouts.append(timeout_millis)
-        if self.client.silences and not self.client.silences.pop(0):
+        if self.client.deliveries and not self.client.deliveries.pop(0):
             raise pulsar.Timeout("nothing")
         if not self.messages:
             raise pulsar.Timeout("nothing")
@@ -35,7 +35,7 @@ class FakeReader:
         return self.messages.pop(0)
 
     def has_message_available(self) -> bool:
-        self.client.asked += 1
+        self.client.availability_checks += 1
         return bool(self.messages)
 
     def close(self) -> None:
@@ -48,15 +48,15 @@ class PartitionClient:
 
     Attributes:
         entries: ledger, entry and batch size (0 if not batched) of each, in order.
-        silences: for each of the first reads, whether the broker delivers at once.
+        deliveries: for each of the first reads, True if the broker delivers in time.
     """
 
     entries: list[tuple[int, int, int]]
-    silences: list[bool] = field(default_factory=list)
+    deliveries: list[bool] = field(default_factory=list)
     readers: list[FakeReader] = field(default_factory=list)
     given: list[dict[str, Any]] = field(default_factory=list)
     timeouts: list[int] = field(default_factory=list)
-    asked: int = 0
+    availability_checks: int = 0
     reads: int = 0
 
     def all(self) -> list[FakeMessage]:
@@ -95,7 +95,9 @@ layouts = st.lists(
 
 @settings(max_examples=300)
 @given(layouts, st.data())
-def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.DataObject) -> None:
+def test_a_range_has_exactly_its_messages(
+    layout: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
     client = PartitionClient(layout)
     stored = [message.id.position for message in client.all()]
     fronts = [Position(ledger, entry) for ledger, entry, _ in layout]
@@ -109,8 +111,8 @@ def test_neither_more_nor_less(layout: list[tuple[int, int, int]], data: st.Data
         and end in (expected[-1].next, expected[-1].next_entry)
         and len(client.readers) == 1
     ):
-        # The end of a range is known from its last message: nothing is waited for.
-        assert client.asked == 0
+        # The last message shows the end of the range, so the reader does not wait.
+        assert client.availability_checks == 0
         assert client.reads == len(expected)
 
 
@@ -121,7 +123,7 @@ def test_an_empty_range_opens_no_reader() -> None:
     assert client.readers == []
 
 
-def test_all_of_a_message_is_read() -> None:
+def test_all_fields_of_a_message_are_read() -> None:
     (message,) = read_range(PartitionClient([(10, 0, 0)]), TOPIC, EARLIEST, Position(10, 1))
     assert message == ParkedMessage(10, 0, -1, 11, "key", "order", 12, {"a": "b"}, b"body")
     assert message.stable_id(TOPIC) == f"{TOPIC.removeprefix('persistent://')}:10:0:-1"
@@ -151,7 +153,7 @@ def test_a_partition_reader_receives_later_messages() -> None:
     assert client.readers[0].closed
 
 
-def test_a_burst_that_is_not_read_to_its_end_loses_nothing() -> None:
+def test_the_rest_of_an_unfinished_burst_is_read_later() -> None:
     client = PartitionClient([(10, 0, 0), (10, 1, 0), (10, 2, 0)])
     reader = PartitionReader(client, TOPIC, EARLIEST)
     for message in reader.burst(reader.receive(200)):
@@ -172,13 +174,13 @@ def test_readers_do_not_share_a_name() -> None:
 
 def test_trimmed_entries_are_skipped() -> None:
     client = PartitionClient([(10, 0, 0)])
-    # The range speaks of entries that the broker has no more.
+    # The range covers entries that the broker no longer has.
     assert read(client, EARLIEST, Position(10, 5)) == [Position(10, 0)]
-    assert client.asked == 1
+    assert client.availability_checks == 1
     assert read(PartitionClient([]), Position(3, 0), Position(10, 5)) == []
 
 
-def test_a_range_that_ends_in_a_later_ledger() -> None:
+def test_a_range_may_end_in_a_later_ledger() -> None:
     client = PartitionClient([(10, 0, 2), (12, 0, 0), (12, 1, 0)])
     assert read(client, EARLIEST, Position(12, 1)) == [
         Position(10, 0, 0),
@@ -188,15 +190,15 @@ def test_a_range_that_ends_in_a_later_ledger() -> None:
 
 
 def test_a_slow_broker_is_awaited() -> None:
-    client = PartitionClient([(10, 0, 0), (10, 1, 0)], silences=[False, True, False, True])
+    client = PartitionClient([(10, 0, 0), (10, 1, 0)], deliveries=[False, True, False, True])
     end = Position(10, 2)
     assert read(client, EARLIEST, end, poll_timeout_ms=5000) == [Position(10, 0), Position(10, 1)]
-    # Short first, so that a range with nothing left costs little; long where there is more.
+    # The first wait is short, for ranges without messages. It is long if there are more.
     assert client.timeouts == [200, 5000, 200, 5000]
 
 
 def test_a_broker_that_delivers_nothing_is_an_error() -> None:
-    client = PartitionClient([(10, 0, 0)], silences=[False, False])
+    client = PartitionClient([(10, 0, 0)], deliveries=[False, False])
     with pytest.raises(BrokerError) as caught:
         read(client, EARLIEST, Position(10, 1), poll_timeout_ms=5000)
     for part in (TOPIC, "10:1:-1", "5000 ms", "Nothing was acknowledged"):
@@ -204,7 +206,7 @@ def test_a_broker_that_delivers_nothing_is_an_error() -> None:
     assert client.readers[0].closed
 
 
-def test_a_reader_is_closed_when_its_user_stops() -> None:
+def test_a_reader_is_closed_if_the_iteration_stops() -> None:
     client = PartitionClient([(10, 0, 0), (10, 1, 0)])
     messages = read_range(client, TOPIC, EARLIEST, Position(10, 2))
     next(messages)
@@ -222,11 +224,11 @@ class Bytes:
 
 @pytest.mark.parametrize("size", [1, 7, 127, 128, 1000, 1024, 70_000])
 @pytest.mark.parametrize("more", [False, True])
-def test_batch_size_from_the_serialized_id(size: int, more: bool) -> None:
+def test_the_batch_size_is_that_of_the_serialized_id(size: int, more: bool) -> None:
     assert batch_size(Bytes(serialized_id(1 << 40, 1 << 33, 3, size, more=more))) == size
 
 
-def test_batch_size_where_there_is_none() -> None:
+def test_an_unbatched_id_has_no_batch_size() -> None:
     assert batch_size(Bytes(b"")) == 0
     assert batch_size(Bytes(serialized_id(5, 3, -1, None))) == 0
     # The client's own bytes for an unbatched message: a negative batch index takes ten bytes.

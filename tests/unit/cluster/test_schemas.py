@@ -50,11 +50,11 @@ def definition(record: type[Record]) -> str:
         ("not json", "not json"),
     ],
 )
-def test_canonical_definitions(text: str, spelled: str) -> None:
+def test_definitions_have_a_canonical_spelling(text: str, spelled: str) -> None:
     assert canonical(text) == spelled
 
 
-def test_order_of_fields_counts() -> None:
+def test_the_order_of_fields_is_significant() -> None:
     one, other = '{"fields":[{"name":"a"},{"name":"b"}]}', '{"fields":[{"name":"b"},{"name":"a"}]}'
     assert canonical(one) != canonical(other)
 
@@ -70,7 +70,7 @@ def test_typed_payloads_have_a_reference() -> None:
     assert reference_to(StringSchema()) == SchemaRef.of("STRING", "")
 
 
-def test_the_same_version_is_found_in_any_spelling() -> None:
+def test_a_version_is_found_despite_another_spelling() -> None:
     stored = json.dumps(json.loads(definition(Order)), indent=3)
     registry = Registry(
         [
@@ -83,7 +83,7 @@ def test_the_same_version_is_found_in_any_spelling() -> None:
     assert reference is not None
     found = find(registry, ORDERS, reference)
     assert found is not None
-    # As the registry has it, so that the same version is found and no new one made.
+    # With the spelling of the registry, the broker finds this version and adds no other.
     assert found.schema_info().schema() == stored
     assert str(found.schema_info().schema_type()).endswith("JSON")
     text = find(registry, ORDERS, SchemaRef.of("STRING", ""))
@@ -94,7 +94,7 @@ def test_the_same_version_is_found_in_any_spelling() -> None:
 @pytest.mark.parametrize(
     "reference", [SchemaRef("AVRO", "0" * 16), SchemaRef.of("JSON", ""), SchemaRef("X", "y:z")]
 )
-def test_a_schema_that_the_registry_lacks(reference: SchemaRef) -> None:
+def test_a_schema_that_is_not_in_the_registry_is_not_found(reference: SchemaRef) -> None:
     registry = Registry([SchemaVersion("JSON", definition(Order), 0)])
     assert find(registry, ORDERS, reference) is None
     order = reference_to(JsonSchema(Order))
