@@ -1,4 +1,4 @@
-"""Tests of concurrent creations of a level topic; no broker."""
+"""Tests of concurrent creations of a level topic on the in-memory Pulsar."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def described(levels: Levels) -> LevelTopicDescription:
     return LevelTopicDescription("acme/test/orders-delay-level", levels, ("acme/test/orders",))
 
 
-class LateToShow:
-    """A cluster that shows a topic only when it has been asked for it some times.
+class SlowToAppear:
+    """A cluster that reports a new topic as missing for the first lookups.
 
-    So does a real one to whom another client made it at this moment: it refuses to make it again
-    before it shows it.
+    A real broker behaves like this if another client creates the topic at the same moment. It
+    refuses a second creation before it reports the topic as existing.
     """
 
     def __init__(self, admin: Any, looks: int) -> None:
@@ -57,7 +57,7 @@ class LateToShow:
 def test_the_second_creator_finds_the_topics_of_the_first(looks: int) -> None:
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     first = topics.create(admin, described(HOURS))
-    late: Any = LateToShow(admin, looks)
+    late: Any = SlowToAppear(admin, looks)
     assert topics.create(late, described(HOURS)) == first
     assert late.refused == 1
 
@@ -66,7 +66,7 @@ def test_the_second_creator_finds_the_topics_of_the_first(looks: int) -> None:
 def test_a_second_creator_with_another_strategy_is_refused(looks: int) -> None:
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     first = topics.create(admin, described(HOURS))
-    late: Any = LateToShow(admin, looks)
+    late: Any = SlowToAppear(admin, looks)
     with pytest.raises(StrategyMismatchError) as refused:
         topics.create(late, described(DAYS))
     assert (str(HOURS) in refused.value.described, late.refused) == (True, 1)
@@ -77,6 +77,6 @@ def test_a_topic_that_stays_invisible_is_a_conflict(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("delaylevel.topics.members._WAIT_S", 0.1)
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     topics.create(admin, described(HOURS))
-    late: Any = LateToShow(admin, 1_000_000)
+    late: Any = SlowToAppear(admin, 1_000_000)
     with pytest.raises(ConflictError):
         topics.create(late, described(HOURS))

@@ -45,7 +45,7 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
                 longer = lifecycle.longer_levels(levels, 20 * DAY, {HOURS.unit: 2 * DAY})
                 lifecycle.expand(memory.admin, "orders", longer)
                 maximum = 20
-                # One of them looks at once, the other does not know before it is refused.
+                # The new producer refreshes at once. The old one refreshes after its first refusal.
                 new._cache._refresh_once()
                 assert new.description.levels == longer
             producer = choose.choice((old, new))
@@ -98,11 +98,11 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
             former=(description.levels,),
         )
     now = [0.0]
-    asked = []
+    queries = []
     known = [description]
 
     def describe() -> object:
-        asked.append(now[0])
+        queries.append(now[0])
         return known[0]
 
     routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
@@ -115,15 +115,15 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     for _ in range(3):
         with pytest.raises(DelayTooLongError):
             route()
-    assert asked == [2.0]
+    assert queries == [2.0]
     known[0] = longer
     now[0] = 2.9
     with pytest.raises(DelayTooLongError):
         route()
     now[0] = 3.1
     assert route() == 7
-    assert asked == [2.0, 3.1]
-    # Another level topic of the same name is not taken for an expansion.
+    assert queries == [2.0, 3.1]
+    # Another level topic of the same name is not an expansion.
     hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9)))
     known[0] = replace(description, levels=hours)
     now[0] = 5.0
@@ -131,7 +131,7 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     assert cache.description == longer
 
 
-def test_drained_and_deleted_in_memory() -> None:
+def test_a_level_topic_can_be_drained_and_deleted() -> None:
     with MemoryPulsar() as memory:
         client = memory.client()
         producer = client.create_producer(
@@ -153,7 +153,7 @@ def test_drained_and_deleted_in_memory() -> None:
             assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
 
 
-def test_impossible_longer_levels_are_named() -> None:
+def test_impossible_expansions_are_refused() -> None:
     levels = Levels([WEEK, HOURS])
     longer = lifecycle.longer_levels(levels, 9 * DAY, {HOURS.unit: 2 * DAY})
     assert [item.partitions for item in longer] == [8, 47]

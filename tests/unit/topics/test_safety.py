@@ -1,4 +1,4 @@
-"""Tests of policies that would delete or block parked messages, with remedies; no broker."""
+"""Tests of policies that would delete or block parked messages, and of their remedies."""
 
 from __future__ import annotations
 

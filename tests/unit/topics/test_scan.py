@@ -1,4 +1,4 @@
-"""Tests of the ranges in which a window of due times can lie, against brute force."""
+"""Tests of the ranges that can have messages of a window of due times, against brute force."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ bounds = st.none() | st.integers(NOW - 30 * HOUR, NOW + 40 * HOUR)
 
 
 def example(seed: int) -> tuple[int, list[Message], Window]:
-    """Return a partition of the 6-hour level with all deviations within the slack, and a window."""
+    """Return a 6-hour partition, messages with skews within the slack, and a window."""
     choose = random.Random(seed)
 
     def extreme(least: int, most: int) -> int:
@@ -230,7 +230,7 @@ def test_starts_are_read_before_ends() -> None:
     assert message in stored.read(search(stored))
 
 
-def test_windows() -> None:
+def test_windows_are_half_open_and_can_intersect() -> None:
     assert Window(5, 9).intersect(Window(None, 7)) == Window(5, 7)
     assert Window(5, None).intersect(Window(6, 9)) == Window(6, 9)
     assert ALWAYS.intersect(ALWAYS) == ALWAYS
