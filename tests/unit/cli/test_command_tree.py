@@ -1,4 +1,4 @@
-"""All commands and options: help, examples, documentation, former names, and one meaning each."""
+"""Tests of all commands and options: help, examples, documentation, former names, meanings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delaylevel.cli.main import FORMER, SECTIONS, cli
 from delaylevel.cli.options import RenamedOption
 
 ROOT = Path(__file__).parents[3]
-# cli.md is generated from the commands, so it proves nothing about the documentation.
+# cli.md is generated from the commands, so a command in it may still be undocumented.
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "cli.md"),
@@ -47,7 +47,7 @@ FORMER_OPTIONS = {
     ("top", "--count"): "--refreshes",
     ("broker start", "--conf"): "--broker-conf",
 }
-# An option with two help texts: it sets a value in one command, and matches that value in others.
+# Options with two help texts: they set a value in one command and match it in others.
 SET_AND_MATCH = {
     "--key": {"Partition key.", "Partition key to match."},
     "--property": {"Property of the message. Repeatable.", "Property to match. Repeatable."},
@@ -58,8 +58,8 @@ SET_AND_MATCH = {
     "--target": {"Further business topic to serve. Repeatable.", "Business topic to match."},
 }
 
-# First words of texts that are neither a noun phrase ("Number of lines to show.") nor a verb
-# phrase ("Replace an existing file.").
+# A help text is a noun phrase ("Number of lines to show.") or a verb phrase ("Replace an existing
+# file."). It does not start with one of these words.
 NOT_A_PHRASE = {
     *("How", "What", "Whether", "Where", "Who", "Which", "When", "The", "A", "An"),
     *("If", "It", "This", "These", "They", "You", "Also", "Only", "Then", "Not"),
@@ -68,7 +68,7 @@ NOT_A_PHRASE = {
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
-    """Yield a command and all below it, hidden ones included, with their names."""
+    """Yield a command and all commands below it, including hidden ones, with their names."""
     yield " ".join(path), command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -114,11 +114,11 @@ def test_the_whole_tree_is_walked() -> None:
 def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
     command = SHOWN[name]
     full = f"delaylevel {name}".strip()
-    assert command.help, "no help"
-    assert command.get_short_help_str(), "no line for the list of commands"
+    assert command.help, "the help is missing"
+    assert command.get_short_help_str(), "the short help is missing"
     epilog = command.epilog or ""
-    assert "Examples:" in epilog, "no examples"
-    assert f"  {full}" in epilog, "no example of this command itself"
+    assert "Examples:" in epilog, "the examples are missing"
+    assert f"  {full}" in epilog, "there is no example of the command itself"
     _, _, lines = help_of(name).partition("Examples:\n")
     shown = [line.strip() for line in lines.splitlines() if line.strip()]
     assert shown
@@ -127,12 +127,16 @@ def test_a_command_has_help_and_an_example_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_an_option_has_help_that_is_a_sentence(name: str, option: click.Option) -> None:
+def test_the_help_of_an_option_is_a_phrase_with_a_full_stop(
+    name: str, option: click.Option
+) -> None:
     text = option.help or ""
-    assert text, "no help"
-    assert text[0].isupper(), "it begins with a small letter"
-    assert text.endswith("."), "no full stop"
-    assert text.split()[0] not in NOT_A_PHRASE, "it is neither a noun phrase nor a verb phrase"
+    assert text, "the help is missing"
+    assert text[0].isupper(), "the help starts with a lowercase letter"
+    assert text.endswith("."), "the help does not end with a full stop"
+    assert text.split()[0] not in NOT_A_PHRASE, (
+        "the help is neither a noun phrase nor a verb phrase"
+    )
 
 
 def test_an_option_has_one_meaning() -> None:
@@ -162,7 +166,7 @@ def test_the_help_has_four_sections() -> None:
 
 
 @pytest.mark.parametrize("name", FORMER_COMMANDS)
-def test_a_former_command_is_the_present_one(name: str) -> None:
+def test_a_former_command_is_an_alias_of_the_present_one(name: str) -> None:
     present = FORMER_COMMANDS[name]
     assert EVERY[name] is EVERY[present]
     assert help_of(name).split("\n", 1)[1] == help_of(present).split("\n", 1)[1]
@@ -180,7 +184,7 @@ def test_former_commands_are_shown_nowhere() -> None:
     assert not re.search(r"^  find ", helps, re.MULTILINE)
 
 
-def test_former_options_are_accepted_and_not_shown() -> None:
+def test_former_options_are_accepted_and_hidden() -> None:
     found = {}
     for name, command in SHOWN.items():
         for option in command.params:
@@ -222,7 +226,7 @@ def test_a_command_is_mentioned_in_the_documentation(name: str) -> None:
     full = f"delaylevel {name}"
     if full in TEXT:
         return
-    # `delaylevel levels list|show` and `levels list` count as well.
+    # `delaylevel levels list|show` mentions both commands.
     *group, last = name.split()
     joined = f"delaylevel {' '.join(group)} ".replace("  ", " ")
     assert group, f"no page mentions {full}"

@@ -1,4 +1,4 @@
-"""``delaylevel pending export``: the three formats, and what happens to the file on errors."""
+"""Tests of ``delaylevel pending export``: the three formats, and the file after an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         with client.create_producer(
             "orders", enable_delay_level_topic=True, partition_strategy=LEVELS
         ) as producer:
-            # The last one published is due first.
+            # The last message is due first.
             for number, (key, body) in enumerate(BODIES.items()):
                 producer.send(
                     body,
@@ -72,7 +72,7 @@ def listed(run: Run, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in shown.stdout.splitlines()]
 
 
-def test_json_lines_are_those_of_the_list(run: Run, tmp_path: Path) -> None:
+def test_json_lines_are_the_rows_of_the_list(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "orders.jsonl"
     done = run("export", "orders", str(file), "--payload")
     assert (done.exit_code, done.stdout) == (0, "")
@@ -96,7 +96,9 @@ def test_csv_has_the_keys_of_the_list_as_columns(run: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("payload", [False, True])
-def test_parquet_has_the_columns_of_conditions(run: Run, tmp_path: Path, payload: bool) -> None:
+def test_parquet_has_the_columns_that_conditions_use(
+    run: Run, tmp_path: Path, payload: bool
+) -> None:
     file = tmp_path / "orders.PARQUET"
     options = ["--payload"] if payload else []
     assert run("export", "orders", str(file), *options).exit_code == 0
@@ -124,7 +126,7 @@ def test_only_selected_messages_are_written(
     run: Run, tmp_path: Path, options: tuple[str, ...], numbers: list[int], ending: str
 ) -> None:
     file = tmp_path / f"some.{ending}"
-    # The clock of the in-memory broker stands still, and options are relative to this machine's.
+    # Relative options use this machine's clock; the clock of the in-memory broker stands still.
     options = tuple(_due(run, word) for word in options)
     done = run("export", "orders", str(file), *options)
     assert done.stderr == f"{len(numbers)} messages are in {file}.\n"
@@ -160,7 +162,7 @@ def test_an_existing_file_is_replaced_only_with_force(run: Run, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_file_that_appears_meanwhile_is_not_replaced(
+def test_a_file_created_during_the_export_is_not_replaced(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "orders.jsonl"
@@ -177,7 +179,7 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(
 
 
 @pytest.mark.parametrize("name", ["orders", "orders.txt", "orders.json", "orders.csv.gz"])
-def test_an_unknown_ending_is_refused_before_anything_is_read(
+def test_an_unknown_file_extension_is_refused_before_messages_are_read(
     run: Run, tmp_path: Path, name: str
 ) -> None:
     refused = run("export", "nobody", str(tmp_path / name))
@@ -186,7 +188,7 @@ def test_an_unknown_ending_is_refused_before_anything_is_read(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_missing_or_read_only(run: Run, tmp_path: Path) -> None:
+def test_a_missing_or_read_only_folder_is_reported(run: Run, tmp_path: Path) -> None:
     missing = run("export", "orders", str(tmp_path / "no" / "orders.csv"))
     assert missing.exit_code == 2
     assert "create it first" in missing.stderr
@@ -197,7 +199,7 @@ def test_a_folder_that_is_missing_or_read_only(run: Run, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("force", [False, True])
-def test_an_error_leaves_no_part_of_a_file(
+def test_an_error_leaves_no_partial_file(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, force: bool
 ) -> None:
     file = tmp_path / f"orders.{ending}"
@@ -209,7 +211,7 @@ def test_an_error_leaves_no_part_of_a_file(
 
     def broken(self: Inspector, *arguments: Any, **options: Any) -> Any:
         yield from read(self, *arguments, **options)
-        assert len(list(tmp_path.iterdir())) == len(before) + 1, "the temporary file is here"
+        assert len(list(tmp_path.iterdir())) == len(before) + 1, "there is no temporary file"
         raise BrokerError("the broker went away")
 
     monkeypatch.setattr(Inspector, "ordered_batches", broken)
@@ -233,7 +235,7 @@ def test_a_full_disk_is_reported(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_condition_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
+def test_an_invalid_condition_is_reported(run: Run, tmp_path: Path) -> None:
     refused = run("export", "orders", str(tmp_path / "orders.csv"), "--where", "sise > 1")
     assert refused.exit_code == 2
     assert "cannot be used" in refused.stderr

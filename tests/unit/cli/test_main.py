@@ -1,4 +1,4 @@
-"""The frame of the command line: settings, lazy imports, and the exit codes of errors."""
+"""Tests of the command line as a whole: settings, lazy imports, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_group_without_a_module_does_not_break_the_others(
     assert CliRunner().invoke(cli, ["later"]).exit_code == 2
 
 
-def test_version_and_wrong_usage() -> None:
+def test_wrong_usage_has_exit_code_2() -> None:
     runner = CliRunner()
     assert runner.invoke(cli, ["--version"]).stdout == f"delaylevel, version {__version__}\n"
     assert runner.invoke(cli, ["--nonsense"]).exit_code == 2
@@ -62,7 +62,7 @@ def test_version_and_wrong_usage() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
-def test_errors_end_as_exit_codes(
+def test_each_error_has_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, exit_code: int
 ) -> None:
     @click.command()
@@ -72,19 +72,19 @@ def test_errors_end_as_exit_codes(
     monkeypatch.setattr(type(cli), "get_command", lambda self, ctx, name: failing)
     result = CliRunner().invoke(cli, ["failing"])
     assert result.exit_code == exit_code
-    assert result.stdout == "", "an error is not a result"
+    assert result.stdout == "", "an error goes to stderr only"
     assert result.stderr.startswith("Error: ")
     if isinstance(error, errors.DelayLevelError):
         assert str(error) in result.stderr
     assert ("delaylevel broker start" in result.stderr) == (exit_code == 3)
 
 
-def test_a_bug_is_not_translated() -> None:
+def test_unexpected_errors_are_not_translated() -> None:
     assert translate(ZeroDivisionError()) is None
     assert translate(ValueError("not ours")) is None
 
 
-def test_flags_before_and_after_the_command_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_before_and_after_the_command_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"pulsar://127.0.0.1:{server.getsockname()[1]}"
 
@@ -105,7 +105,7 @@ def test_flags_before_and_after_the_command_reach_it(monkeypatch: pytest.MonkeyP
         assert result.stdout == f"{address} http://inner:1\n", "the inner option wins"
 
 
-def test_an_absent_broker_is_reported_at_once() -> None:
+def test_an_unreachable_broker_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         url = f"pulsar://127.0.0.1:{port}"
@@ -157,7 +157,7 @@ def test_the_broker_command_loads_neither_spark_nor_numpy_nor_the_client() -> No
     assert result.stdout.splitlines()[-1] == "[]", result.stderr
 
 
-def test_settings_are_passed() -> None:
+def test_settings_are_passed_to_the_command() -> None:
     @click.command()
     @click.option("--number", type=int)
     @pass_settings

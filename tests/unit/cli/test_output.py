@@ -1,4 +1,4 @@
-"""Tables, JSON, and the forms of times and durations."""
+"""Tests of tables, JSON, and the formats of times and durations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_table_has_no_borders_and_aligned_columns() -> None:
     ]
 
 
-def test_wide_shows_more_columns() -> None:
+def test_the_wide_format_shows_more_columns() -> None:
     assert render(ROWS, COLUMNS, "wide").splitlines()[0].split()[-1] == "LATENESS"
     assert render(ROWS, COLUMNS, "wide").splitlines()[1].endswith("1m05s")
 
@@ -59,7 +59,7 @@ def test_one_item_has_a_line_for_each_column() -> None:
     ]
 
 
-def test_no_rows_are_valid_json_and_a_message_for_a_table(
+def test_without_rows_json_is_valid_and_a_table_is_a_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     emit([], COLUMNS, "json")
@@ -71,7 +71,7 @@ def test_no_rows_are_valid_json_and_a_message_for_a_table(
     assert (captured.out, captured.err) == ("", "No levels.\n")
 
 
-def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("sending", 3) as bar:
         bar.update(3)
     captured = capsys.readouterr()
