@@ -1,4 +1,4 @@
-"""Public names keep their import paths, also those from before the packages of today."""
+"""Tests that public names keep their import paths, including those of earlier releases."""
 
 from __future__ import annotations
 
@@ -140,6 +140,6 @@ def test_an_import_statement_finds_an_earlier_path() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_name_that_does_not_exist_there_is_an_error() -> None:
+def test_an_unknown_name_at_an_earlier_path_is_an_error() -> None:
     with pytest.raises(AttributeError, match="Nothing"):
         importlib.import_module("delaylevel.dedup").Nothing  # noqa: B018

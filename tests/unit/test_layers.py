@@ -1,8 +1,7 @@
-"""The rooms of the package: who may import whom, and who may import the Pulsar client.
+"""Tests of the rooms: their imports, and the rooms that may import the Pulsar client.
 
-The table is the one of docs/inside.md. Every import of every module counts, wherever it stands:
-at the top, inside a function, under TYPE_CHECKING, or as a string that names a module and is
-imported on first use.
+The table is that of docs/inside.md. Every import of every module counts: at the top, inside a
+function, under TYPE_CHECKING, or as a string that names a module and is imported on first use.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FOLDERS = {
 }
 CLIENT = ("pulsar", "_pulsar")
 
-#: Room -> what it may import besides itself and `LEAVES`: rooms, or single modules of a room.
+#: Room -> rooms, or single modules of a room, that it may import besides itself and `LEAVES`.
 #: A room is listed after everything that it may import.
 ROOMS: dict[str, tuple[str, ...]] = {
     "model": (),
@@ -48,13 +47,13 @@ ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
 ROOMS["cli"] = ("demo", *ROOMS["demo"])
 #: Modules without a room of their own, which every room may import.
 LEAVES = ("errors", "installed", "prometheus", "__version__")
-#: Fronts: they only pass names on from the rooms, and no room imports them.
-FRONTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
-#: Rooms that speak to Pulsar through the official client. `cluster` translates its exceptions.
-SPEAKS_PULSAR = {"cluster", "producer", "testing", "functions", "demo"}
+#: Modules that only re-export names of the rooms. No room imports them.
+RE_EXPORTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
+#: Rooms that use the official Pulsar client. `cluster` translates its exceptions.
+USES_CLIENT = {"cluster", "producer", "testing", "functions", "demo"}
 #: Imports that the table does not allow, each with the reason.
 EXEMPT = {
-    # spark-submit starts this file as a program; it hands over to the command line.
+    # spark-submit runs this file as a program, which calls the command line.
     ("spark_sync.submitted", "cli.main"),
 }
 
@@ -102,15 +101,15 @@ def room_of(module: str) -> str:
 
 
 def violations(sources: dict[str, tuple[str, bool]]) -> list[str]:
-    """Return what the table does not allow, a line each; ``sources``: name -> (text, package)."""
+    """Return the imports that the table forbids, a line each; sources: name -> (text, package)."""
     found = []
     for module, (text, is_package) in sources.items():
         room = room_of(module)
-        if module in FRONTS:
+        if module in RE_EXPORTS:
             continue
         for name in sorted(set(imports(module, text, is_package, sources))):
             first, _, below = name.partition(".")
-            if first in CLIENT and room not in SPEAKS_PULSAR:
+            if first in CLIENT and room not in USES_CLIENT:
                 found.append(f"{module} imports the Pulsar client ({name})")
             if first != "delaylevel" or (module, below) in EXEMPT:
                 continue
@@ -121,7 +120,7 @@ def violations(sources: dict[str, tuple[str, bool]]) -> list[str]:
 
 
 def cycles(sources: dict[str, tuple[str, bool]]) -> list[str]:
-    """Return modules that import each other in a circle, a line for each circle."""
+    """Return the import cycles between modules, a line for each cycle."""
     graph = {
         module: {
             name.removeprefix("delaylevel.")
@@ -129,7 +128,7 @@ def cycles(sources: dict[str, tuple[str, bool]]) -> list[str]:
             if name.startswith("delaylevel.")
         }
         for module, (text, is_package) in sources.items()
-        if module not in FRONTS
+        if module not in RE_EXPORTS
     }
     found: list[str] = []
     done: set[str] = set()
@@ -170,7 +169,7 @@ def with_line(module: str, line: str) -> dict[str, tuple[str, bool]]:
 
 def test_every_module_is_in_a_room() -> None:
     top = {room_of(module) for module in TREE}
-    assert top == {*ROOMS, *LEAVES, *FRONTS} - {"__version__"}
+    assert top == {*ROOMS, *LEAVES, *RE_EXPORTS} - {"__version__"}
 
 
 def test_a_room_is_listed_after_what_it_imports() -> None:
@@ -184,7 +183,7 @@ def test_no_import_points_upwards() -> None:
     assert violations(TREE) == []
 
 
-def test_no_modules_import_each_other() -> None:
+def test_there_are_no_import_cycles() -> None:
     assert cycles(TREE) == []
 
 
@@ -209,7 +208,7 @@ def test_the_exemptions_are_needed() -> None:
         ("dispatcher.owner", "import pulsar.schema", "client (pulsar.schema)"),
     ],
 )
-def test_an_import_that_is_not_allowed_is_found(module: str, line: str, expected: str) -> None:
+def test_a_forbidden_import_is_found(module: str, line: str, expected: str) -> None:
     (found,) = violations(with_line(module, line))
     assert found.startswith(f"{module} imports")
     assert expected in found
@@ -221,7 +220,7 @@ def test_a_new_cycle_is_found() -> None:
     assert "model.router" in found
 
 
-def test_modules_are_short() -> None:
+def test_modules_have_at_most_400_lines() -> None:
     lengths = {module: text.count("\n") for module, (text, _) in TREE.items()}
     assert {module: lines for module, lines in lengths.items() if lines > 400} == {}
 
@@ -250,7 +249,7 @@ MAP = (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
 def test_the_map_names_every_room_and_its_client() -> None:
     rows = re.findall(r"^\| `(\w+)(?:\.py|/)` \|.*\| (yes|no) \|$", MAP, re.MULTILINE)
     assert {room for room, _ in rows} == {*ROOMS, "errors"}
-    assert {room for room, client in rows if client == "yes"} == SPEAKS_PULSAR
+    assert {room for room, client in rows if client == "yes"} == USES_CLIENT
 
 
 def test_the_files_that_the_map_names_exist() -> None:

@@ -1,7 +1,7 @@
-"""The form of docstrings and the words of every page: HOUSE rules that a program can check.
+"""Tests of the form of docstrings and of the words on every page.
 
-A module, class or property has a noun phrase, a function an imperative. A new verb is added to
-`IMPERATIVES` when it is one.
+The docstring of a module, class or property is a noun phrase; that of a function is an imperative.
+Add a new verb to `IMPERATIVES`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ turn unload unlock unpack unsubscribe unwrap update upload use validate verify v
 walk warn watch wrap write yield
 """
 IMPERATIVES = frozenset(_IMPERATIVES_WORDS.split())
-#: Verbs that are also nouns: a noun phrase may begin with them.
+#: Verbs that are also nouns. A noun phrase may begin with them.
 _NOUNS_WORDS = """
 answer average block bound buffer call change check claim close complete copy count cut display
 draw drive drop empty end estimate export fetch fire first form format free front function group
@@ -57,7 +57,7 @@ wait walk watch work wrap
 """
 _NOUNS = frozenset(_NOUNS_WORDS.split())
 _QUESTION = re.compile(r"(What|Whether|How|Where|Which|Who|Whom|Whose|Why|Say|That)\b")
-#: Phrases that a native speaker would not write; `beside` is always `next to` or `besides` here.
+#: Phrases that a native speaker would not write. Write `next to` or `besides` for `beside`.
 BANNED = re.compile(
     r"\b(anew|beside|so many|is to be|are to be|at the most|likewise|in vain|of its own accord)\b",
     re.IGNORECASE,

@@ -218,7 +218,7 @@ def test_a_process_that_ignores_sigterm_is_killed() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may complete a write")
 def test_kill_waits_for_the_end_of_a_write(tmp_path: Path) -> None:
-    """A plain SIGKILL interrupts most writes and leaves half a record at the end of a journal."""
+    """Leave no half record at the end of a journal, as a plain SIGKILL would."""
     size = 30_000
     writer = (
         "import os, sys; out = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"

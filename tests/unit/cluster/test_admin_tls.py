@@ -1,4 +1,4 @@
-"""Tests of the admin client over TLS: trusted servers, and who gets the token."""
+"""Tests of the admin client over TLS: trusted servers, and the secrecy of the token."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def config_file(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_the_defaults() -> None:
+def test_the_defaults_are_a_local_broker() -> None:
     connection = Connection.load(environ={})
     assert connection.service_url == "pulsar://localhost:6650"
     assert connection.admin_url == "http://localhost:8080"
@@ -106,7 +106,7 @@ def test_a_running_embedded_broker_replaces_the_defaults(
     assert connection.service_url == status.service_url
     assert connection.admin_url == status.admin_url
     assert "mine" in connection.origin
-    # Never one address of the embedded broker and one of another cluster.
+    # The two addresses are never those of two clusters.
     assert Connection.load(service_url="pulsar://h", environ={}).admin_url == "http://h:8080"
 
 
@@ -269,7 +269,7 @@ def test_a_briefly_missing_token_file_is_harmless(
     assert (source(), source()) == (SECRET, SECRET)
     path.unlink()
     assert source() == SECRET
-    (said,) = caplog.messages  # once, not at every use
+    (said,) = caplog.messages  # one warning, not one for every use
     assert "is empty; using the previous token" in said
     assert SECRET not in said
     path.write_text("renewed")
@@ -280,7 +280,7 @@ def test_a_briefly_missing_token_file_is_harmless(
 
 
 def test_the_token_callback_outlives_its_client(tmp_path: Path) -> None:
-    # The client's own thread must not hold the last reference: at exit that aborts the process.
+    # If the client's thread holds the last reference, the process aborts at exit.
     path = tmp_path / "token"
     path.write_text(SECRET)
     source = TokenSource(Connection(token_file=path).read_token)

@@ -1,4 +1,4 @@
-"""Tests of the translation of the client's failures into errors of this package."""
+"""Tests of the translation of the client's exceptions, and of opening and using producers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = [WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"four
 
 
 class Client:
-    """A client that raises the given errors, one for each call, and then creates a producer."""
+    """A fake client that raises one given error for each call, and then creates a producer."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -33,7 +33,7 @@ class Client:
 
 
 class Core:
-    """A producer that refuses its second message."""
+    """A fake producer that refuses its second message."""
 
     def __init__(self) -> None:
         self._producer = self
@@ -71,7 +71,7 @@ def test_an_error_without_a_text_has_its_name() -> None:
         raise pulsar.Timeout
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_are_not_translated() -> None:
     with pytest.raises(KeyError), translate_errors():
         raise KeyError("ours")
 

@@ -1,4 +1,4 @@
-"""Tests of reading a range of a partition, with a reader of given entries."""
+"""Tests of reading a range of a partition, with a fake reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FakeReader:
 
 @dataclass
 class PartitionClient:
-    """A client of a partition with these entries.
+    """A fake client of a partition with given entries.
 
     Attributes:
         entries: ledger, entry and batch size (0 if not batched) of each, in order.
@@ -231,6 +231,6 @@ def test_the_batch_size_is_that_of_the_serialized_id(size: int, more: bool) -> N
 def test_an_unbatched_id_has_no_batch_size() -> None:
     assert batch_size(Bytes(b"")) == 0
     assert batch_size(Bytes(serialized_id(5, 3, -1, None))) == 0
-    # The client's own bytes for an unbatched message: a negative batch index takes ten bytes.
+    # These are the client's bytes of an unbatched ID. Its negative batch index takes ten bytes.
     assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
     assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0

@@ -124,7 +124,7 @@ def test_the_archive_has_only_what_the_function_needs(package: bytes) -> None:
 def test_the_archive_installs_without_a_network_and_works_in_isolation(
     package: bytes, tmp_path: Path
 ) -> None:
-    """The archive is installed as by python_instance_main.py, in a Python that has only pulsar."""
+    """Install it like python_instance_main.py does, and run it in a Python that has only pulsar."""
     with zipfile.ZipFile(io.BytesIO(package)) as opened:
         opened.extractall(tmp_path)
     root = tmp_path / "delaylevel-function"

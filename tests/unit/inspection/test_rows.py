@@ -424,7 +424,7 @@ def test_an_unreachable_broker_has_exit_code_3() -> None:
 
 
 def test_the_columns_are_pinned() -> None:
-    """The columns are fixed, because conditions in users' scripts name them."""
+    """Keep the columns fixed, because conditions in users' scripts name them."""
     text, number, small = pa.string(), pa.int64(), pa.int32()
     expected = pa.schema(
         [

@@ -70,7 +70,7 @@ def test_member_topics() -> None:
 
 
 def test_a_message_keeps_its_window_partition() -> None:
-    """The values are fixed, because copies of a message share a partition after an upgrade too."""
+    """Keep the values fixed: copies of a message share a partition after an upgrade too."""
     tracker = describe(final_window=FinalWindow.TRACKER)
     keys = ("a", "b", "c", "d", "e", "größe")
     assert [tracker.window_partition(key, "any") for key in keys] == [3, 1, 3, 0, 2, 1]

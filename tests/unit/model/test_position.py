@@ -26,7 +26,7 @@ def test_positions_are_ordered_by_ledger_then_entry_then_batch(
 
 @quick
 @given(positions)
-def test_next_positions(position: Position) -> None:
+def test_a_position_has_a_next_entry_and_a_start(position: Position) -> None:
     assert position.entry_start <= position < position.next <= position.next_entry
     assert position.entry_start.batch == position.next_entry.batch == -1
     if position.batch < 0:

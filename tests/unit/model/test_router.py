@@ -173,7 +173,7 @@ def test_a_mover_late_by_at_most_the_lead_is_in_time(levels: Levels, data: st.Da
 
 @pytest.mark.parametrize("unit", [*NAMED, timedelta(seconds=2)])
 def test_a_mover_later_than_the_lead_makes_a_message_late(unit: timedelta) -> None:
-    """The lead is exact: a message on the bound of a unit is late if the mover is later."""
+    """Prove that the lead is exact, with a message on the bound of a unit."""
     levels = Levels(PartitionStrategy(partition_by=unit, maximum_delay=unit * 3))
     due = T0 + levels[0].unit_ms
     at, hops, last = follow(levels, due, T0, late=lambda lead: lead + 1)
@@ -203,7 +203,7 @@ def test_a_producer_clock_off_by_at_most_the_lead_makes_no_message_late(
 @quick
 @given(level_lists(), st.data())
 def test_an_early_message_is_parked_again_and_in_time(levels: Levels, data: st.DataObject) -> None:
-    """A message with a publish time a day ahead may be read long before its own hand-off."""
+    """Read messages before their hand-off, as may happen after a publish time a day ahead."""
     delay = data.draw(delays(levels))
     ahead = data.draw(st.sampled_from([0, DAY, -DAY]))
     assume(levels.overflow == "recirculate" or delay <= levels.maximum_ms)

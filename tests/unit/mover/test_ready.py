@@ -297,7 +297,7 @@ def test_publish_times_in_the_future_do_not_stall_the_mover(
 def test_long_runs_of_wrong_times_hide_no_ready_entry(
     wrong_run: int, place: str, after_ms: int
 ) -> None:
-    """A producer whose clock is a day ahead sends a burst into one entry a minute."""
+    """Send a burst with a clock a day ahead into traffic of one entry a minute."""
     correct = 1500
     at = {"front": 0, "middle": correct // 2, "end": correct}[place]
     times = [T0 + 60_000 * number for number in range(correct)]

@@ -58,7 +58,7 @@ def test_batches_have_the_schema_that_spark_expects(names: list[str]) -> None:
     source = SourcePartition(topic.removesuffix("-partition-0"), topic, Role.LEVEL, 0, 0, 0)
     message = ParkedMessage(7, 0, -1, 5, "k", "", 0, {"a": "b"}, b"body")
     required = StructType([PENDING_SCHEMA[name] for name in names])
-    # A schema that a user writes as text: every value may be null.
+    # In a schema that a user writes as text, every value may be null.
     loose = StructType([StructField(one.name, one.dataType, True) for one in required])
     for schema in (required, loose):
         (batch,) = to_batches(source, [message], 9, schema)

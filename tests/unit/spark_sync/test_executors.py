@@ -35,7 +35,7 @@ def test_requirements_are_found_without_those_of_spark() -> None:
     found = distributions(["pydantic", "pulsar-client"])
     assert {"certifi", "pydantic-core", "typing-extensions"} <= set(found)
     assert not {"pyspark", "py4j", "delaylevel"} & set(distributions(["pyspark", "pydantic"]))
-    assert "fastavro" not in found, "an extra of pulsar-client that was not asked for"
+    assert "fastavro" not in found, "an extra of pulsar-client that is not required"
 
 
 def test_a_package_that_is_not_installed_cannot_be_shipped() -> None:
@@ -58,7 +58,7 @@ def test_the_archive_has_all_parts_and_no_tests(archive: Path) -> None:
 
 
 def test_the_archive_alone_runs_the_workers_code(archive: Path, tmp_path: Path) -> None:
-    """It runs in a Python without packages, as on an executor, with only Spark's own zips."""
+    """Run it in a Python that has only Spark's own zips, as on an executor."""
     zipfile.ZipFile(archive).extractall(tmp_path)
     import pyspark
 
@@ -93,7 +93,9 @@ def test_an_archive_is_created_once_and_again_after_a_change(
     written = first.stat().st_mtime_ns
     assert pack(folder) == first
     assert first.stat().st_mtime_ns == written
-    assert [path.name for path in folder.iterdir()] == [first.name], "no temporary file is left"
+    assert [path.name for path in folder.iterdir()] == [first.name], (
+        "there are other files besides the archive"
+    )
 
     module.write_text("second one")
     second = pack(folder)
@@ -144,7 +146,7 @@ def test_only_a_local_master_runs_in_the_driver(master: str, local: bool) -> Non
 
 
 class Log4j:
-    """Log4j in Spark's JVM with given loggers at DEBUG; it records the levels that are set."""
+    """A fake Log4j with some loggers at DEBUG, which records the levels that are set."""
 
     def __init__(self, *at_debug: str) -> None:
         self.levels: dict[str, str] = {}
@@ -159,7 +161,7 @@ class Log4j:
 def test_the_token_goes_into_the_workers_environment_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is kept out of the logs that would show that environment."""
+    """Keep it out of the logs that would show that environment."""
     environment = {"PATH": "executors only", "PYTHONPATH": FOLDER, "OTHER": "kept"}
     registration = "org.apache.spark.sql.DataSourceRegistration"
     log4j = Log4j(registration)
@@ -209,7 +211,7 @@ def test_the_command_is_printed_without_a_broker_and_without_the_token(
         "--no-ship",
     ):
         assert part in line, part
-    # Spark's settings are spark-submit's own.
+    # Settings of Spark go to spark-submit only.
     assert "spark.executor.memory" not in line.partition("submitted.py")[2]
 
 

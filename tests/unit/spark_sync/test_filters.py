@@ -93,7 +93,7 @@ def test_other_filters_do_not_bound_the_due_time(item: Any) -> None:
     assert due_window([item]) == ALWAYS
 
 
-def test_the_latest_possible_time() -> None:
+def test_a_bound_after_the_latest_datetime_is_valid() -> None:
     latest = datetime.max.replace(tzinfo=timezone.utc)
     assert due_window([GreaterThan(DUE, latest)]).from_ms == 253_402_300_800_000
 
@@ -121,7 +121,7 @@ def test_the_latest_possible_time() -> None:
         (EqualTo(("key",), "x"), True),
     ],
 )
-def test_partitions_that_may_match(item: Any, expected: bool) -> None:
+def test_filters_exclude_partitions(item: Any, expected: bool) -> None:
     assert may_match([item], SOURCE) is expected
     assert may_match([IsNotNull(DUE), item], SOURCE) is expected
 
@@ -155,8 +155,10 @@ position = st.tuples(
 
 @given(st.lists(st.lists(position, max_size=12, unique=True), max_size=4), st.booleans())
 @thorough
-def test_rows_in_order(parts: list[list[tuple[str, int, int, int]]], again: bool) -> None:
-    """In the order of positions, exactly the duplicate rows are refused."""
+def test_duplicates_in_order_are_refused(
+    parts: list[list[tuple[str, int, int, int]]], again: bool
+) -> None:
+    """Refuse exactly the duplicates among rows in the order of positions."""
     positions = sorted(set().union(*map(set, parts)))
     check_all(*(rows(*positions[i : i + 5]) for i in range(0, len(positions), 5)))
     if again and positions:
@@ -167,14 +169,14 @@ def test_rows_in_order(parts: list[list[tuple[str, int, int, int]]], again: bool
 
 @given(st.lists(position, max_size=40), st.integers(1, 7))
 @thorough
-def test_rows_in_any_order_are_never_refused_without_a_reason(
+def test_distinct_rows_in_any_order_are_never_refused(
     positions: list[tuple[str, int, int, int]], size: int
 ) -> None:
     different = list(dict.fromkeys(positions))
     check_all(*(rows(*different[i : i + size]) for i in range(0, len(different), size)))
 
 
-def test_out_of_order_and_twice() -> None:
+def test_duplicates_out_of_order_are_refused() -> None:
     check_all(rows())
     with pytest.raises(StepsError, match="message at 7:1:-1 of a came twice"):
         check_all(rows(("a", 7, 3, -1), ("a", 7, 1, -1)), rows(("a", 7, 2, -1), ("a", 7, 1, -1)))

@@ -24,7 +24,7 @@ from delaylevel.testing import MemoryPulsar
 HOUR_MS = 3_600_000
 
 
-class Here:
+class InMemoryRuntime:
     """The runtime of a Python process of Spark, on the in-memory Pulsar."""
 
     def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
@@ -36,11 +36,11 @@ class Here:
         return Forwarder(self.client, self.admin, self._description)
 
     def reset_forwarders(self) -> None:
-        raise AssertionError("no task fails here")
+        raise AssertionError("no task fails in this test")
 
 
 @pytest.mark.parametrize(("planned_ago_ms", "parked"), [(0, 1), (72 * HOUR_MS, 0)])
-def test_at_least_once_a_late_batch_is_routed_by_the_current_time(
+def test_with_at_least_once_a_late_batch_is_routed_by_the_current_time(
     planned_ago_ms: int, parked: int
 ) -> None:
     levels = Levels(
@@ -50,8 +50,8 @@ def test_at_least_once_a_late_batch_is_routed_by_the_current_time(
         ]
     )
     now_ms = SystemClock().now_ms()
-    # Due in 5 h, or, if the batch was planned three days ago, long overdue: by the time of the
-    # plan, both would be parked by HOUR.
+    # The message is due in 5 h. If the batch was planned three days ago, it is long overdue.
+    # At the time of the plan, both would be parked by HOUR.
     due_ms = now_ms - planned_ago_ms + 5 * HOUR_MS
     with MemoryPulsar() as memory:
         client: Any = memory.client()
@@ -71,6 +71,6 @@ def test_at_least_once_a_late_batch_is_routed_by_the_current_time(
         message = ParkedMessage(1, 2, 0, now_ms - 24 * HOUR_MS, "k", "", 0, properties, b"body")
         batches = to_batches(source, [message], now_ms - planned_ago_ms)
         writer = DelayLevelStreamWriter(SyncOptions((), (description.topic,)))
-        here: Any = Here(memory, description)
-        report = writer._forward(here, batches).reports[description.topic]
+        runtime: Any = InMemoryRuntime(memory, description)
+        report = writer._forward(runtime, batches).reports[description.topic]
     assert (report.parked.total(), report.due) == (parked, 1 - parked)

@@ -94,7 +94,7 @@ def test_each_batch_that_moved_messages_is_summed_and_logged_once(
         "late by 1.5s, lag 2.0s"
         for batch_id in (1, 2)
     ]
-    assert not list(tmp_path.iterdir()), "a report that was read is removed"
+    assert not list(tmp_path.iterdir()), "a report is left after the read"
 
 
 def test_other_queries_are_ignored(listener: SyncListener, job: JobStats, seen: list[int]) -> None:
@@ -118,7 +118,7 @@ def test_a_batch_without_a_report_still_counts_its_rows(
     )
 
 
-def test_after_a_failed_request_the_broker_is_not_asked_again_at_once(
+def test_a_failed_request_is_not_repeated_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests = []
@@ -179,14 +179,14 @@ def test_statistics_are_served_for_prometheus(scrape: Any, job: JobStats) -> Non
     assert found["delaylevel_sync_broker_answers"] == 1
 
 
-def test_without_an_answer_of_the_broker_no_value_is_guessed(scrape: Any) -> None:
+def test_series_of_the_broker_are_left_out_if_it_does_not_answer(scrape: Any) -> None:
     scrape.backlogs.backlogs = None
     found = scrape()
     assert found["delaylevel_sync_broker_answers"] == 0
     assert "delaylevel_sync_lag_seconds{TOPIC}" not in found
 
 
-def test_a_port_in_use_is_a_clear_error(scrape: Any, job: JobStats) -> None:
+def test_the_error_names_a_port_in_use(scrape: Any, job: JobStats) -> None:
     with (
         pytest.raises(ConfigError, match=f"127.0.0.1:{scrape.port}"),
         serve(JobCollector(job, FixedBacklogs(None), (TOPIC,)), scrape.port),

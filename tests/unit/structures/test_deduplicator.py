@@ -161,7 +161,7 @@ def batched(messages: int, batch: int) -> Ids:
 
 @pytest.mark.parametrize(("batch", "size"), [(1000, 10_000), (1000, 300), (64, 5000)])
 def test_ids_of_batched_messages_move_from_arrays_to_bitmaps(batch: int, size: int) -> None:
-    """The first IDs are sparse, but a full page of them becomes a bitmap."""
+    """Convert a page of IDs to a bitmap when it is full, although its first IDs are sparse."""
     ids = batched(1_000_000, batch)
     dedup = Deduplicator(2_000_000)
     most = 0

@@ -195,7 +195,7 @@ def test_segments_behave_like_a_plain_list(
     precision: int,
     min_loaded: int,
 ) -> None:
-    """Many rows are in files during reads, late rows, discards and both queries."""
+    """Run reads, late rows, discards and both queries while many rows are in files."""
     with (
         patch.object(pending, "_SLICE_ROWS", 100),
         patch.object(cursors, "_MIN_LOADED", min_loaded),
@@ -254,7 +254,7 @@ def _play(
 def test_a_query_of_a_wide_range_is_split_into_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: int
 ) -> None:
-    """The result has all pending rows of files and memory, in due order."""
+    """Return all pending rows of files and memory, in due order."""
     monkeypatch.setattr(directory, "_PIECE_ROWS", 500)
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=7000, precision_ms=precision, clock=lambda: T0
@@ -282,7 +282,7 @@ def test_a_query_of_a_wide_range_is_split_into_pieces(
 
 
 def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
-    """Memory stays within the budget while a large file is read and as many rows arrive."""
+    """Stay within the budget while a large file is read and as many rows arrive."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)
     rng = np.random.default_rng(1)
     entry = 0
@@ -301,7 +301,7 @@ def test_open_files_count_in_the_budget(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [1, 1024])
 def test_a_later_query_does_not_change_an_earlier_result(tmp_path: Path, precision: int) -> None:
-    """Queries reuse the same memory, within their share of the budget."""
+    """Reuse the same memory for all queries, within their share of the budget."""
     store = PendingSegments(
         tmp_path, budget_bytes=1 << 20, bucket_ms=2000, precision_ms=precision, clock=lambda: T0
     )
@@ -351,7 +351,7 @@ def test_many_discarded_rows_are_left_out(
 
 
 def test_nan_attributes_are_only_in_the_infinite_range(tmp_path: Path) -> None:
-    """Files that have only NaN attributes are read too."""
+    """Read files that have only NaN attributes too."""
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=7000, clock=lambda: T0)
     index = np.arange(6000)
     values = np.where(index % 10 == 0, np.nan, index).astype(float)
@@ -420,7 +420,7 @@ print(most)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_the_process_grows_by_less_than_the_budget(tmp_path: Path) -> None:
-    """The kernel's count includes memory that Arrow and malloc keep."""
+    """Measure resident memory, which includes memory that Arrow and malloc keep."""
     done = subprocess.run(
         [sys.executable, "-c", GROWTH, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -446,7 +446,7 @@ def test_rows_that_are_read_ahead_count_in_the_budget(tmp_path: Path) -> None:
 def test_a_large_file_is_read_with_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory has only the next rows of each run of a file twenty times the budget."""
+    """Keep only the next rows of each run in memory, for a file of twenty times the budget."""
     monkeypatch.setattr(pending, "_SLICE_ROWS", 500)
     monkeypatch.setattr(directory, "_RUN_ROWS", 2048)
     store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=1 << 40, clock=lambda: T0)

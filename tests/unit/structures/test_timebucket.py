@@ -164,7 +164,7 @@ def test_counts_are_of_half_open_ranges() -> None:
 
 
 def test_sequential_and_random_due_times_are_compact() -> None:
-    """The packed size reveals a wasteful layout with fewer rows than the benchmark."""
+    """Find a wasteful layout with fewer rows than the benchmark."""
     n = 400_000
     index = np.arange(n)
     sequential, spread = tracker_at([T0], 1024), tracker_at([T0], 1024)

@@ -60,7 +60,7 @@ def test_the_namespace_overrides_the_broker() -> None:
     assert found(none, message_ttl_s=60, subscription_expiration_min=9, topic_policies=False) == ()
 
 
-def test_subscription_expiration() -> None:
+def test_an_expiration_of_subscriptions_is_a_problem() -> None:
     (own,) = found(NamespacePolicies(subscription_expiration_min=90))
     (default,) = found(subscription_expiration_min=90)
     assert own == default
@@ -68,7 +68,7 @@ def test_subscription_expiration() -> None:
     assert "set-subscription-expiration-time a/b --time 0" in own
 
 
-def test_quotas() -> None:
+def test_quotas_that_evict_messages_are_a_problem() -> None:
     (evicts,) = found(backlog_quotas=(EVICTED,))
     assert "10,737,418,240 bytes" in evicts
     assert "set-backlog-quota a/b --type destination_storage --limit -1" in evicts
@@ -96,7 +96,7 @@ def test_defaults_that_cannot_be_read_are_noted() -> None:
     )
 
 
-def test_replication() -> None:
+def test_replication_is_a_problem_without_topic_policies() -> None:
     both = NamespacePolicies(replication_clusters=frozenset({"here", "there"}))
     assert found(both) == ()
     assert "here, there" in found(both, topic_policies=False)[0]
@@ -105,14 +105,14 @@ def test_replication() -> None:
     assert found(one, cluster=None, topic_policies=False) == ()
 
 
-def test_deletion_of_inactive_topics() -> None:
+def test_deletion_of_inactive_topics_is_a_problem_without_topic_policies() -> None:
     mode = "delete_when_subscriptions_caught_up"
     assert found(delete_inactive_topics=mode) == ()
     assert "inactive" in found(delete_inactive_topics=mode, topic_policies=False)[0]
 
 
 @pytest.mark.parametrize("limit", [None, 0, 29])
-def test_partitions_within_the_limit(limit: int | None) -> None:
+def test_partitions_within_the_limit_are_accepted(limit: int | None) -> None:
     check_partition_limit(DESCRIPTION, limit)
 
 
@@ -142,7 +142,7 @@ def test_properties_separate_description_and_targets() -> None:
         LevelTopicDescription.from_properties(DESCRIPTION.topic, {DESCRIPTION_PROPERTY: "x"})
 
 
-def test_a_concurrent_creation_of_a_subscription_is_repeated(
+def test_a_conflicting_creation_of_a_subscription_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The answer of a real broker if several clients create a level topic at the same moment.

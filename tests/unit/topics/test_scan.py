@@ -215,7 +215,7 @@ def test_a_partition_without_the_subscription_is_read_from_its_first_message() -
 
 
 def test_starts_are_read_before_ends() -> None:
-    """A message that is moved meanwhile is seen in one of the two partitions, or in both."""
+    """Find a message that is moved during the read in one of the two partitions, or in both."""
     coarse, fine = SOURCES[Role.LEVEL, 0, 0].topic, SOURCES[Role.LEVEL, 1, 0].topic
     message = Message(NOW - HOUR, NOW + 5 * HOUR)
 

@@ -26,7 +26,7 @@ HOURS = PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1))
 
 
 class Counting:
-    """Admin interface that counts requests, and omits partitions from bulk answers."""
+    """An admin interface that counts requests and omits partitions from bulk answers."""
 
     def __init__(self, admin: Any, left_out: Mapping[TopicName, set[int]] | None = None) -> None:
         self.requests: Counter[str] = Counter()
@@ -69,7 +69,7 @@ def parked(memory: MemoryPulsar) -> LevelTopicDescription:
     return description
 
 
-def test_one_request_for_each_member_topic(
+def test_statistics_need_one_request_for_each_member_topic(
     memory: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     for as_described in (False, True):
@@ -81,7 +81,9 @@ def test_one_request_for_each_member_topic(
     assert window.requests == {"partitioned_stats": 1}
 
 
-def test_derived_values(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
+def test_values_are_derived_from_the_statistics(
+    memory: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
     sent_ms = memory.clock.now_ms()
     stats = read_stats(memory.admin, parked)
     assert [member.level_name for member in stats.members] == [
@@ -113,7 +115,7 @@ def test_derived_values(memory: MemoryPulsar, parked: LevelTopicDescription) -> 
     assert stats.behind_ms(later_ms) == later_ms - hour.hand_offs_ms[0]
 
 
-def test_movers_dispatchers_and_producers(
+def test_movers_dispatchers_and_producers_are_listed(
     memory: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     client = memory.client()
@@ -159,7 +161,7 @@ def test_a_missing_topic_has_partitions_without_statistics(
         window_stats(memory.admin, parked)
 
 
-def test_partitions_that_the_broker_leaves_out(
+def test_only_status_requests_partitions_missing_in_the_bulk_answer(
     memory: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     name = parked.level_topic(0)
@@ -174,7 +176,7 @@ def test_partitions_that_the_broker_leaves_out(
         lifecycle.pending_entries(admin, parked)
 
 
-def test_partitions_that_the_description_does_not_name(
+def test_partitions_beyond_the_description_are_left_out_on_request(
     memory: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     memory.admin.expand(parked.name, 5)
@@ -186,7 +188,7 @@ def test_partitions_that_the_description_does_not_name(
     assert len(described.members[0].partitions) == parked.levels[0].partitions
 
 
-def test_a_partition_without_the_subscription() -> None:
+def test_a_partition_without_the_subscription_has_no_backlog() -> None:
     description = LevelTopicDescription("t", Levels(DAYS), ("orders",))
 
     class Admin:
@@ -202,7 +204,7 @@ def test_a_partition_without_the_subscription() -> None:
     assert {first(member) for member in stats.members} == {(None, 0, None, None)}
 
 
-def test_statistics_of_a_business_topic(memory: MemoryPulsar) -> None:
+def test_a_business_topic_has_statistics(memory: MemoryPulsar) -> None:
     name = TopicName.parse("orders")
     assert topic_stats(memory.admin, name) is None
     memory.client().create_producer("orders").send(b"")
