@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel.cli.main import cli
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.benchmarked import FIGURES, Figure
 from delaylevel.model.level_topic import FinalWindow, Mover
@@ -123,20 +120,3 @@ def test_impossible_loads_are_refused(changes: dict[str, object]) -> None:
 def test_delays_without_levels_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="no list of levels fits"):
         plans(replace(MONTH, maximum_delay=timedelta(seconds=30)))
-
-
-def test_the_command() -> None:
-    base = ["plan", "--rate", "2000", "--max-delay", "30d", "--size", "1KiB"]
-    answer = CliRunner().invoke(cli, [*base, "-o", "json"])
-    assert answer.exit_code == 0, answer.output
-    said = json.loads(answer.stdout)
-    assert said["pending"] == MONTH.pending
-    assert said["plans"][0]["levels"].startswith("DAY for 30d")
-    assert set(said["figures"]) == set(FIGURES)
-    table = CliRunner().invoke(cli, base)
-    assert table.exit_code == 0
-    assert "PARTITIONS" in table.stdout
-    lines = CliRunner().invoke(cli, [*base, "-o", "jsonl"])
-    assert len(lines.stdout.splitlines()) == len(said["plans"])
-    assert CliRunner().invoke(cli, [*base[:-1], "big"]).exit_code == 2
-    assert CliRunner().invoke(cli, [*base, "--mean-delay", "40d"]).exit_code == 2

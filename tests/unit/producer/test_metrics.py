@@ -1,149 +1,30 @@
-"""Tests of all series: their names, and their complete list in docs/metrics.md."""
+"""Tests of the metrics of a producer."""
 
 from __future__ import annotations
 
-import re
 import threading
 import urllib.request
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 pytest.importorskip("prometheus_client")
-pytest.importorskip("pyspark")
 
 from prometheus_client import CollectorRegistry
 
-from delaylevel.dispatcher.metrics import DispatchCollector
-from delaylevel.dispatcher.stats import OwnerStats
-from delaylevel.functions.mover import metrics_of
-from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector, serve
 from delaylevel.model.strategy import PartitionStrategy
-from delaylevel.spark_sync.metrics import JobCollector
-from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
-from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing import MemoryPulsar
 
-ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
-OUTCOMES = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
-NAME = re.compile(
-    r"delaylevel_(producer|sync|dispatch|function)_[a-z]+(_[a-z]+)*"
-    # base units only
-    r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
-)
-
-
-class Series(NamedTuple):
-    """Type and labels of a series."""
-
-    type: str
-    labels: frozenset[str]
-
-
-def documented() -> dict[str, Series]:
-    """Return the series in the tables of docs/metrics.md."""
-    found: dict[str, Series] = {}
-    for line in PAGE.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not (line.startswith("| `delaylevel_") and len(cells) in (3, 4)):
-            continue
-        name = cells[0].strip("`")
-        assert name not in found, f"{name} is listed twice"
-        labels = frozenset(re.findall(r"`(\w+)`", cells[2])) if len(cells) == 4 else frozenset()
-        found[name] = Series(cells[1], labels)
-    return found
 
 
 def producing(memory: MemoryPulsar) -> Any:
     return memory.client().create_producer(
         "orders", enable_delay_level_topic=True, partition_strategy=PartitionStrategy()
     )
-
-
-class FixedBacklogs(BacklogReader):
-    """Reader that returns given values."""
-
-    def __init__(self) -> None:
-        pass
-
-    def read(self) -> dict[str, Backlog] | None:
-        return {TOPIC: Backlog(2000, 10, 4, 1, 5, {"DAY": 10})}
-
-
-class Dispatching:
-    """A fake dispatcher that owns three partitions."""
-
-    def stats(self) -> dict[tuple[str, int], OwnerStats]:
-        return {
-            (TOPIC, index): OwnerStats(held={TARGET: 1}, next_due_ms=due_ms)
-            for index, due_ms in enumerate((1_000, 9_000, None))
-        }
-
-
-def families() -> Iterator[Any]:
-    """Yield the metric families of every collector after each kind of event."""
-    with MemoryPulsar() as memory:
-        producer = producing(memory)
-        producer.send(b"x", deliver_after=timedelta(days=3))
-        yield from ProducerCollector(producer).collect()
-    job = JobStats()
-    job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
-    yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()
-    dispatcher: Any = Dispatching()
-    yield from DispatchCollector(dispatcher).collect()
-
-
-def test_a_waiting_message_is_overdue_only_after_its_time() -> None:
-    dispatcher: Any = Dispatching()
-    collector = DispatchCollector(dispatcher, ManualClock(8_500))
-    (found,) = [family for family in collector.collect() if family.name.endswith("overdue_seconds")]
-    assert [sample.value for sample in found.samples] == [7.5, 0, 0]
-
-
-def in_code() -> dict[str, Series]:
-    found: dict[str, Series] = {}
-    for family in families():
-        name = family.name + ("_total" if family.type == "counter" else "")
-        assert family.samples, f"{name} has no sample"
-        assert family.documentation.endswith("."), name
-        labels = frozenset(label for sample in family.samples for label in sample.labels)
-        assert name not in found, f"{name} is served twice"
-        found[name] = Series(family.type, labels - {"le"})
-    report = RelayReport(window=3, due=2)
-    for name in metrics_of(report, 1):
-        found[name] = Series("sum" if name.endswith("_total") else "each second", frozenset())
-    return found
-
-
-def test_the_page_lists_exactly_the_series_that_are_served() -> None:
-    page, code = documented(), in_code()
-    assert sorted(set(code) - set(page)) == [], "served, but not in docs/metrics.md"
-    assert sorted(set(page) - set(code)) == [], "in docs/metrics.md, but not served"
-    assert {name: page[name] for name in code} == code
-    assert len(code) > 30
-
-
-def test_names_follow_the_scheme() -> None:
-    for name, series in in_code().items():
-        assert NAME.fullmatch(name), name
-        assert name.endswith("_total") == (series.type in ("counter", "sum")), name
-
-
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: str(page.name)
-)
-def test_other_pages_name_only_existing_series(page: Path) -> None:
-    known = set(in_code())
-    known |= {f"{name}_{end}" for name in known for end in ("bucket", "sum", "count")}
-    parts = r"delaylevel_(?:producer|sync|dispatch|function)_[a-z_]+"
-    named = set(re.findall(rf"\b{parts}\b", page.read_text(encoding="utf-8")))
-    assert named <= known
 
 
 def scraped(registry: CollectorRegistry, way: str) -> float | None:

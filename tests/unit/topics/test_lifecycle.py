@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from delaylevel import topics
-from delaylevel.errors import DelayTooLongError, InvalidStrategyError
+from delaylevel.errors import InvalidStrategyError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.mover.drain import drain
-from delaylevel.producer.level_topic_cache import LevelTopicCache
-from delaylevel.producer.routing import Routing
-from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
 
 DAY = timedelta(days=1)
@@ -62,73 +59,6 @@ def test_an_expansion_at_any_time_loses_and_delays_nothing(seed: int, overflow: 
         for item in found:
             if "delaylevel.due" in item.properties:
                 assert int(item.at.timestamp() * 1000) == int(item.properties["delaylevel.due"])
-
-
-def test_a_mover_locks_new_partitions() -> None:
-    from delaylevel.errors import AlreadyRunningError
-    from delaylevel.mover.local import LocalMover
-
-    with MemoryPulsar() as memory:
-        producer = memory.client().create_producer(
-            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
-        )
-        with LocalMover(memory.client(), memory.admin, producer.description, memory.clock) as mover:
-            longer = lifecycle.longer_levels(Levels(WEEK), 10 * DAY)
-            after = lifecycle.expand(memory.admin, "orders", longer)
-            memory.clock.advance(timedelta(seconds=6))
-            mover.run_once()
-            with pytest.raises(AlreadyRunningError):
-                LocalMover(memory.client(), memory.admin, after, memory.clock)
-            added = after.name.partition(8)
-            subscription = memory.admin.partition_stats(added).subscriptions["delaylevel"]
-            assert [consumer.name[:16] for consumer in subscription.consumers] == [
-                "delaylevel-local"
-            ]
-
-
-def test_refusals_query_the_broker_at_most_once_a_second() -> None:
-    with MemoryPulsar() as memory:
-        producer = memory.client().create_producer(
-            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
-        )
-        description = producer.description
-        longer = replace(
-            description,
-            levels=lifecycle.longer_levels(description.levels, 9 * DAY),
-            former=(description.levels,),
-        )
-    now = [0.0]
-    queries = []
-    known = [description]
-
-    def describe() -> object:
-        queries.append(now[0])
-        return known[0]
-
-    routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
-    cache = LevelTopicCache(routing, describe, lambda: now[0])  # type: ignore[arg-type]
-
-    def route() -> int:
-        return cache.route(None, 8 * DAY, None, None).partition
-
-    now[0] = 2.0
-    for _ in range(3):
-        with pytest.raises(DelayTooLongError):
-            route()
-    assert queries == [2.0]
-    known[0] = longer
-    now[0] = 2.9
-    with pytest.raises(DelayTooLongError):
-        route()
-    now[0] = 3.1
-    assert route() == 7
-    assert queries == [2.0, 3.1]
-    # Another level topic of the same name is not an expansion.
-    hours = Levels(PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=9)))
-    known[0] = replace(description, levels=hours)
-    now[0] = 5.0
-    assert not cache.refresh_after_refusal()
-    assert cache.description == longer
 
 
 def test_a_level_topic_can_be_drained_and_deleted() -> None:
