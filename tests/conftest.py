@@ -1,16 +1,16 @@
-"""Fixtures for every test: a real broker, and an environment without the developer's own settings.
+"""Fixtures for every test: a real broker, and an environment without the developer's settings.
 
-``connection``      the address of a broker: the shared embedded one, or the one that
-                    DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL name
-``client``          a ``pulsar.Client`` on it
+``connection``      the address of a broker: the shared embedded one, or the one given by
+                    DELAYLEVEL_TEST_SERVICE_URL and DELAYLEVEL_TEST_ADMIN_URL
+``client``          a ``pulsar.Client`` for that broker
 ``namespace``       the test's own namespace, ``public/test-…``, deleted at the end
 ``broker``          the shared embedded broker itself
 ``broker_with``     ``broker_with({"brokerDeduplicationEnabled": True})``: an embedded broker with
-                    these settings, shared by all tests that use the same settings
+                    these settings, shared by all tests with the same settings
 ``private_broker``  makes brokers for one test, which may kill and restart them
-``started``         starts an `EmbeddedBroker` that a test configured itself
+``started``         starts an `EmbeddedBroker` that a test has configured itself
 
-Where Java or Maven is missing, tests that need a broker are skipped, and fail in CI.
+Where Java or Maven is missing, tests that need a broker are skipped; in CI they fail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fakes, clocks and builders that several test modules share.
 
-Use :mod:`delaylevel.testing` first: ``MemoryPulsar`` is a whole Pulsar in memory, and
-``ManualClock`` is a clock that a test moves forward. The fakes here are for the rest: failures
+Use :mod:`delaylevel.testing` first: ``MemoryPulsar`` is a complete Pulsar in memory, and
+``ManualClock`` is a clock that tests move forward. The fakes here cover the rest: failures
 that a test scripts, and values that the client creates in C++.
 """
 
@@ -29,10 +29,10 @@ from delaylevel.model.topic_name import TopicName
 
 
 class HandClock:
-    """A clock that stands still until a test sets it, backwards too (``ManualClock`` cannot).
+    """A clock that changes only when a test sets it, also backwards (``ManualClock`` cannot).
 
     Attributes:
-        at_ms: the current time, in ms since the epoch; the machine's own at first.
+        at_ms: the current time, in ms since the epoch; initially the machine's time.
     """
 
     def __init__(self) -> None:
@@ -43,16 +43,16 @@ class HandClock:
         return self.at_ms
 
     def advance(self, ms: int) -> None:
-        """Move the clock by a number of ms; a negative one moves it back."""
+        """Move the clock by a number of ms; a negative number moves it back."""
         self.at_ms += ms
 
 
 class SkewedClock:
-    """A clock that is ahead of another one by a fixed time, or behind it.
+    """A clock with a constant difference from another clock.
 
     Args:
-        ahead_ms: the difference, in ms; negative if the clock is behind.
-        clock: the right clock; the machine's own by default.
+        ahead_ms: the difference, in ms; negative for a clock that is behind.
+        clock: the correct clock; the machine's clock by default.
     """
 
     def __init__(self, ahead_ms: int, clock: Clock | None = None) -> None:
@@ -68,7 +68,7 @@ class SkewedClock:
 
 
 def days_and_hours(days: int = 30) -> list[PartitionStrategy]:
-    """Return a level by DAY up to a number of days, and one by HOUR up to a day."""
+    """Return two levels: DAY up to a number of days, and HOUR up to one day."""
     return [
         PartitionStrategy(maximum_delay=timedelta(days=days)),
         PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
@@ -76,7 +76,7 @@ def days_and_hours(days: int = 30) -> list[PartitionStrategy]:
 
 
 def describe(days: int = 30, **changes: Any) -> LevelTopicDescription:
-    """Return the level topic of ``orders`` with :func:`days_and_hours`, and these changes."""
+    """Return the level topic of ``orders`` with :func:`days_and_hours` and the given changes."""
     return LevelTopicDescription(
         **{
             "topic": "orders-delay-level",
@@ -91,7 +91,7 @@ def describe(days: int = 30, **changes: Any) -> LevelTopicDescription:
 
 
 def varint(value: int) -> bytes:
-    """Return a number as Protocol Buffers write it; a negative one takes ten bytes."""
+    """Return a number in Protocol Buffers' varint encoding; a negative one takes ten bytes."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
@@ -110,7 +110,7 @@ def serialized_id(
         entry: the entry ID.
         batch: the index in the batch; -1 if the message is not batched.
         size: the number of messages in the batch; None to leave it out.
-        more: whether the fields that the client adds to some IDs are in it too.
+        more: True to include the fields that the client adds to some IDs.
     """
     parts = [b"\x08", varint(ledger), b"\x10", varint(entry), b"\x18", varint(2)]
     parts += [b"\x20", varint(batch)]
@@ -187,7 +187,7 @@ class FakeMessage:
 
 @dataclass
 class Sent:
-    """A message that a producer was given, with the arguments of the call."""
+    """A message that was passed to a producer, with the arguments of the call."""
 
     topic: str
     value: bytes | None
@@ -200,7 +200,7 @@ class Sent:
 
 @dataclass(eq=False)
 class FakeProducer:
-    """A producer that confirms only when a test answers, or at a flush."""
+    """A producer that confirms messages only on ``answer`` or ``flush``."""
 
     client: FakeClient
     topic: str
@@ -224,9 +224,9 @@ class FakeProducer:
             callback(outcome, None)
 
     def flush(self) -> None:
-        """Confirm every message with the outcome that the client has for the topic.
+        """Confirm every message with the client's outcome for the topic.
 
-        A list has an outcome for each message. An exception is raised, and confirms nothing.
+        A list has one outcome for each message. An exception is raised and confirms no message.
         """
         pending, self.pending = self.pending, []
         outcome = self.client.outcomes.get(self.topic, pulsar.Result.Ok)
@@ -278,7 +278,7 @@ class FakeClient:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that have had a producer, each of them once."""
+        """The topics that have had a producer, without repetition."""
         return list(dict.fromkeys(producer.topic for producer in self.producers))
 
     def __getitem__(self, topic: str) -> FakeProducer:
@@ -300,8 +300,8 @@ class FakeAdmin:
 
     Attributes:
         missing: the topics that do not exist.
-        versions: the schemas of topics, oldest first.
-        away: whether no broker answers.
+        versions: the schemas of each topic, oldest first.
+        away: True if no broker answers.
     """
 
     missing: set[str] = field(default_factory=set)
@@ -321,7 +321,7 @@ class FakeAdmin:
 
 
 class SmallDisk:
-    """An opener of files on a disk with little space; the files are real.
+    """An opener of files on a disk with little free space; the files are real.
 
     Attributes:
         free: the free space, in bytes.

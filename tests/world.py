@@ -1,7 +1,7 @@
-"""A Pulsar to test on, in memory or real, and its time.
+"""Pulsar worlds for tests, in memory or real, each with its clock.
 
 The contract suite runs the same tests on both. The fixtures of the integration tests are short
-names for what a :class:`RealWorld` does. Tests that bring a broker of their own use the functions.
+names for methods of :class:`RealWorld`. Tests with a broker of their own use the functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from delaylevel.mover.local import LocalMover
 from delaylevel.testing import MemoryPulsar
 from fakes import SkewedClock
 
-# The client's own log, without what is expected when a test breaks something.
+# Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
 
 Self = TypeVar("Self", bound="Background")
@@ -57,8 +57,8 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> 
     """Wait until a condition holds.
 
     Args:
-        condition: the function that is called until it returns a true value.
-        what: the words for the condition in the failure.
+        condition: the function to call until it returns a true value.
+        what: the name of the condition in the failure message.
         seconds: the longest time to wait, in s.
 
     Returns:
@@ -72,10 +72,10 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 60) -> 
 
 
 def stored_messages(client: pulsar.Client, admin: Any, topic: str) -> list[ParkedMessage]:
-    """Return everything that a topic holds, one partition after another.
+    """Return all messages that a topic holds, one partition after another.
 
-    It is read from the beginning by readers, from which ``deliver_at`` hides nothing. So there is
-    nothing to wait for. A topic that does not exist holds nothing.
+    Readers read the topic from its beginning. ``deliver_at`` hides no message from a reader, so
+    there is nothing to wait for. A topic that does not exist holds no messages.
     """
     found: list[ParkedMessage] = []
     if not admin.topic_exists(TopicName.parse(topic)):
@@ -96,20 +96,20 @@ class Arrival:
 
     @property
     def late_ms(self) -> int:
-        """The time between due time and arrival, in ms; negative if it came early."""
+        """The time from the due time to the arrival, in ms; negative for an early message."""
         return self.at_ms - int(self.message.properties()["delaylevel.due"])
 
 
 class Background:
-    """Something that runs in a thread of its own until it is stopped; a context manager.
+    """A function that runs in its own thread until it is stopped; a context manager.
 
     Args:
-        run: the function that runs until it is told to stop.
-        stop: the function that tells it to.
+        run: the function to run; it returns after ``stop`` is called.
+        stop: the function that makes ``run`` return.
 
     Attributes:
-        failure: the exception that ended it early.
-        patience_s: the longest time that the end may take, in s; None for no limit.
+        failure: the exception that ended ``run`` early.
+        patience_s: the longest time to wait for the end, in s; None for no limit.
     """
 
     patience_s: float | None = 60
@@ -124,11 +124,11 @@ class Background:
     def _guarded(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # raised by stop()
+        except BaseException as error:  # stop() raises it
             self.failure = error
 
     def stop(self) -> None:
-        """End it, and raise its failure."""
+        """Stop the function, wait for its end and raise its failure."""
         self._stop()
         self._thread.join(self.patience_s)
         assert not self._thread.is_alive()
@@ -143,7 +143,7 @@ class Background:
 
 
 class Serving(Background):
-    """A dispatcher in a thread of its own."""
+    """A dispatcher in its own thread."""
 
     def __init__(self, dispatcher: Any) -> None:
         self.dispatcher = dispatcher
@@ -151,7 +151,7 @@ class Serving(Background):
 
     @property
     def owned(self) -> list[int]:
-        """The window partitions that it owns and has read again."""
+        """The window partitions that it owns and has recovered."""
         return sorted(
             index
             for (_, index), stats in self.dispatcher.stats().items()
@@ -159,23 +159,23 @@ class Serving(Background):
         )
 
     def total(self, name: str) -> int:
-        """Return the sum of a figure over its partitions."""
+        """Return the sum of one statistic over all partitions."""
         return sum(getattr(each, name) for each in self.dispatcher.stats().values())
 
 
 class World:
-    """A Pulsar, and its time.
+    """A Pulsar with its clock.
 
     Attributes:
         namespace: the test's own namespace.
         admin: the admin interface; it has ``delete`` and ``terminate`` in addition to the port.
         plain_client: a client for readers and consumers.
-        clock: the time.
-        early_ms: the longest time before its due time at which a message may come (the broker's
+        clock: the clock of this Pulsar.
+        early_ms: the longest time before its due time at which a message may arrive (the broker's
             tick), in ms.
-        slack_ms: the time by which a test sets its own clocks ahead, in ms, so that a pause of
-            the machine makes nothing late.
-        late_ms: the longest time after its due time at which a message may come, in ms.
+        slack_ms: the time by which tests set their own clocks ahead, in ms, so that a pause of
+            the machine makes no message late.
+        late_ms: the longest time after its due time at which a message may arrive, in ms.
     """
 
     early_ms: int
@@ -187,29 +187,29 @@ class World:
     clock: Clock
 
     def client(self, clock: Clock | None = None) -> DelayLevelClient:
-        """Return a new client, closed at the end; on a broker it goes by ``clock``."""
+        """Return a new client, closed at the end; on a broker it uses ``clock``."""
         raise NotImplementedError
 
     def advance(self, delta: timedelta) -> ForwardReport:
-        """Let time pass, with a mover at work for every level topic."""
+        """Let time pass while a mover runs for every level topic."""
         raise NotImplementedError
 
     def receive(self, consumer: Any) -> Any:
-        """Return a message that has to come."""
+        """Return the next message; fail if none arrives."""
         raise NotImplementedError
 
     def drain(self, consumer: Any, expected: int = 0) -> list[Any]:
-        """Return the expected number of messages, and any that follow them."""
+        """Return the expected number of messages, and any messages that follow them."""
         raise NotImplementedError
 
     def eventually(
         self, condition: Callable[[], Any], what: str = "the broker", seconds: float = 60
     ) -> Any:
-        """Wait for something that the broker does in its own time; see :func:`eventually`."""
+        """Wait for an asynchronous effect of the broker; see :func:`eventually`."""
         raise NotImplementedError
 
     def mover(self, description: LevelTopicDescription, clock: Clock | None = None) -> LocalMover:
-        """Return a mover of this process, closed at the end."""
+        """Return a mover in this process, closed at the end."""
         raise NotImplementedError
 
     def topic(self, name: str) -> str:
@@ -221,13 +221,13 @@ class World:
         return TopicName.parse(self.topic(name))
 
     def ahead(self, by_ms: int) -> Clock:
-        """Return a clock that is ahead of the right one by a number of ms."""
+        """Return a clock that is ahead of the correct one by a number of ms."""
         return SkewedClock(by_ms, self.clock)
 
     def catch_up(self, ahead: timedelta) -> ForwardReport:
-        """Run every mover once, by clocks that are ahead of the right one.
+        """Run every mover once, with clocks that are ahead of the correct one.
 
-        It delivers at once what is due by then, and no test has to wait for it.
+        The movers deliver at once every message that is due by then, so tests need not wait.
         """
         report = ForwardReport()
         client = self.client()
@@ -245,9 +245,9 @@ class World:
     def level_topic(
         self, levels: Levels, targets: Sequence[str] = ("orders",), **values: Any
     ) -> LevelTopicDescription:
-        """Create a level topic with its targets.
+        """Create a level topic and its targets.
 
-        Its final window is ``broker`` unless the test names another, because no dispatcher runs.
+        The final window is ``broker`` by default, because no dispatcher runs.
 
         Args:
             levels: the levels.
@@ -262,11 +262,11 @@ class World:
         return topics.create(self.admin, LevelTopicDescription(topic, levels, names, **values))
 
     def stored(self, topic: str) -> list[ParkedMessage]:
-        """Return everything that a topic holds; see :func:`stored_messages`."""
+        """Return all messages that a topic holds; see :func:`stored_messages`."""
         return stored_messages(self.plain_client, self.admin, topic)
 
     def backlog(self, description: LevelTopicDescription) -> int:
-        """Return the number of entries in level and held topics that are not acknowledged."""
+        """Return the number of unacknowledged entries in level and held topics."""
         return sum(
             stats.subscriptions[SUBSCRIPTION].backlog_entries
             for member in description.members()
@@ -275,7 +275,7 @@ class World:
         )
 
     def drained(self, description: LevelTopicDescription) -> None:
-        """Wait until everything is acknowledged."""
+        """Wait until every entry is acknowledged."""
         what = f"the acknowledgement of everything in {description.topic}"
         self.eventually(lambda: not self.backlog(description), what)
 
@@ -285,7 +285,7 @@ class MemoryWorld(World):
 
     early_ms = 0
     slack_ms = 0
-    late_ms = 500  # tests look every 500 ms
+    late_ms = 500  # tests check every 500 ms
 
     def __init__(self, stack: ExitStack) -> None:
         self.namespace = "acme/test"
@@ -326,12 +326,12 @@ class RealWorld(World):
         connection: the address of the broker.
         stack: the exit stack that closes everything at the end.
         namespace: the test's own namespace.
-        client: a client for readers, consumers and movers; by default one is made when needed.
+        client: a client for readers, consumers and movers; created on first use by default.
     """
 
     early_ms = 1000
     slack_ms = 60_000
-    late_ms = 600_000  # a real machine may pause for any time
+    late_ms = 600_000  # a real machine may pause for a long time
 
     def __init__(
         self,
@@ -385,7 +385,7 @@ class RealWorld(World):
             try:
                 return _next(consumer, 500)
             except pulsar.Timeout:
-                # If the machine has paused, a message may still be on its way.
+                # After a pause of the machine, a message may still be on its way.
                 if time.monotonic() > limit:
                     raise
                 self.advance(timedelta(0))
@@ -405,7 +405,7 @@ class RealWorld(World):
         )
 
     def arrivals(self, topic: str, **options: Any) -> Callable[..., list[Arrival]]:
-        """Subscribe to a topic (Shared), from its beginning.
+        """Subscribe to a topic from its beginning (Shared by default).
 
         Returns:
             A function that waits for a number of messages: ``get(5)`` or ``get(5, seconds=90)``.

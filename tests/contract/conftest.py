@@ -1,8 +1,9 @@
-"""One suite, two Pulsars: every test here runs in memory, and on a real broker (``-m broker``).
+"""Fixtures of the contract suite: each test runs in memory and on a real broker (``-m broker``).
 
-``world``   a Pulsar to test on, with a namespace of the test's own
+``world``   a Pulsar for the test, with a namespace of its own
 
-The suite holds the in-memory Pulsar to the real one's behaviour: a difference fails on one of them.
+The suite shows that the in-memory Pulsar behaves like the real one: a difference between them
+fails one of the two runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from world import MemoryWorld, RealWorld, World
 
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.broker)])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A Pulsar to test on: the in-memory one, and a real one."""
+    """The Pulsar under test: first the in-memory one, then a real one."""
     with ExitStack() as stack:
         if request.param == "memory":
             yield MemoryWorld(stack)

@@ -1,4 +1,4 @@
-"""The way of a message, from the wrapper to the consumer: the same in memory and on a broker."""
+"""The path of a message from the wrapper to the consumer: the same in memory and on a broker."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TWO_LEVELS = [
 def producer_for(
     world: Any, topic: str = "orders", strategy: Any = SECONDS, clock: Any = None, **options: Any
 ) -> Any:
-    """Return the wrapper's producer, of a client of its own; on a broker it goes by ``clock``.
+    """Return the wrapper's producer, of its own client; on a broker it uses ``clock``.
 
-    Its final window is the broker's: no dispatcher is at work.
+    The final window is the broker's, because no dispatcher runs.
     """
     options.setdefault("final_window", "broker")
     return world.client(clock).create_producer(
@@ -55,7 +55,7 @@ def consumer_for(world: Any, topic: str = "orders", **options: Any) -> Any:
 
 
 def parked(world: Any, description: LevelTopicDescription) -> list[int]:
-    """Return how many entries each partition of the first level holds."""
+    """Return the number of entries in each partition of the first level."""
     stats = world.admin.partitioned_stats(description.level_topic(0))
     return [stats[k].subscriptions["delaylevel"].backlog_entries for k in sorted(stats)]
 
@@ -66,12 +66,12 @@ def held(world: Any, description: LevelTopicDescription) -> int:
     return int(stats.subscriptions["delaylevel"].backlog_entries)
 
 
-def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any) -> None:
+def test_messages_pass_two_levels_on_time_and_unchanged(world: Any) -> None:
     consumer = consumer_for(world)
     start_ms = world.clock.now_ms()
-    # However long sending takes, all of them are sent at that time.
+    # The producer's clock is fixed, so all messages have the same send time.
     producer = producer_for(world, strategy=TWO_LEVELS, clock=ManualClock(start_ms))
-    # On bounds of partitions and levels, between them, below a unit, and undelayed.
+    # At the bounds of partitions and levels, between them, below a unit, and without a delay.
     for delay in (0, 300, 999, 1000, 2000, 2500, 3000, 3001, 6000, 7300):
         producer.send(
             b"%d" % delay,
@@ -119,7 +119,7 @@ def test_everything_goes_through_two_levels_at_its_time_and_unchanged(world: Any
 
 
 def window_of(world: Any, description: LevelTopicDescription) -> dict[int, list[ParkedMessage]]:
-    """Return what every partition of the window topic holds."""
+    """Return the contents of every partition of the window topic."""
     window = description.window_topic
     return {
         index: world.stored(window.partition(index).full)
@@ -127,12 +127,12 @@ def window_of(world: Any, description: LevelTopicDescription) -> dict[int, list[
     }
 
 
-def test_with_a_tracker_everything_meets_in_the_window(world: Any) -> None:
+def test_with_a_tracker_every_message_reaches_the_window(world: Any) -> None:
     producer = producer_for(world, strategy=TWO_LEVELS, final_window="tracker")
     description = producer.description
     assert description.final_window is FinalWindow.TRACKER
     before_ms = world.clock.now_ms()
-    # Below a unit, into either level, by an id of the application's own, and without a key.
+    # Below a unit, into either level, with an ID of the application, and without a key.
     for delay in (500, 1500, 3500):
         producer.send(
             b"%d" % delay,
@@ -147,11 +147,11 @@ def test_with_a_tracker_everything_meets_in_the_window(world: Any) -> None:
     producer.send(None, deliver_after=timedelta(milliseconds=1500))
     after_ms = world.clock.now_ms()
     producer.close()
-    world.admin.delete(world.name("orders"))  # is not the movers' business
+    world.admin.delete(world.name("orders"))  # movers do not need the target
 
     report = ForwardReport()
     with LocalMover(world.client(), world.admin, description, world.ahead(9000)) as mover:
-        # Two were sent to the window at once; the mover hands off the others, which are overdue.
+        # Two were sent directly to the window; the mover hands off the others, which are overdue.
         world.eventually(lambda: report.add(mover.run_once()) or report.window == 4)
     assert (report.due, report.held.total()) == (0, 0)
     assert report.latest_ms > 0
@@ -174,7 +174,7 @@ def test_with_a_tracker_everything_meets_in_the_window(world: Any) -> None:
         assert message.properties.get(env.ID) != "stale"
         assert (message.key, message.ordering_key) == (f"key-{delay}", "order")
         assert message.event_ms == delay
-    assert env.ID not in found[b"500"][1].properties  # its place in the window is its id
+    assert env.ID not in found[b"500"][1].properties  # its position in the window is its ID
     copies = {(index, item.properties[env.ID]) for index, item in stored if item.value == b"same"}
     assert copies == {(description.window_partition("", "mine"), "mine")}
     index, null = found[None]
@@ -213,7 +213,7 @@ def test_schemas_keep_their_versions(world: Any) -> None:
     assert [m.value() for m in world.drain(texts, 1)] == ["é"]
 
 
-def test_longer_than_the_longest_level(world: Any) -> None:
+def test_delays_longer_than_the_longest_level(world: Any) -> None:
     consumer = consumer_for(world)
     round_and_round = SECONDS.model_copy(update={"overflow": "recirculate"})
     going_round = producer_for(
@@ -233,7 +233,7 @@ def test_longer_than_the_longest_level(world: Any) -> None:
     assert world.bodies(consumer, 1) == [b"round"]
 
 
-def test_a_received_message_that_is_sent_on_is_a_new_message(world: Any) -> None:
+def test_a_received_message_that_is_sent_again_is_a_new_message(world: Any) -> None:
     consumer = consumer_for(world)
     producer = producer_for(world)
     producer.send(b"x", properties={"own": "1"}, deliver_after=timedelta(seconds=1.2))
@@ -249,7 +249,7 @@ def test_a_received_message_that_is_sent_on_is_a_new_message(world: Any) -> None
     assert again.properties()[env.ID] != first.properties()[env.ID]
 
 
-def test_a_target_that_is_deleted_and_made_again_gets_what_was_held(world: Any) -> None:
+def test_a_recreated_target_gets_its_held_messages(world: Any) -> None:
     producer = producer_for(world)
     description = producer.description
     other = producer_for(world, "other")
@@ -271,7 +271,7 @@ def test_a_target_that_is_deleted_and_made_again_gets_what_was_held(world: Any) 
     assert message.properties()[env.ID].startswith(f"{world.namespace}/orders-delay-level-p")
 
 
-def test_what_cannot_be_understood_or_is_not_allowed_is_a_dead_letter(world: Any) -> None:
+def test_malformed_and_forbidden_messages_become_dead_letters(world: Any) -> None:
     consumer = consumer_for(world)
     description = producer_for(world).description
     partition = description.level_topic(0).partition(0).full
@@ -309,7 +309,7 @@ def test_a_mover_that_dies_before_it_acknowledges_duplicates_with_the_same_id(
         mover = LocalMover(client, world.admin, producer.description, world.ahead(2000))
         with pytest.raises(RuntimeError, match="killed"):
             mover.run_once()
-        client.shutdown()  # as a dead process's connection does
+        client.shutdown()  # as the connection of a dead process does
     world.advance(timedelta(seconds=3))
     found = world.drain(consumer, 20)
     by_id: dict[str, set[bytes]] = {}
@@ -327,7 +327,7 @@ def dies(*_: object) -> None:
     raise RuntimeError("killed")
 
 
-def test_a_second_mover_says_who_is_at_work(world: Any) -> None:
+def test_a_second_mover_names_the_active_one(world: Any) -> None:
     description = producer_for(world).description
     with LocalMover(world.client(), world.admin, description):
         with pytest.raises(AlreadyRunningError, match="delaylevel-local@") as refused:
@@ -346,7 +346,7 @@ def test_the_wrapper_wraps_flushes_and_closes(world: Any) -> None:
         producer.send_async(
             b"x", lambda result, _: outcomes.append(result), deliver_after=timedelta(seconds=2.5)
         )
-    producer.close()  # waits for what was sent
+    producer.close()  # waits for confirmation of every message
     assert outcomes == [pulsar.Result.Ok] * 50
     assert parked(world, producer.description)[1] >= 1
     with pytest.raises(StrategyMismatchError):

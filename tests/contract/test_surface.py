@@ -23,7 +23,7 @@ def place(message_id: Any) -> Position:
 
 
 def batched(client: Any, topic: str, bodies: list[bytes]) -> list[Any]:
-    """Send one batch and return the ids that it got."""
+    """Send one batch and return the IDs of its messages."""
     producer = client.create_producer(
         topic, batching_enabled=True, batching_max_publish_delay_ms=60_000
     )
@@ -55,7 +55,7 @@ def test_an_unbatched_message_is_an_entry_and_a_batch_is_one_entry(world: Any) -
     ]
 
 
-def test_a_message_that_waits_is_never_batched_and_overtakes_the_batch(world: Any) -> None:
+def test_a_delayed_message_is_never_batched_and_overtakes_the_batch(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     producer = client.create_producer(
         topic, batching_enabled=True, batching_max_publish_delay_ms=60_000
@@ -106,7 +106,7 @@ def test_batches_by_key_have_one_key_each(world: Any) -> None:
     ]
 
 
-def test_closing_a_producer_loses_what_waits_in_a_batch(world: Any) -> None:
+def test_closing_a_producer_loses_its_open_batch(world: Any) -> None:
     producer = world.client().create_producer(
         world.topic("t"), batching_enabled=True, batching_max_publish_delay_ms=60_000
     )
@@ -155,7 +155,7 @@ def test_a_body_beyond_the_limit_is_refused(world: Any) -> None:
         producer.send(b"x" * (5 * 1024 * 1024 + 1000))
 
 
-def test_arguments_are_checked_as_pulsar_does(world: Any) -> None:
+def test_arguments_are_checked_as_in_pulsar(world: Any) -> None:
     client = world.client()
     producer = client.create_producer(world.topic("t"))
     with pytest.raises(TypeError):
@@ -173,7 +173,7 @@ def test_arguments_are_checked_as_pulsar_does(world: Any) -> None:
 # -- partitions
 
 
-def test_keys_choose_the_partition_and_the_others_take_turns(world: Any) -> None:
+def test_keys_choose_the_partition_and_other_messages_go_round_robin(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     world.admin.create_partitioned(world.name("t"), 3)
     partitions = [f"{topic}-partition-{index}" for index in range(3)]
@@ -220,7 +220,7 @@ def test_a_consumer_of_a_partitioned_topic_gets_all_partitions(world: Any) -> No
     )
 
 
-def test_asking_for_partitions_makes_no_topic(world: Any) -> None:
+def test_a_lookup_of_partitions_creates_no_topic(world: Any) -> None:
     assert world.client().get_topic_partitions(world.topic("none")) == [world.topic("none")]
     assert not world.admin.topic_exists(world.name("none"))
 
@@ -228,7 +228,7 @@ def test_asking_for_partitions_makes_no_topic(world: Any) -> None:
 # -- producers
 
 
-def test_a_name_is_a_lock_and_modes_shut_out(world: Any) -> None:
+def test_producer_names_and_access_modes_exclude_other_producers(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     first = client.create_producer(topic, producer_name="me")
     with pytest.raises(pulsar.ProducerBusy):
@@ -253,10 +253,10 @@ def test_sequence_ids_count_from_zero(world: Any) -> None:
     producer.send(b"", sequence_id=7)
     assert producer.last_sequence_id() == 7
     producer.send(b"")
-    assert producer.last_sequence_id() == 1  # one that the application gives does not count
+    assert producer.last_sequence_id() == 1  # an ID from the application does not count
 
 
-def test_a_closed_client_closes_what_it_made(world: Any) -> None:
+def test_a_closed_client_closes_its_producers_and_consumers(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     producer = client.create_producer(topic)
     consumer = client.subscribe(topic, "s")
@@ -298,7 +298,7 @@ def test_a_reader_starts_anywhere_in_a_batch(
     assert b"".join(world.bodies(reader, len(expected))) == expected
 
 
-def test_readers_know_whether_there_is_more(world: Any) -> None:
+def test_readers_detect_further_messages(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     assert not reader.has_message_available()
@@ -321,7 +321,7 @@ def test_readers_know_whether_there_is_more(world: Any) -> None:
 # -- subscriptions
 
 
-def test_what_is_not_acknowledged_comes_again(world: Any) -> None:
+def test_unacknowledged_messages_are_redelivered(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     consumer = client.subscribe(topic, "s", initial_position=EARLIEST)
     producer = client.create_producer(topic)
@@ -472,7 +472,7 @@ def test_key_shared_keeps_a_key_with_one_consumer(world: Any) -> None:
             ]
 
 
-def test_only_shared_types_hold_a_message_back(world: Any) -> None:
+def test_only_shared_types_delay_a_message(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     kinds = (ConsumerType.Exclusive, ConsumerType.Shared, ConsumerType.KeyShared)
     consumers = {
@@ -488,7 +488,7 @@ def test_only_shared_types_hold_a_message_back(world: Any) -> None:
     assert world.bodies(consumers[ConsumerType.Exclusive], 3) == [b"later", b"even later", b"now"]
     got = {kind: world.drain(consumers[kind], 1) for kind in kinds[1:]}
     held_back = world.clock.now_ms() < due_ms - world.early_ms
-    if held_back:  # the machine has not paused just now
+    if held_back:  # false after a pause of the machine
         assert all([m.data() for m in found] == [b"now"] for found in got.values())
     world.advance(timedelta(milliseconds=max(0, due_ms - world.clock.now_ms())))
     for kind, found in got.items():
@@ -542,7 +542,7 @@ class Second(Record):  # type: ignore[misc]
 class Fuller(Record):  # type: ignore[misc]
     name = String()
     age = Integer(required_default=True)
-    town = String()  # old data has none, and there is no default
+    town = String()  # old data lacks the field, and there is no default
 
 
 class Broken(Record):  # type: ignore[misc]
@@ -555,7 +555,7 @@ for record in (First, Second, Fuller, Broken):
 
 
 @pytest.mark.parametrize("schema", [AvroSchema, JsonSchema])
-def test_schemas_have_versions_and_refuse_what_does_not_fit(world: Any, schema: Any) -> None:
+def test_schemas_have_versions_and_incompatible_ones_are_refused(world: Any, schema: Any) -> None:
     client, topic, name = world.client(), world.topic("t"), world.name("t")
     client.create_producer(topic, schema=schema(First)).send(First(name="Ada"))
     client.create_producer(topic, schema=schema(Second)).send(Second(name="Bob", age=3))
@@ -580,7 +580,7 @@ def test_schemas_have_versions_and_refuse_what_does_not_fit(world: Any, schema: 
     assert [(s.type, s.version) for s in world.admin.schemas(name)] == [(kind, 0), (kind, 1)]
 
 
-def test_plain_bytes_are_no_schema(world: Any) -> None:
+def test_plain_bytes_are_not_a_schema(world: Any) -> None:
     client, topic, name = world.client(), world.topic("t"), world.name("t")
     client.create_producer(topic).send(b"x")
     assert world.admin.schemas(name) == []
@@ -597,7 +597,7 @@ def test_plain_bytes_are_no_schema(world: Any) -> None:
 # -- topics that end
 
 
-def test_a_terminated_topic_takes_nothing_more(world: Any) -> None:
+def test_a_terminated_topic_accepts_no_more_messages(world: Any) -> None:
     client, topic = world.client(), world.topic("t")
     producer = client.create_producer(topic)
     producer.send(b"last")
@@ -610,7 +610,7 @@ def test_a_terminated_topic_takes_nothing_more(world: Any) -> None:
     assert world.bodies(consumer, 1) == [b"last"]
 
 
-def test_a_topic_that_is_in_use_is_deleted_by_force_only_and_made_anew(world: Any) -> None:
+def test_a_topic_in_use_is_deleted_only_by_force_and_recreated(world: Any) -> None:
     client, topic, name = world.client(), world.topic("t"), world.name("t")
     producer = client.create_producer(topic, schema=StringSchema())
     old = producer.send("1")
@@ -627,7 +627,7 @@ def test_a_topic_that_is_in_use_is_deleted_by_force_only_and_made_anew(world: An
     assert [s.version for s in world.admin.schemas(name)] == [0]
 
 
-def test_a_deleted_partitioned_topic_is_made_anew_without_its_partitions(world: Any) -> None:
+def test_a_deleted_partitioned_topic_is_recreated_without_its_partitions(world: Any) -> None:
     client, topic, name = world.client(), world.topic("t"), world.name("t")
     world.admin.create_partitioned(name, 2)
     client.create_producer(topic).close()
@@ -669,7 +669,7 @@ def test_the_admin_finds_positions_by_publish_time(world: Any) -> None:
     assert sum(item.entries for item in world.admin.ledgers(name)) == 4
 
 
-def test_the_admin_creates_once_and_says_what_is_there(world: Any) -> None:
+def test_the_admin_creates_once_and_reports_existing_topics(world: Any) -> None:
     name, absent = world.name("t"), world.name("absent")
     world.admin.create_partitioned(name, 2, {"a": "1"})
     with pytest.raises(ConflictError):
@@ -717,7 +717,7 @@ def test_a_topic_is_expanded_with_its_subscriptions(world: Any) -> None:
     assert not world.admin.topic_exists(world.name("absent"))
 
 
-def test_the_admin_says_what_is_acknowledged_behind_the_front(world: Any) -> None:
+def test_the_admin_reports_acknowledgements_behind_the_mark_delete_position(world: Any) -> None:
     name = world.name("t").partition(0)
     world.admin.create_partitioned(world.name("t"), 1)
     world.admin.create_subscription(world.name("t"), "s")

@@ -1,4 +1,4 @@
-"""What the pages take for granted, and what is to be seen in what they print.
+"""Preconditions of the documentation pages, and checks of their output.
 
 ``expected``   `Expected`, by the title of a page (`docs/cli.md levels` is a section)
 """
@@ -25,19 +25,20 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
 
-Step = str | Callable[[Any], None]  # a command line, or what is done for a reader
+Step = str | Callable[[Any], None]  # a command line, or an action for the reader
 
 DAY_MS = 86_400_000
 
 
 class Expected(NamedTuple):
-    """What is special about some pages.
+    """Preconditions and expectations for pages that need them.
 
     Attributes:
-        before: by page and command (without its comment; "" for a page): done before it.
-        exits: commands of docs/cli.md that do not end with 0.
-        printed: by page: looks at what its commands and programs have printed.
-        own_broker: pages that start one themselves.
+        before: the steps to do before a command, by page and command (without its comment); the
+            command "" stands for the page.
+        exits: the exit codes of commands in docs/cli.md that do not exit with 0.
+        printed: the check of the output of a page's commands and programs, by page.
+        own_broker: the pages that start a broker themselves.
     """
 
     before: Mapping[str, Mapping[str, Sequence[Step]]]
@@ -47,7 +48,7 @@ class Expected(NamedTuple):
 
 
 def _admin(method: str, path: str, **options: Any) -> Step:
-    """A call of the broker's admin interface."""
+    """Return a step that calls the broker's admin interface."""
 
     def call(reader: Any) -> None:
         url = f"{reader.connection.admin_url}/admin/v2/{path}"
@@ -58,12 +59,12 @@ def _admin(method: str, path: str, **options: Any) -> Step:
 
 
 def _nothing(reader: Any) -> None:
-    """Nothing is left of what was done so far."""
+    """Delete everything that earlier steps created."""
     reader.empty()
 
 
 def _sent(count: int) -> Step:
-    """``orders.jsonl`` sent to ``orders``: so many messages, due in three days."""
+    """Return a step that sends ``orders.jsonl`` to ``orders``: messages due in three days."""
 
     def send(reader: Any) -> None:
         line = json.dumps({"body": "pay me", "after": "3d"})
@@ -80,7 +81,7 @@ def _files(reader: Any) -> None:
 
 
 def _identified(reader: Any) -> None:
-    """The id of an example is one that there is."""
+    """Replace the ID in an example with the ID of an existing message."""
     first = json.loads(reader.type("delaylevel pending list orders -o jsonl").splitlines()[0])
     reader.words["public/default/orders-delay-level-partition-3:12:7:0"] = first["id"]
 
@@ -91,7 +92,7 @@ def _client(reader: Any) -> pulsar.Client:
 
 
 def _held(count: int) -> Step:
-    """So many messages in the held topic of ``orders``."""
+    """Return a step that puts messages into the held topic of ``orders``."""
 
     def hold(reader: Any) -> None:
         client = _client(reader)
@@ -104,16 +105,20 @@ def _held(count: int) -> Step:
 
 
 class _Later(SystemClock):
-    """The clock of a mover that comes in two days."""
+    """The clock of a mover two days from now."""
 
     def now_ms(self) -> int:
         return super().now_ms() + 2 * DAY_MS
 
 
 def _dead(*wrong: str) -> Step:
-    """Dead letters of ``orders``: ``due`` for none, or else the name of a foreign target.
+    """Return a step that creates dead letters of ``orders``.
 
-    The first and the last have the ids of the examples.
+    The IDs in the examples are replaced with those of the first and the last dead letter.
+
+    Args:
+        wrong: the fault of each message: ``due`` for a missing due time, or the name of a target
+            that the level topic does not have.
     """
 
     def bury(reader: Any) -> None:
@@ -138,7 +143,7 @@ def _dead(*wrong: str) -> Step:
 
 
 def _for_a_function(reader: Any) -> None:
-    """Make the level topic of orders one that a Function moves."""
+    """Recreate the level topic of ``orders`` for a Function, unless it already is for one."""
     with Admin.from_connection(reader.connection) as admin:
         moved_by = topics.describe(admin, "orders").mover
     if moved_by is not Mover.FUNCTION:
@@ -148,12 +153,12 @@ def _for_a_function(reader: Any) -> None:
 
 
 def _function_runs(reader: Any) -> None:
-    """Wait for the Function to start, which takes its worker some seconds."""
+    """Wait until the Function runs; its worker needs some seconds to start it."""
     reader.type_until_done("delaylevel mover status orders")
 
 
 def _closed_accounts(reader: Any) -> None:
-    """The table that the steps of docs/spark.md read."""
+    """Write the table that the steps in docs/spark.md read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -163,13 +168,13 @@ def _closed_accounts(reader: Any) -> None:
 
 
 def _own_steps(reader: Any) -> None:
-    """``billing/steps.py`` of docs/spark.md."""
+    """Write ``billing/steps.py`` from docs/spark.md."""
     _closed_accounts(reader)
     reader.python(reader.block("docs/spark.md", "# billing/steps.py"))
 
 
 def _cluster(reader: Any) -> None:
-    """A master and a worker of Spark, and a file system that both reach."""
+    """Start a Spark master and worker, and name a file system that both can reach."""
     port, web = free_ports(2)
     master = f"spark://127.0.0.1:{port}"
     start = "spark-class org.apache.spark.deploy"
@@ -181,13 +186,13 @@ def _cluster(reader: Any) -> None:
 
 
 def _secured(reader: Any) -> None:
-    """A broker with tokens and TLS, and a client.conf of the administrator's."""
+    """Start a broker with tokens and TLS, and write an administrator's client.conf."""
     place = Path(__file__).parents[1] / "integration/secured/conftest.py"
     spec = importlib.util.spec_from_file_location("secured", place)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module here
     spec.loader.exec_module(module)
     secured = module.Secured(reader.folder)
     reader.stack.callback(secured.broker.remove)
@@ -208,11 +213,11 @@ def _secured(reader: Any) -> None:
 
 
 def _came_in_time(outputs: Sequence[str]) -> None:
-    """The three messages of docs/getting-started.md."""
+    """Check the times of the three messages in docs/getting-started.md."""
     said = next(text for text in outputs if "at once" in text)
     found = re.findall(r"^ ?(\d+\.\d) s  (.+)$", said, re.MULTILINE)
     seconds = {words: float(at) for at, words in found}
-    # On a machine that is busy the other two may be late, and then in any order.
+    # On a busy machine the other two may be late, and then arrive in any order.
     assert found[0][1] == "at once"
     assert set(seconds) == {"at once", "in three seconds", "in twelve seconds"}
     assert seconds["in twelve seconds"] >= 11.9, "early"
@@ -224,7 +229,7 @@ BRIEF = ("delaylevel levels create orders --max 5d",)
 BOTH = (*BRIEF, "delaylevel levels create invoices --max 5d")
 WITH_HOURS = (_nothing, "delaylevel levels create orders --then hour:24h")
 WITHOUT_DISPATCHER = "delaylevel levels create orders --final-window broker"
-# One entry for each message, as with a Function nothing is batched.
+# One entry for each message: a producer for a Function does not batch.
 UNBATCHED = "delaylevel levels create orders --max 5d --mover function"
 PENDING = (
     *BRIEF,
@@ -319,7 +324,7 @@ EXPECTED = Expected(
         "docs/operations.md": {"": (WITHOUT_DISPATCHER, _sent(1))},
     },
     exits={
-        "delaylevel doctor orders": 1,  # nobody is at work
+        "delaylevel doctor orders": 1,  # no mover runs
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
     },
     printed={"docs/getting-started.md": _came_in_time},
@@ -331,5 +336,5 @@ EXPECTED = Expected(
 
 @pytest.fixture(scope="session")
 def expected() -> Expected:
-    """What pages take for granted, and what is to be seen."""
+    """Preconditions and expectations, by page."""
     return EXPECTED

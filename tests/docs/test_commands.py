@@ -98,6 +98,6 @@ def _spellings(parameter: click.Parameter) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("line", ["delaylevel levels make x", "delaylevel doctor --fast"])
-def test_a_wrong_command_line_is_noticed(line: str) -> None:
+def test_a_wrong_command_line_is_detected(line: str) -> None:
     with pytest.raises(AssertionError, match=r"no (command|option)"):
         _check(line)

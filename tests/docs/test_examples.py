@@ -1,6 +1,6 @@
 """Every Python example in README.md and docs/ that needs no broker runs here.
 
-Those that say ``with-broker`` or ``background`` run in test_pages.py, in the order of their page.
+Examples marked ``with-broker`` or ``background`` run in test_pages.py, in the order of their page.
 """
 
 from __future__ import annotations

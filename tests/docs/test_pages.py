@@ -1,19 +1,19 @@
-"""What README.md and docs/ tell a reader to type, typed: page by page on a real broker.
+"""Every command and example in README.md and docs/, run page by page on a real broker.
 
-Each page has ``public/default`` to itself, empty at first, so that nothing on it is rewritten but
-addresses and paths of examples (`Reader.words`). What a page takes for granted is in conftest.py.
-A fence says what is special about a block:
+Each page has an empty ``public/default`` to itself, so nothing on it changes except the addresses
+and paths of examples (`Reader.words`). The preconditions of each page are in conftest.py.
+The info string of a fence has options for its block:
 
-``no-run: reason``  a test cannot do it; `NOT_RUN` has all of these
-``exits-N``         its commands end with this code
-``stopped``         what runs until Ctrl-C is ended first (commands that do are known)
-``with-broker``     Python that needs a broker; the blocks of a page share their names. One that
-                    begins with ``# some/file.py`` is put into that file
-``background``      such Python, which runs until Ctrl-C beside what follows
+``no-run: reason``  the block cannot run in a test; `NOT_RUN` lists all of these
+``exits-N``         its commands exit with this code
+``stopped``         programs that run until Ctrl-C are stopped first (such commands are known)
+``with-broker``     Python that needs a broker; the blocks of a page share their names. A block that
+                    begins with ``# some/file.py`` is written to that file
+``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
 
-``sh`` blocks are commands; in ``console`` blocks these begin with ``$``, and the lines shown below
-one must be in what it prints (``...`` for what is left out). What starts Spark, functions workers
-or brokers is left out unless the long tests are run.
+``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
+command must be in its output (``...`` for omitted text). Commands that start Spark, functions
+workers or brokers run only with the long tests.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "console", "python", "text", "yaml"}
 OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
-# A section of docs/cli.md. `mover run` is one of its own: it needs another kind of level topic.
+# A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
 SPARK = r"(-v )?(mover run|sync spark)"
 OUTSIDE = re.compile(rf"delaylevel ({SPARK}|dispatch(er)? run|mover|function|broker|demo)\b")
@@ -58,12 +58,12 @@ SLOW = re.compile(
 FOREVER = re.compile(
     rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|dispatch(er)? run|\w+ logs .*--follow)\b"
 )
-# Checks of `delaylevel doctor` that show that a process is at work.
+# Checks of `delaylevel doctor` that show that a process is running.
 CHECKS = {"mover run": "mover", "sync spark": "mover", "dispatch": "dispatcher"}
-# A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
+# Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 400
 
-# These wait for what a slow command does, or take long as they are.
+# These wait for the effect of a slow command, or are slow themselves.
 AS_A_WHOLE = {
     "docs/getting-started.md",
     "docs/spark.md",
@@ -92,7 +92,7 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> Iterator[tuple[str, list[str]]]:
-        """The commands of a shell block, each with the lines that are shown below it."""
+        """The commands of a shell block, each with the output lines shown below it."""
         lines = self.code.replace("\\\n", " ").splitlines()
         if self.kind == "sh":
             script = any(line.startswith(("export ", ". ", "cd ")) for line in lines)
@@ -108,7 +108,7 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it is for a reader with a broker."""
+        """True for a block that runs and needs a broker."""
         return not self.reason and bool(
             self.kind in ("sh", "console")
             or (self.kind == "python" and re.search("with-broker|background", self.options))
@@ -116,7 +116,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """All blocks of a page in their order."""
+    """Return all blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
@@ -149,14 +149,14 @@ def _tests() -> Iterator[Any]:
 
 
 class Reader:
-    """Somebody who types what a page says, in a folder that is like a checkout.
+    """A reader who types the commands of a page, in a folder like a checkout.
 
     Attributes:
-        folder: where they are.
-        connection: of the broker that is there.
-        words: what is another here than on the page.
-        names: of the page's Python blocks.
-        stack: closed when they leave.
+        folder: the reader's folder.
+        connection: the address of the broker.
+        words: the replacements for words of the page, such as addresses.
+        names: the global names of the page's Python blocks.
+        stack: the cleanup to do when the reader leaves.
     """
 
     def __init__(self, folder: Path, connection: Connection) -> None:
@@ -180,13 +180,13 @@ class Reader:
         self._running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
 
     def translated(self, text: str) -> str:
-        """What a page says, with this machine's addresses."""
+        """Return a text of the page with this machine's addresses."""
         for word, here in self.words.items():
             text = text.replace(word, here)
         return text
 
     def do(self, *steps: Step) -> None:
-        """Establish what a page takes for granted."""
+        """Establish the preconditions of a page."""
         for step in steps:
             if isinstance(step, str):
                 self.type(step)
@@ -194,14 +194,14 @@ class Reader:
                 step(self)
 
     def type(self, line: str, code: int = 0) -> str:
-        """Run a command line; one that does not end by itself goes on beside what follows.
+        """Run a command line; one that runs until Ctrl-C continues in the background.
 
-        Parameters:
-            line: of a shell.
-            code: the exit code that is expected.
+        Args:
+            line: the command line for a shell.
+            code: the expected exit code.
 
         Returns:
-            What it printed.
+            The output.
         """
         words = shlex.split(self.translated(line), comments=True)
         names = [word for word in words if not word.startswith("-")]
@@ -228,7 +228,7 @@ class Reader:
         return output
 
     def type_until_done(self, line: str) -> None:
-        """Run a command line again and again until it ends with 0."""
+        """Run a command line repeatedly until it exits with 0."""
 
         def done() -> bool:
             with contextlib.suppress(AssertionError):
@@ -239,7 +239,7 @@ class Reader:
         _until(done, line)
 
     def python(self, code: str, background: bool = False) -> str:
-        """Run a Python block of the page after those before it; what it prints is returned."""
+        """Run a Python block of the page after those before it, and return its output."""
         file = re.match(r"# (\S+\.py)\n", code)
         code = self.translated(code)
         compile(code, "the page", "exec")
@@ -257,7 +257,7 @@ class Reader:
 
     @staticmethod
     def block(page: str, beginning: str) -> str:
-        """The block of a page that begins so."""
+        """Return the block of a page that begins with a text."""
         return next(each.code for each in PAGES[page] if each.code.startswith(beginning))
 
     def _start(self, words: Sequence[str], program: str, topic: str) -> None:
@@ -282,7 +282,7 @@ class Reader:
         return any((row["check"], row["state"]) == (check, "ok") for row in json.loads(said))
 
     def stop(self, program: str | None = None) -> None:
-        """End what runs with Ctrl-C."""
+        """Stop a program, or all of them, with Ctrl-C."""
         for name in [program] if program is not None else list(self._running):
             if name in self._running:
                 process, log = self._running.pop(name)
@@ -301,7 +301,7 @@ class Reader:
             _until(lambda made=made: made().status == 204, name)
 
     def serve(self, line: str) -> None:
-        """Start a server that is there until the reader leaves."""
+        """Start a server that runs until the reader leaves."""
         with (self.folder / "servers.log").open("ab") as log:
             process = subprocess.Popen(line.split(), stdout=log, stderr=log)
         self.stack.callback(self._end, process)
@@ -312,7 +312,7 @@ class Reader:
         process.wait(PATIENCE_S)
 
     def leave(self) -> None:
-        """Leave nothing behind, however it went."""
+        """Remove everything that the reader started, also after a failure."""
         for process, _ in self._running.values():
             self._end(process)
         self.stack.close()
@@ -323,7 +323,7 @@ class Reader:
 
 
 def _bare(line: str) -> str:
-    """A command without its comment."""
+    """Return a command without its comment."""
     return re.sub(r"\s+#.*", "", line)
 
 
@@ -347,9 +347,9 @@ def reader(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Iterator[Reader]:
-    """A reader of the page ``title``, beside a broker whose ``public/default`` is theirs."""
+    """A reader of the page ``title``, with ``public/default`` of a broker to themselves."""
     title, whole = request.node.callspec.params["title"], request.node.callspec.params["whole"]
-    # A Function that is left would make its topics anew: such a page's broker goes with it.
+    # A Function that is left behind would recreate its topics, so such a page has a private broker.
     functions = whole and title in ("docs/functions.md", "docs/cli.md mover")
     broker = private_broker(functions=True) if functions else broker_with()
     connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
@@ -367,10 +367,10 @@ def reader(
     monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
     every = next(option for option in top.params if option.name == "every")
-    monkeypatch.setattr(every, "default", "200ms")  # nobody watches
+    monkeypatch.setattr(every, "default", "200ms")  # nobody watches the output
     found = Reader(tmp_path, connection)
     found.empty()
-    # Where it is ignored, as in a shell's background, programs would never see it.
+    # Shells ignore SIGINT in background jobs, and programs inherit that: they would never see it.
     at_first = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield found
     signal.signal(signal.SIGINT, at_first)
@@ -380,7 +380,7 @@ def reader(
 
 
 def _checkout(folder: Path) -> None:
-    """What pages use of a checkout, with the virtual environment that `make` would make."""
+    """Create the parts of a checkout that pages use, with the virtual environment of `make`."""
     (folder / ".venv").mkdir()
     for item in Path(sys.prefix).iterdir():
         (folder / ".venv" / item.name).symlink_to(item)
@@ -421,7 +421,7 @@ def test_page(
 
 
 def _compare(shown: Iterable[str], output: str) -> None:
-    """Every line that a page shows is one that was printed; columns may be wider."""
+    """Check that every line shown on a page was printed; columns may be wider."""
     printed = [" ".join(line.split()) for line in output.splitlines()]
     for line in shown:
         wanted, cut, _ = " ".join(line.split()).partition(" ...")
@@ -429,23 +429,23 @@ def _compare(shown: Iterable[str], output: str) -> None:
         assert found, f"nothing like {wanted!r} in\n{output}"
 
 
-def test_what_is_not_run_is_this_and_no_more() -> None:
+def test_only_listed_blocks_are_not_run() -> None:
     left_out = {name: b.reason for name, found in PAGES.items() for b in found if b.reason}
     assert left_out == NOT_RUN
     assert sum(bool(b.reason) for found in PAGES.values() for b in found) == len(NOT_RUN)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_block_has_a_kind_and_options_that_mean_something(name: str) -> None:
+def test_every_block_has_a_known_kind_and_known_options(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     for block in PAGES[name]:
         assert block.kind in KINDS, f"{name}:{block.line}"
         assert all(map(OPTION.fullmatch, block.options.split())), f"{name}:{block.line}"
-    # Nothing escapes as an indented block.
+    # No code hides in an indented block.
     assert not re.findall(r"\n\n    \S.*", FENCE.sub("", text))
 
 
-def test_what_is_expected_is_of_commands_that_there_are(expected: Any) -> None:
+def test_expectations_name_existing_commands(expected: Any) -> None:
     typed: dict[str, set[str]] = {}
     for name, found in PAGES.items():
         for block in found:
@@ -459,7 +459,7 @@ def test_what_is_expected_is_of_commands_that_there_are(expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("title", "whole"), [("docs/cli.md levels", False)])
-def test_what_is_false_is_noticed(reader: Reader, title: str, whole: bool) -> None:
+def test_wrong_exit_codes_and_output_are_detected(reader: Reader, title: str, whole: bool) -> None:
     for line in ("delaylevel levels describe orders", "false", "delaylevel dispatch run orders"):
         with pytest.raises(AssertionError, match=line):
             reader.type(line)

@@ -1,4 +1,4 @@
-"""The reference is what commands and docstrings say now, and all that is public has words."""
+"""The reference matches the commands and docstrings, and every public item is documented."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _tool() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module here
     spec.loader.exec_module(module)
     return module
 
@@ -45,7 +45,7 @@ def test_every_module_has_names() -> None:
 @pytest.mark.parametrize(
     ("module", "item"), PUBLIC, ids=[f"{module}.{item.name}" for module, item in PUBLIC]
 )
-def test_what_is_public_has_a_docstring(module: str, item: Any) -> None:
+def test_every_public_item_has_a_docstring(module: str, item: Any) -> None:
     node = item.node
     assert item.docstring, f"{item.module}.{item.name}"
     for each in ast.iter_child_nodes(node) if isinstance(node, ast.ClassDef) else ():
@@ -53,9 +53,7 @@ def test_what_is_public_has_a_docstring(module: str, item: Any) -> None:
             assert item.docstring_of(each.name), f"{item.module}.{item.name}.{each.name}"
 
 
-def test_a_page_that_is_not_current_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outdated_page_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TOOL, "DOCS", tmp_path)
     assert TOOL.main(["--check"]) == 1
     assert TOOL.main([]) == 0

@@ -11,12 +11,13 @@ import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
 
 /**
- * Publishes with clocks that are wrong: the Python client stamps its messages inside C++, where no
- * test can reach; the Java client takes a clock.
+ * Publishes messages with wrong publish times. The Python client takes the publish time from the
+ * machine's clock inside C++, where no test can change it; the Java client accepts a clock.
  *
- * <p>Arguments: the service URL. Each line of the standard input is one message, its fields set
- * apart by tabs: topic, milliseconds that the clock is ahead, payload in base64, and any number of
- * key=value properties. For each line one comes back: "ok" and the message id, or "failed" and why.
+ * <p>Argument: the service URL. Each line of the standard input is one message. Its fields are
+ * separated by tabs: the topic, the milliseconds by which the clock is ahead, the payload in base64,
+ * and any number of key=value properties. Each line gets one line of output: "ok" and the message
+ * ID, or "failed" and the reason.
  */
 public final class SkewedProducer {
     public static void main(String[] args) throws Exception {
