@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import pulsar
 
@@ -35,8 +35,6 @@ from fakes import SkewedClock
 
 # Discards the client's log, because tests that break something cause expected errors.
 QUIET: Any = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-
-Self = TypeVar("Self", bound="Background")
 
 # The types of fixtures.
 Backlog = Callable[[LevelTopicDescription], int]
@@ -98,69 +96,6 @@ class Arrival:
     def late_ms(self) -> int:
         """The time from the due time to the arrival, in ms; negative for an early message."""
         return self.at_ms - int(self.message.properties()["delaylevel.due"])
-
-
-class Background:
-    """A function that runs in its own thread until it is stopped; a context manager.
-
-    Args:
-        run: the function to run; it returns after ``stop`` is called.
-        stop: the function that makes ``run`` return.
-
-    Attributes:
-        failure: the exception that ended ``run`` early.
-        patience_s: the longest time to wait for the end, in s; None for no limit.
-    """
-
-    patience_s: float | None = 60
-
-    def __init__(self, run: Callable[[], Any], stop: Callable[[], Any]) -> None:
-        self.failure: BaseException | None = None
-        self._run = run
-        self._stop = stop
-        self._thread = threading.Thread(target=self._guarded, name="background")
-        self._thread.start()
-
-    def _guarded(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:  # stop() raises it
-            self.failure = error
-
-    def stop(self) -> None:
-        """Stop the function, wait for its end and raise its failure."""
-        self._stop()
-        self._thread.join(self.patience_s)
-        assert not self._thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-class Serving(Background):
-    """A dispatcher in its own thread."""
-
-    def __init__(self, dispatcher: Any) -> None:
-        self.dispatcher = dispatcher
-        super().__init__(dispatcher.run, dispatcher.stop)
-
-    @property
-    def owned(self) -> list[int]:
-        """The window partitions that it owns and has recovered."""
-        return sorted(
-            index
-            for (_, index), stats in self.dispatcher.stats().items()
-            if stats.state == "releasing"
-        )
-
-    def total(self, name: str) -> int:
-        """Return the sum of one statistic over all partitions."""
-        return sum(getattr(each, name) for each in self.dispatcher.stats().values())
 
 
 class World:

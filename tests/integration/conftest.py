@@ -37,6 +37,7 @@ import pulsar
 import pytest
 from click.testing import CliRunner, Result
 
+from background import Background
 from delaylevel.broker.distribution import distribution_directory, java
 from delaylevel.cli.main import cli
 from delaylevel.cluster.admin import Admin
@@ -46,7 +47,6 @@ from delaylevel.model.source_partition import source_partitions
 from fakes import HandClock
 from world import (
     Arrival,
-    Background,
     Backlog,
     Drained,
     Eventually,

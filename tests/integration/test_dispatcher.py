@@ -14,6 +14,7 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
+from background import Serving
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -27,7 +28,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
-from world import Eventually, MakeLevelTopic, RealWorld, Serving
+from world import Eventually, MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
 

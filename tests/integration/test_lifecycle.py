@@ -12,6 +12,7 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
+from background import Background
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -33,7 +34,7 @@ from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
 from delaylevel.topics.subscriptions import early_subscriptions
-from world import Background, RealWorld
+from world import RealWorld
 
 UNIT = timedelta(milliseconds=300)
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))

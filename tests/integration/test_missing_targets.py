@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from background import Serving
 from delaylevel import topics
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
@@ -18,7 +19,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.topics import lifecycle
-from world import RealWorld, Serving
+from world import RealWorld
 
 MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelta(minutes=4)))
 

@@ -15,7 +15,7 @@ import org.apache.pulsar.client.api.TypedMessageBuilder;
  * machine's clock inside C++, where no test can change it; the Java client accepts a clock.
  *
  * <p>Argument: the service URL. Each line of the standard input is one message. Its fields are
- * separated by tabs: the topic, the milliseconds by which the clock is ahead, the payload in base64,
+ * separated by tabs: the topic, the milliseconds by which the clock is ahead, the base64 payload,
  * and any number of key=value properties. Each line gets one line of output: "ok" and the message
  * ID, or "failed" and the reason.
  */

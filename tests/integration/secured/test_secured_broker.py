@@ -13,6 +13,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -25,7 +26,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import status as levelstatus
-from world import QUIET, Serving, quiet_client
+from world import QUIET, quiet_client
 
 TOPIC = "persistent://public/default/secured"
 # The table of docs/security.md; None is the business topic.
