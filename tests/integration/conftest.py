@@ -1,23 +1,24 @@
-"""Fixtures for tests with a real broker: the path of a message from producer to consumer.
+"""Fixtures for tests with a real broker, along the path of a message from producer to consumer.
 
-``world``        the broker under test, as the contract suite sees it; short names for parts of it:
+``world``        the broker under test, as in the contract suite; short names for parts of it:
 
     ``admin``        an admin client
     ``dl_client``    makes ``DelayLevelClient``s; they are closed at the end
     ``level_topic``  creates a level topic in the test's namespace
-    ``stored``       everything that a topic holds
+    ``stored``       all messages that a topic holds
     ``receive``      receives from a Shared subscription, with the time of each arrival
-    ``backlog``      the number of entries of a level topic that are not acknowledged
-    ``drained``      waits until everything is acknowledged
+    ``backlog``      the number of unacknowledged entries of a level topic
+    ``drained``      waits until every entry is acknowledged
     ``mover``        makes ``LocalMover``s; they are closed at the end
 
 ``eventually``   waits for a condition
-``clock``        a clock that stands still until a test moves it
+``clock``        a clock that changes only when a test moves it
 ``parked``       the properties of a parked message
 ``sources``      the source partitions of a level topic, by topic
 ``invoke``       runs a command of the program in this process
 ``spark``        one Spark session for all tests
 ``spark_job``    a sync job in that session: ``with spark_job(description) as job``
+``spark_once``   one run of a sync job in that session
 ``cli_process``  starts the ``delaylevel`` program
 ``skewed``       publishes with a wrong clock (a Java client)
 """
@@ -63,7 +64,7 @@ JAVA_SOURCE = Path(__file__).parents[1] / "java" / "SkewedProducer.java"
 
 @pytest.fixture
 def world(connection: Connection, namespace: str, client: pulsar.Client) -> Iterator[RealWorld]:
-    """The broker under test, with a namespace of the test's own."""
+    """The broker under test, with a namespace for each test."""
     with contextlib.ExitStack() as stack:
         yield RealWorld(connection, stack, namespace, client)
 
@@ -75,7 +76,7 @@ def admin(world: RealWorld) -> Admin:
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """``eventually(condition, what, seconds=60)``: the first true value that it returns."""
+    """``eventually(condition, what, seconds=60)``: wait for a true value, and return it."""
     return wait_until
 
 
@@ -87,7 +88,7 @@ def dl_client(world: RealWorld) -> MakeClient:
 
 @pytest.fixture
 def level_topic(world: RealWorld) -> MakeLevelTopic:
-    """``level_topic(levels, targets=("orders",), **description)``: created with its targets."""
+    """``level_topic(levels, targets=("orders",), **description)``: create it with its targets."""
     return world.level_topic
 
 
@@ -99,13 +100,13 @@ def stored(world: RealWorld) -> Stored:
 
 @pytest.fixture
 def backlog(world: RealWorld) -> Backlog:
-    """``backlog(description)``: entries in level and held topics that are not acknowledged."""
+    """``backlog(description)``: the number of unacknowledged entries in level and held topics."""
     return world.backlog
 
 
 @pytest.fixture
 def drained(world: RealWorld) -> Drained:
-    """``drained(description)``: wait until everything is acknowledged."""
+    """``drained(description)``: wait until every entry is acknowledged."""
     return world.drained
 
 
@@ -123,18 +124,18 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def mover(world: RealWorld) -> MakeMover:
-    """``mover(description, clock=None)``: a mover of this process, closed at the end."""
+    """``mover(description, clock=None)``: a mover in this process, closed at the end."""
     return world.mover
 
 
 @pytest.fixture
 def invoke(connection: Connection) -> Callable[..., Result]:
-    """``invoke("levels", "list")``: a command of the program, in this process."""
+    """``invoke("levels", "list")``: run a command of the program in this process."""
     address = ["--admin-url", connection.admin_url, "--service-url", connection.service_url]
 
     def run(*arguments: str) -> Result:
         result = CliRunner().invoke(cli, [*address, *arguments])
-        # The program reports failures in words; an exception is a bug.
+        # The program reports failures as messages; an exception is a bug.
         assert isinstance(result.exception, SystemExit | None), result.exception
         return result
 
@@ -146,7 +147,7 @@ def invoke(connection: Connection) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def spark(connection: Connection) -> Iterator[Any]:
-    """A Spark session for all tests, because its cold start is slow."""
+    """A Spark session for all tests, because a cold start is slow."""
     pytest.importorskip("pyspark")
     from delaylevel.spark_sync import SyncSettings
     from delaylevel.spark_sync.session import spark_session
@@ -157,7 +158,7 @@ def spark(connection: Connection) -> Iterator[Any]:
 
 
 class RunningJob(Background):
-    """A sync job in a thread of its own; its end comes after the batch that runs."""
+    """A sync job in its own thread; it finishes the current batch before it ends."""
 
     patience_s = None
 
@@ -194,7 +195,7 @@ def spark_job(
 
 @pytest.fixture
 def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., None]:
-    """``spark_once(description, …)``: move everything that is ready, and end."""
+    """``spark_once(description, …)``: move every ready message, then end."""
     from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 
     def run(*descriptions: LevelTopicDescription, **values: Any) -> None:
@@ -210,7 +211,7 @@ def spark_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[.
 
 @pytest.fixture
 def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
-    """The environment of a program that reaches only the broker under test."""
+    """The environment of a program that can reach only the broker under test."""
     return {
         **os.environ,
         "DELAYLEVEL_SERVICE_URL": connection.service_url,
@@ -225,9 +226,9 @@ def environment(connection: Connection, tmp_path: Path) -> dict[str, str]:
 def cli_process(
     environment: dict[str, str], tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``cli_process("mover", "run", …)``: the started program; killed at the end if need be.
+    """``cli_process("mover", "run", …)``: start the program; kill it at the end if it still runs.
 
-    Its output is in files; ``process.log`` is the path of its stderr.
+    Its output goes to files; ``process.log`` is the path of its stderr.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -253,7 +254,7 @@ def cli_process(
 
 
 class SkewedPublisher:
-    """A Java client that stamps each message by the clock that the test chooses."""
+    """A Java client that stamps each message with the clock that the test chooses."""
 
     def __init__(self, connection: Connection) -> None:
         self._process = subprocess.Popen(
@@ -277,7 +278,7 @@ class SkewedPublisher:
     def __call__(
         self, topic: str, ahead_ms: int, value: bytes, properties: Mapping[str, str]
     ) -> None:
-        """Publish a message, stamped by a clock that is ahead of the right one."""
+        """Publish a message, stamped by a clock that is ahead of the correct one."""
         fields = [topic, str(ahead_ms), base64.b64encode(value).decode()]
         fields += [f"{key}={text}" for key, text in properties.items()]
         assert self._process.stdin is not None
@@ -294,7 +295,7 @@ class SkewedPublisher:
         raise AssertionError(f"the Java client ended ({self._process.wait()})")
 
     def close(self) -> None:
-        """End it."""
+        """Stop the Java client."""
         self._process.kill()
         self._process.communicate()
 
@@ -323,5 +324,5 @@ def parked(namespace: str) -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def sources() -> Callable[[LevelTopicDescription], dict[str, Any]]:
-    """``sources(description)``: its source partitions by topic."""
+    """``sources(description)``: the source partitions of a level topic, by topic."""
     return lambda description: {item.topic: item for item in source_partitions(description)}

@@ -1,4 +1,4 @@
-"""Tests of the admin client with a real broker: all answers that the package relies on."""
+"""Tests of the admin client on a real broker, for every answer that the package relies on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def topic(namespace: str) -> TopicName:
 
 
 def publish(client: pulsar.Client, topic: TopicName, count: int, **options: Any) -> list[int]:
-    """Publish entries, each in its own millisecond; return bounds between them."""
+    """Publish entries, each in its own millisecond; return the bounds between them."""
     producer = client.create_producer(topic.full, **{"batching_enabled": False, **options})
     bounds = []
     for number in range(count):
@@ -272,7 +272,7 @@ class V2(Record):  # type: ignore[misc]
 
 
 def test_every_version_of_a_schema(admin: Admin, client: pulsar.Client, topic: TopicName) -> None:
-    V2.__name__ = "V1"  # one record, grown
+    V2.__name__ = "V1"  # the same record with one more field
     schemas = [AvroSchema(V1), AvroSchema(V2)]
     for schema in schemas:
         client.create_producer(topic.full, schema=schema).close()

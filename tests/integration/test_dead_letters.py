@@ -1,4 +1,4 @@
-"""Dead letters on a real broker: listed, shown, replayed, discarded."""
+"""Tests of dead letters on a real broker: list, show, replay and discard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
 
 @pytest.fixture
 def description(world: RealWorld, clock: Any) -> LevelTopicDescription:
-    """A level topic with four dead letters, which came in one batch."""
+    """A level topic with four dead letters, stored as one batch."""
     made = world.level_topic(MINUTES)
     due = str(clock.now_ms() + 90_000)
     other = f"persistent://{world.namespace}/invoices"
@@ -124,7 +124,7 @@ def test_a_part_is_replayed_once_its_target_is_known_and_the_rest_stays(
     assert again.replayed == 0
 
 
-def test_mended_and_delivered_by_command(
+def test_repaired_and_delivered_by_command(
     description: LevelTopicDescription,
     run: Callable[..., Result],
     stored: Callable[[str], list[ParkedMessage]],
@@ -162,7 +162,7 @@ def test_mended_and_delivered_by_command(
     assert run("list", target).exit_code == 0
 
 
-def test_one_at_a_time(world: RealWorld, description: LevelTopicDescription) -> None:
+def test_one_replay_at_a_time(world: RealWorld, description: LevelTopicDescription) -> None:
     topic = deadletters.source_of(description).topic
     other = world.plain_client.subscribe(topic, "delaylevel", receiver_queue_size=0)
     with pytest.raises(AlreadyRunningError):

@@ -1,4 +1,4 @@
-"""The dispatcher on a real broker: what is due comes out once, in order, and never early."""
+"""Tests of the dispatcher on a real broker: it releases messages once, in order, never early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEVELS = Levels(
 
 @pytest.fixture
 def serve(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
-    """``serve(description, clock=None, delivery=…)``: a dispatcher, stopped afterwards."""
+    """``serve(description, clock=None, delivery=…)``: start a dispatcher, stopped at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(
@@ -60,7 +60,7 @@ def serve(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
 
 @pytest.fixture
 def tracked(level_topic: MakeLevelTopic) -> MakeLevelTopic:
-    """``tracked(targets=…)``: a level topic with the final window "tracker"."""
+    """``tracked(targets=…)``: create a level topic with the final window "tracker"."""
 
     def make(**values: Any) -> LevelTopicDescription:
         return level_topic(LEVELS, final_window=FinalWindow.TRACKER, **values)
@@ -87,7 +87,7 @@ def backlog(admin: Admin, description: LevelTopicDescription) -> int:
 
 
 @pytest.mark.parametrize("kind", [pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Shared])
-def test_by_due_time_and_then_in_their_order_never_early(
+def test_release_is_by_due_time_then_order_of_sending_and_never_early(
     kind: Any, tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=1)
@@ -111,11 +111,13 @@ def test_by_due_time_and_then_in_their_order_never_early(
         got.append((due_ms, int(message.data())))
         consumer.acknowledge(message)
     assert got == sorted(sent)
-    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(
+        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
+    )
     assert serving.total("released") == 300
 
 
-def test_copies_are_left_out_also_by_the_next_owner(
+def test_copies_are_dropped_by_the_next_owner_too(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=1)
@@ -144,10 +146,12 @@ def test_copies_are_left_out_also_by_the_next_owner(
         [each.encode() for each in ids] + [b"new"]
     )
     assert {m.properties[env.ID] for m in world.stored(target)} == {*ids, "new"}
-    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(
+        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
+    )
 
 
-def test_a_target_that_is_gone_holds_its_own_messages_only(
+def test_only_messages_of_a_missing_target_are_held(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "invoices"))
@@ -164,7 +168,7 @@ def test_a_target_that_is_gone_holds_its_own_messages_only(
     serving = serve(description)
     world.eventually(lambda: serving.total("released") == 50, "the release", 60)
     world.eventually(
-        lambda: len(world.stored(description.held_topic.full)) == 50, "what is held", 60
+        lambda: len(world.stored(description.held_topic.full)) == 50, "the held messages", 60
     )
 
     assert len(world.stored(invoices)) == 50
@@ -176,10 +180,12 @@ def test_a_target_that_is_gone_holds_its_own_messages_only(
         assert (envelope.due_ms, envelope.target, envelope.attempt) == (soon_ms, orders, 1)
         assert envelope.id
         assert message.properties[env.REASON] == "the topic does not exist"
-    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(
+        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
+    )
 
 
-def test_what_cannot_be_understood_becomes_a_dead_letter(
+def test_malformed_messages_become_dead_letters(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked()
@@ -196,7 +202,9 @@ def test_what_cannot_be_understood_becomes_a_dead_letter(
     assert found[b"without words"].key == "k"
     assert "missing" in found[b"without words"].properties[env.REASON]
     assert "not one of level topic" in found[b"elsewhere"].properties[env.REASON]
-    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(
+        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
+    )
 
 
 class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
@@ -206,7 +214,7 @@ class Order(Record):  # type: ignore[misc] # pulsar's records are not typed
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_all_that_a_message_has_arrives(
+def test_every_field_of_a_message_arrives(
     delivery: Delivery, tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(targets=("orders", "typed"))
@@ -241,7 +249,7 @@ def test_all_that_a_message_has_arrives(
     assert of_orders.receive(60_000).value().name == "first"
 
 
-def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice(
+def test_with_deduplication_keys_keep_their_partition_and_no_message_comes_twice(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     target = f"persistent://{world.namespace}/spread"
@@ -265,7 +273,7 @@ def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice
         serving = serve(description, delivery=Delivery.EFFECTIVELY_ONCE)
         world.eventually(
             lambda: sum(len(world.stored(f"{target}-partition-{i}")) for i in range(3)) == total,
-            "all that was sent",
+            "all sent messages",
             60,
         )
         serving.stop()
@@ -279,7 +287,7 @@ def test_through_deduplication_keys_keep_their_partition_and_nothing_comes_twice
     assert turns == {key: [b"%d" % turn for turn in range(10)] for key in keys}
 
 
-def test_dispatchers_share_out_and_take_over(
+def test_dispatchers_share_partitions_and_take_over(
     tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld
 ) -> None:
     description = tracked(window_partitions=4)
@@ -302,14 +310,16 @@ def test_dispatchers_share_out_and_take_over(
     } == {*range(4)}
     first.stop()
     world.eventually(lambda: second.owned == [0, 1, 2, 3], "the takeover", 60)
-    world.eventually(lambda: backlog(world.admin, description) == 0, "all is acknowledged", 60)
+    world.eventually(
+        lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
+    )
     assert Counter(m.key for m in world.stored(description.targets[0])) == Counter(
         str(number) for number in range(200)
     )
 
 
 def deduplicate(admin: Admin, topic: str, eventually: Eventually) -> None:
-    """Turn broker deduplication on for a topic, and wait until it is."""
+    """Turn on broker deduplication for a topic, and wait until it is active."""
     name = TopicName.parse(topic)
     admin.set_topic_policies(name, TopicPolicies(deduplication=True))
 

@@ -1,4 +1,4 @@
-"""Dispatchers and the broker killed or stopped at random moments: nothing is lost or early."""
+"""Tests of dispatchers and a broker that end at random moments: no message is lost or early."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPREAD_MS = 60_000
 
 
 class ChaosWorld:
-    """A broker, a level topic with a tracker, and dispatchers as processes of their own."""
+    """A broker, a level topic with a tracker, and dispatchers in their own processes."""
 
     def __init__(self, broker: EmbeddedBroker, delivery: Delivery, directory: Path) -> None:
         self.broker = broker
@@ -81,7 +81,7 @@ class ChaosWorld:
         return process
 
     def publish(self, begin_ms: int, count: int = MESSAGES) -> dict[str, int]:
-        """Write messages as movers do, every tenth of them twice; return due times by id."""
+        """Publish messages as movers do, one in ten of them twice; return the due times by ID."""
         chosen = random.Random(11)
         due = {f"m-{number}": begin_ms + chosen.randrange(SPREAD_MS) for number in range(count)}
         producers = [
@@ -105,7 +105,7 @@ class ChaosWorld:
         return due
 
     def stored(self) -> Counter[str]:
-        """Return how often each id is in the business topic."""
+        """Return the number of copies of each ID in the business topic."""
         return Counter(
             message.properties[env.ID]
             for message in stored_messages(self.client, self.admin, TARGET)
@@ -120,13 +120,13 @@ class ChaosWorld:
         return {}
 
     def all_owned(self, without: int | None = None) -> bool:
-        """Say whether every partition has an owner, and none of them is this process."""
+        """Return True if every partition has an owner other than the given process."""
         found = self.owned()
         mine = f":{without}"
         return len(found) == 4 and not any(owner.endswith(mine) for owner in found.values())
 
     def held(self) -> int:
-        """Return how many messages were set aside; no target fails here."""
+        """Return the number of messages that were held; no target fails here."""
         partitions = self.admin.partitioned_stats(self.description.held_topic).values()
         return sum(stats.messages_in for stats in partitions)
 
@@ -151,7 +151,7 @@ def world(
     private_broker: Callable[..., EmbeddedBroker],
     tmp_path: Path,
 ) -> Iterator[ChaosWorld]:
-    # What is acknowledged must stay, to be counted.
+    # Keep acknowledged messages, to count them.
     keep = {"defaultRetentionTimeInMinutes": -1, "defaultRetentionSizeInMB": -1}
     made = ChaosWorld(private_broker(keep), request.param, tmp_path)
     try:
@@ -164,7 +164,7 @@ wait = functools.partial(eventually, seconds=120)
 
 
 class Consumer:
-    """Counts what comes early; it may be asked at any time."""
+    """A counter of early messages, which can be read at any time."""
 
     def __init__(self, client: pulsar.Client) -> None:
         self.early = 0
@@ -178,7 +178,7 @@ class Consumer:
 
 
 def finish(world: ChaosWorld, due: dict[str, int], consumer: Consumer) -> Counter[str]:
-    """Wait until all is released and acknowledged; return how often each id is stored."""
+    """Wait for the release and acknowledgement of all messages; return the copies of each ID."""
     try:
         wait(
             lambda: len(world.stored()) == len(due), "everything in the business topic", seconds=240
@@ -207,9 +207,9 @@ def test_killed_twenty_times_and_the_broker_too(
     chosen = random.Random(23)
     takeovers = []
     for kill in range(20):
-        time.sleep(chosen.uniform(0.2, 2.0))  # the moment of the kill is the point
+        time.sleep(chosen.uniform(0.2, 2.0))  # kills are at random moments
         if kill == 10:
-            # One that starts while no broker answers ends at once, as it should.
+            # A dispatcher that starts while no broker answers exits at once, as it should.
             wait(lambda: len(set(world.owned().values())) == 2, "equal shares")
             assert world.broker.kill()
             world.broker.start()
@@ -230,17 +230,17 @@ def test_killed_twenty_times_and_the_broker_too(
         f"\n{world.delivery.value}: 20 kills, {len(due)} messages, 0 lost, {twice} copies, "
         f"slowest takeover {slowest:.1f} s"
     )
-    # A second of 100 messages is what one kill may repeat; takeovers are long before a minute.
+    # One kill may repeat one second of messages, which is 100; a takeover takes far less than 60 s.
     assert twice <= 20 * 150
     assert slowest < 60
 
 
-def test_stopped_for_half_a_minute_it_owns_nothing_when_it_wakes(world: ChaosWorld) -> None:
+def test_a_dispatcher_suspended_for_half_a_minute_loses_its_partitions(world: ChaosWorld) -> None:
     consumer = Consumer(world.client)
     first, second = world.start(), world.start()
     wait(lambda: len(set(world.owned().values())) == 2 and world.all_owned(), "equal shares")
     due = world.publish(SystemClock().now_ms() + 3_000)
-    time.sleep(5)  # in mid-flow
+    time.sleep(5)  # while messages flow
     first.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     wait(lambda: world.all_owned(first.pid), "the takeover")
@@ -256,13 +256,13 @@ def test_stopped_for_half_a_minute_it_owns_nothing_when_it_wakes(world: ChaosWor
     assert second.poll() is None
 
 
-def test_it_ends_in_peace_and_leaves_nothing_to_do_twice(world: ChaosWorld) -> None:
+def test_a_graceful_stop_leaves_no_message_to_release_twice(world: ChaosWorld) -> None:
     consumer = Consumer(world.client)
     process = world.start()
     wait(world.all_owned, "owners")
     due = world.publish(SystemClock().now_ms() + 1_000, 2_000)
     for _ in range(3):
-        time.sleep(2)  # in mid-flow
+        time.sleep(2)  # while messages flow
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         process = world.start()

@@ -1,4 +1,4 @@
-"""Every fault is planted on the real broker, and the doctor finds that one and no other."""
+"""Tests of the doctor on a real broker: it finds each planted fault, and no other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelt
 
 @dataclass
 class Ward:
-    """A healthy set-up, and what is needed to spoil it."""
+    """A healthy setup, and the means to break it."""
 
     connection: Connection
     admin: Admin
@@ -107,7 +107,7 @@ def ward(
     made.stop()
 
 
-def test_a_healthy_set_up_is_silent(ward: Ward) -> None:
+def test_a_healthy_setup_has_no_findings(ward: Ward) -> None:
     ward.options = {"spill_dir": ward.folder, "trigger_ms": 1000}
     with ward.make_client().create_producer(
         ward.target.full, enable_delay_level_topic=True
@@ -119,7 +119,7 @@ def test_a_healthy_set_up_is_silent(ward: Ward) -> None:
     assert len({item.check for item in found}) == len(found)
 
 
-# -- one fault each; the name is the check that has to find it
+# -- one fault each; the function's name is the check that must find it
 
 
 def unreachable_broker(ward: Ward) -> None:
@@ -220,7 +220,7 @@ def behind(ward: Ward) -> None:
         ward.target.full, enable_delay_level_topic=True
     ) as producer:
         producer.send(b"x", deliver_after=timedelta(minutes=3))
-    # An hour later the mover is connected still, and has done nothing.
+    # An hour later the mover is still connected, but has moved no message.
     ward.clock = SkewedClock(3_600_000)
 
 
@@ -295,7 +295,7 @@ def test_a_planted_fault_is_found_and_nothing_else(
     ward: Ward, check: str, plant: Callable[[Ward], None], eventually: Callable[..., Any]
 ) -> None:
     plant(ward)
-    # Policies and acknowledgements show some time after they are made.
+    # Policies and acknowledgements become visible after a delay.
     eventually(lambda: check in ward.failed(), f"the finding {check!r}", seconds=60)
     assert ward.failed() == {check}
     for item in ward.findings():
@@ -304,9 +304,9 @@ def test_a_planted_fault_is_found_and_nothing_else(
             assert all(item.remedies)
 
 
-def test_hand_offs_that_are_behind(ward: Ward) -> None:
+def test_late_hand_offs(ward: Ward) -> None:
     behind(ward)
-    # The clock is what the test itself has made wrong.
+    # The test itself has set the clock wrong.
     assert ward.failed() == {"clock", "hand-offs"}
 
 
@@ -324,7 +324,7 @@ def test_a_tracker_without_a_dispatcher_and_with_one(
 
 
 @pytest.mark.parametrize("ward", [{"mover": Mover.FUNCTION}], indirect=True)
-def test_a_function_that_is_not_there(ward: Ward) -> None:
+def test_a_missing_function(ward: Ward) -> None:
     assert ward.failed() == {"mover"}
 
 
@@ -342,16 +342,16 @@ def test_a_broker_that_delivers_some_messages_twice_where_a_function_moves(
     def failed(expected: set[str]) -> Callable[[], bool]:
         return lambda: ward.failed() == expected
 
-    # No Function is deployed either: that is the other finding.
+    # No Function is deployed, which is the other finding.
     assert ward.failed() == {"mover"}
     try:
         request("POST", "/true")
         eventually(failed({"mover", "dispatch thread"}), "the planted setting", seconds=60)
     finally:
         request("POST", "/false")
-        eventually(failed({"mover"}), "the setting as it was", seconds=60)
+        eventually(failed({"mover"}), "the restored setting", seconds=60)
         request("DELETE")
-    assert ward.failed() == {"mover"}, "the remedy's setting, and the broker's own, are well"
+    assert ward.failed() == {"mover"}, "the remedy's setting must pass, like the broker's own"
 
 
 def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
@@ -376,7 +376,7 @@ def test_by_command(ward: Ward, invoke: Callable[..., Result]) -> None:
     assert [row["check"] for row in rows] == list(CHECKS)
 
 
-def test_the_level_topic_can_be_made_whole_as_the_remedy_says(ward: Ward) -> None:
+def test_the_remedy_repairs_the_level_topic(ward: Ward) -> None:
     for plant in (subscription_gone, may_be_deleted, ttl_of_a_topic):
         plant(ward)
     topics.create(ward.admin, ward.description)

@@ -1,4 +1,4 @@
-"""What is pending, on a real broker: counts, rows and pictures of what was sent."""
+"""Tests of queries about pending messages on a real broker: counts, rows and charts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COUNT = 1500
 
 @pytest.fixture
 def filled(world: RealWorld) -> tuple[LevelTopicDescription, dict[str, int]]:
-    """Both levels and the window, with the due time of each message by its number."""
+    """A level topic with messages in both levels and the window, and their due times by number."""
     description = world.level_topic(LEVELS)
     now = SystemClock().now_ms()
     outcomes: dict[Any, Any] = {}
@@ -58,7 +58,7 @@ def filled(world: RealWorld) -> tuple[LevelTopicDescription, dict[str, int]]:
     return description, due
 
 
-def test_everything_is_seen_once_and_nothing_is_left_behind(
+def test_every_message_is_seen_once_and_no_subscription_is_left_behind(
     world: RealWorld, filled: tuple[LevelTopicDescription, dict[str, int]]
 ) -> None:
     description, due = filled
@@ -96,7 +96,7 @@ def test_a_large_topic_is_estimated(
     description, due = filled
     found = Inspector(world.plain_client, world.admin, description.topic).horizon()
     assert not found.exact
-    # The broker has counted what it got.
+    # The broker has counted the messages that it received.
     now = found.now_ms
     assert found.within[-1].parts["DAY"] == pytest.approx(
         sum(at - now >= DAY for at in due.values()), abs=30
@@ -122,7 +122,7 @@ def test_the_commands(
     assert invoke("pending", topic, "--where", "nothing = 1").exit_code == 2
 
 
-def test_the_export_is_a_file_of_all_that_is_pending(
+def test_the_export_has_every_pending_message(
     invoke: Callable[..., Result],
     filled: tuple[LevelTopicDescription, dict[str, int]],
     tmp_path: Path,
@@ -148,7 +148,7 @@ def test_the_export_is_a_file_of_all_that_is_pending(
 def releasing(
     world: RealWorld, tmp_path: Path
 ) -> Iterator[Callable[[LevelTopicDescription], Serving]]:
-    """``releasing(description)``: a dispatcher at work, stopped afterwards."""
+    """``releasing(description)``: start a dispatcher; it is stopped at the end."""
     with contextlib.ExitStack() as stack:
 
         def start(description: LevelTopicDescription) -> Serving:
@@ -160,7 +160,7 @@ def releasing(
 
 
 def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
-    """Where every subscription of the family stands, and who holds it."""
+    """Return the position and the consumers of every subscription of a level topic."""
     return {
         (member.topic, index, name): (
             admin.mark_delete_position(member.topic.partition(index), name)
@@ -174,7 +174,7 @@ def fronts(admin: Admin, description: LevelTopicDescription) -> dict[Any, Any]:
     }
 
 
-def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
+def test_the_window_is_read_through_the_journal_while_a_dispatcher_runs(
     world: RealWorld, releasing: Callable[[LevelTopicDescription], Serving]
 ) -> None:
     levels = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=5))])
@@ -183,7 +183,7 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
     dispatcher = releasing(description)
     producer = world.client().create_producer(topic, enable_delay_level_topic=True)
     now = SystemClock().now_ms()
-    # What comes out soon stands between what does not: the front cannot follow.
+    # Messages that are due soon alternate with later ones, so the position cannot follow.
     due = {
         str(n): now + (800, HOUR // 2, 3 * HOUR, 4 * HOUR)[n % 4] + (n % 4 and n)
         for n in range(120)
@@ -194,9 +194,9 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
         )
     producer.flush()
     pending = {number: at for number, at in due.items() if int(number) % 4}
-    world.eventually(lambda: len(world.stored(topic)) == 30, "what is due to come out")
+    world.eventually(lambda: len(world.stored(topic)) == 30, "the release of due messages")
     look = Inspector(world.plain_client, world.admin, topic)
-    world.eventually(lambda: len(list(look.rows())) == len(pending), "the log to say so")
+    world.eventually(lambda: len(list(look.rows())) == len(pending), "the journal entries")
 
     before = fronts(world.admin, description)
     rows = list(look.rows())
@@ -214,14 +214,16 @@ def test_the_window_is_read_through_the_release_log_while_a_dispatcher_runs(
     assert look.find(f"{in_window[3].topic.removeprefix('persistent://')}:1:2:3") == []
     assert look.average("size", Selection(where="role = 'window'")).messages == 30
     assert {row.properties["n"] for row in look.rows(Selection(key="4"))} == set()
-    assert fronts(world.admin, description) == before, "moved, locked or left behind"
+    assert fronts(world.admin, description) == before, (
+        "a query moved, locked or left a subscription"
+    )
 
-    # The dispatcher was not held up, and what it releases now is gone at once.
+    # The queries did not block the dispatcher. A message that it releases is no longer pending.
     producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
     world.eventually(lambda: len(world.stored(topic)) == 31, "one more")
     dispatcher.stop()
     assert {row.properties["n"] for row in look.rows()} == set(pending)
-    # Nobody releases any more: what is overdue is said to be so.
+    # No dispatcher runs any more: an overdue message is reported as overdue.
     producer.send(b"", deliver_at=SystemClock().now_ms() + 300)
     world.eventually(lambda: look.horizon().within[0].messages == 1, "the overdue message")
     assert look.horizon().messages == len(pending) + 1

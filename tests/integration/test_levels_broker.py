@@ -85,7 +85,7 @@ def names(admin: Admin, namespace: str) -> set[str]:
 
 
 def at_once(calls: list[Callable[[], object]]) -> list[object]:
-    """Run all calls at the same time; return what each returned or raised."""
+    """Run all calls at the same time; return the result or the exception of each."""
     start = threading.Barrier(len(calls))
     results: list[object] = [None] * len(calls)
 
@@ -132,7 +132,7 @@ def test_all_member_topics_are_created(admin: Admin, namespace: str) -> None:
         assert policies.delete_while_inactive is False
 
 
-def test_a_tracker_has_a_window_and_a_release_log(
+def test_a_tracker_has_a_window_and_a_journal(
     admin: Admin, client: pulsar.Client, namespace: str
 ) -> None:
     wanted = described(
@@ -596,7 +596,7 @@ def test_parked_messages_survive_ttl_and_the_deletion_of_inactive_topics(
     finally:
         client.close()
 
-    # The empty one is deleted with its subscription, and the other's message expires.
+    # The empty topic is deleted with its subscription, and the other topic's message expires.
     eventually(lambda: not admin.topic_exists(idle.partition(0)), "the deletion")
     eventually(
         lambda: (

@@ -183,7 +183,7 @@ def test_an_interrupted_expansion_is_finished_by_the_next(world: RealWorld) -> N
     with Interrupted(world.admin.admin_url) as failing, pytest.raises(KeyboardInterrupt):
         lifecycle.expand(failing, description.topic, longer)
     assert world.admin.partitioned_metadata(description.name).partitions == 8
-    # Nobody uses an incomplete expansion.
+    # No application uses an incomplete expansion.
     assert topics.describe(world.admin, description.topic) == description
     with pytest.raises(DelayTooLongError):
         park(world.client(), description, x=timedelta(minutes=8))
@@ -219,7 +219,7 @@ def test_drained_messages_keep_their_due_times(world: RealWorld) -> None:
     assert {item.message.data(): item.message.properties()["delaylevel.due"] for item in found} == (
         dues
     )
-    # Early by at most the broker's tick, because the broker held them.
+    # Early by at most the broker's tick, because the broker delayed them.
     assert all(item.late_ms > -1100 for item in found)
 
 
@@ -347,7 +347,7 @@ def test_level_topics_without_business_topics_are_found(
     row = json.loads(run("orphans", world.namespace, "-o", "jsonl").stdout)
     assert (row["topic"], row["entirely"], row["parked"]) == (description.topic, True, 1)
     assert not world.admin.topic_exists(orders)
-    # The rest of an unfinished deletion.
+    # The remains of an unfinished deletion.
     world.admin.delete(description.name)
     parts = lifecycle.orphans(world.admin, world.namespace)
     assert [item.level_topic for item in parts] == [description.topic] * 2

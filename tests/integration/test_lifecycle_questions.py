@@ -1,7 +1,7 @@
-"""Four questions about level topics, each with its command and its answer (docs/lifecycle.md).
+"""Four questions about level topics, each answered with a command (docs/lifecycle.md).
 
 Who creates one, and how long does it keep data? What happens when the business topic is deleted?
-What about too many partitions? Can it grow later?
+What happens with too many partitions? Can it grow later?
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(invoke: Callable[..., Result]) -> Callable[..., Result]:
 
 
 @pytest.mark.parametrize("by", ["command", "producer"])
-def test_who_creates_it_and_how_long_is_data_kept(
+def test_creation_and_retention(
     world: RealWorld, run: Callable[..., Result], clock: Any, by: str
 ) -> None:
     orders = f"persistent://{world.namespace}/orders"
@@ -54,7 +54,7 @@ def test_who_creates_it_and_how_long_is_data_kept(
         for stats in world.admin.partitioned_stats(member.topic).values():
             assert stats.subscriptions[SUBSCRIPTION].durable
 
-    # It stays until it is handed off, and not longer.
+    # The message stays until it is handed off, and no longer.
     partition = description.name.partition(1)
     moving = world.mover(description, clock)
     assert moving.run_once().total == 0
@@ -66,7 +66,7 @@ def test_who_creates_it_and_how_long_is_data_kept(
     producer.close()
 
 
-def test_what_happens_when_the_business_topic_is_deleted(
+def test_deletion_of_the_business_topic(
     world: RealWorld, run: Callable[..., Result], clock: Any
 ) -> None:
     orders = TopicName.parse(f"persistent://{world.namespace}/orders")
@@ -81,7 +81,7 @@ def test_what_happens_when_the_business_topic_is_deleted(
     world.admin.delete(orders, force=True)
     description = topics.describe(world.admin, orders.full)
 
-    # The level topic stays, what becomes ripe is held, and nobody makes the business topic anew.
+    # The level topic stays, ready messages are held, and the business topic is not recreated.
     moving = world.mover(description, clock)
     clock.advance(125_000)
     assert moving.run_once().held[orders.full] >= 1
@@ -92,14 +92,14 @@ def test_what_happens_when_the_business_topic_is_deleted(
         (row,) = [json.loads(line) for line in output.split("\n") if line]
         return row if row["parked"] < 2 else None
 
-    row = world.eventually(orphan, "the acknowledgement of what is held", 60)
+    row = world.eventually(orphan, "the acknowledgement of held messages", 60)
     assert (row["missing"], row["entirely"], row["parked"]) == ([orders.full], True, 1)
     assert row["held"] >= 1
     refused = run("delete", orders.full)
     assert refused.exit_code == 1
     moving.close()
 
-    # Made again, it gets all of it; then the level topic can go.
+    # The recreated topic gets all messages; then the level topic can be deleted.
     world.plain_client.create_producer(orders.full).close()
     answer = run("delete", orders.full, "--drain")
     assert answer.exit_code == 0, answer.output
@@ -107,7 +107,7 @@ def test_what_happens_when_the_business_topic_is_deleted(
     assert world.admin.list_partitioned_topics(world.namespace) == []
 
 
-def test_too_many_partitions_are_refused_and_nothing_is_made(
+def test_too_many_partitions_are_refused_and_no_topic_is_created(
     world: RealWorld, run: Callable[..., Result]
 ) -> None:
     refused = run("create", f"{world.namespace}/orders", "--unit", "hour", "--max-delay", "365d")
@@ -126,7 +126,7 @@ def test_it_grows_later(world: RealWorld, run: Callable[..., Result]) -> None:
     grown = run("expand", orders, "--max-delay", "20m", "-o", "json")
     assert grown.exit_code == 0, grown.output
     assert json.loads(grown.stdout)["partitions"] == 19
-    producer._cache._looked_s -= 10  # as if the last look were some seconds ago
+    producer._cache._looked_s -= 10  # as if the last refresh were some seconds ago
     producer.send(b"after", deliver_after=timedelta(minutes=20))
     producer.close()
     level_topic = TopicName.parse(f"{orders}-delay-level")

@@ -1,4 +1,4 @@
-"""A level topic that is expanded while the Spark job runs."""
+"""Tests of the expansion of a level topic while the Spark job runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEVELS = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=3 * UNIT))
 
 
 @pytest.mark.parametrize("overflow", ["reject", "recirculate"])
-def test_a_running_job_moves_what_is_in_new_partitions(
+def test_a_running_job_moves_messages_of_new_partitions(
     world: RealWorld, spark_job: Callable[..., Any], overflow: str
 ) -> None:
     strategy = LEVELS.strategies[0].model_copy(update={"overflow": overflow})
@@ -43,7 +43,7 @@ def test_a_running_job_moves_what_is_in_new_partitions(
             send(number, 1 + number % 2 + (3 if overflow == "recirculate" and number > 15 else 0))
         expanded = lifecycle.expand(world.admin, description.topic, longer_levels(levels, 6 * UNIT))
         if overflow == "recirculate":
-            producer._cache._refresh_once()  # as it does every minute; it is never refused
+            producer._cache._refresh_once()  # it also refreshes every minute
         for number in range(20, 40):
             send(number, 1 + number % 5)
         assert producer.description == expanded

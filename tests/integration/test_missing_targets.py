@@ -1,4 +1,4 @@
-"""Business topics that are gone, and what the level topic's policy makes of their messages."""
+"""Tests of deleted business topics, and of the policies for their messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MINUTES = Levels(PartitionStrategy(partition_by="MINUTE", maximum_delay=timedelt
 
 @pytest.fixture
 def half_gone(world: RealWorld, clock: Any) -> Callable[..., LevelTopicDescription]:
-    """``half_gone(policy)``: five ripe messages for each of two targets; the first was deleted."""
+    """``half_gone(policy)``: five ready messages for each of two targets; the first is deleted."""
 
     def make(policy: MissingTarget) -> LevelTopicDescription:
         made = world.level_topic(
@@ -53,7 +53,7 @@ def bodies(found: list[Any]) -> list[bytes]:
 FIVE = [b"%d" % number for number in range(5)]
 
 
-def test_dead_letters_that_come_back_with_their_target(
+def test_dead_letters_are_replayed_when_their_target_returns(
     world: RealWorld, half_gone: Callable[..., LevelTopicDescription], clock: Any
 ) -> None:
     description = half_gone(MissingTarget.DEAD_LETTER)
@@ -77,7 +77,7 @@ def test_dead_letters_that_come_back_with_their_target(
     assert sorted(item.properties["delaylevel.id"] for item in world.stored(gone)) == ids
 
 
-def test_what_is_dropped_is_counted(
+def test_dropped_messages_are_counted(
     world: RealWorld, half_gone: Callable[..., LevelTopicDescription], clock: Any
 ) -> None:
     description = half_gone(MissingTarget.DROP)
@@ -91,7 +91,7 @@ def test_what_is_dropped_is_counted(
     assert not world.admin.topic_exists(TopicName.parse(gone))
 
 
-def test_the_policy_is_changed_and_what_is_held_follows_it(
+def test_a_changed_policy_applies_to_held_messages(
     world: RealWorld,
     invoke: Callable[..., Result],
     half_gone: Callable[..., LevelTopicDescription],
@@ -106,7 +106,7 @@ def test_the_policy_is_changed_and_what_is_held_follows_it(
     answer = invoke("levels", "set", there, "--on-missing-target", "dead-letter", "-o", "json")
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["on_missing_target"] == "dead-letter"
-    # Making it again does not take the policy back.
+    # Another call to create does not reset the policy.
     assert topics.create(world.admin, description).on_missing_target is MissingTarget.DEAD_LETTER
     clock.advance(3_700_000)
     report = moving.run_once()
@@ -115,7 +115,7 @@ def test_the_policy_is_changed_and_what_is_held_follows_it(
 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])
-def test_the_dispatcher_goes_by_it_too(
+def test_the_dispatcher_applies_the_policy_too(
     world: RealWorld, tmp_path: Path, policy: MissingTarget
 ) -> None:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings

@@ -1,6 +1,6 @@
-"""A mover on a real broker: bounds to the millisecond, late triggers, and who may move at all.
+"""Tests of a mover on a real broker: bounds to the millisecond, late triggers, and mover locks.
 
-The mover's clock is moved by hand, so that units of a minute need no minute.
+The tests set the mover's clock, so that a unit of a minute takes no minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def partition(description: LevelTopicDescription, index: int, level: int = 0) ->
     return description.level_topic(level).partition(index).full
 
 
-def test_exactly_on_a_partitions_bound(world: RealWorld, clock: Any) -> None:
+def test_messages_exactly_on_a_partition_bound(world: RealWorld, clock: Any) -> None:
     description = world.level_topic(MINUTES)
     orders = description.targets[0]
     start_ms = clock.now_ms()
@@ -52,17 +52,17 @@ def test_exactly_on_a_partitions_bound(world: RealWorld, clock: Any) -> None:
     assert found == [[b"60000", b"119999"], [b"120000"], [b"180000", b"239999", b"240000"]]
     assert [m.value for m in world.stored(orders)] == [b"59999"]
 
-    # The mover finds each of them ripe from the very millisecond of its hand-off time on.
+    # Each message is ready from the exact millisecond of its hand-off time.
     moving = world.mover(description, clock)
     assert moving.run_once().total == 0
     published = {m.value: m for k in range(3) for m in world.stored(partition(description, k))}
     for value, index in ((b"60000", 0), (b"120000", 1), (b"180000", 2)):
-        ripe_ms = published[value].publish_ms + (index + 1) * UNIT_MS - LEAD_MS
-        clock.at_ms = ripe_ms - 1
+        handoff_ms = published[value].publish_ms + (index + 1) * UNIT_MS - LEAD_MS
+        clock.at_ms = handoff_ms - 1
         assert value not in [m.value for m in world.stored(orders)]
         moving.run_once()
         assert value not in [m.value for m in world.stored(orders)]
-        clock.at_ms = ripe_ms
+        clock.at_ms = handoff_ms
         assert moving.run_once().latest_ms == 0
         assert value in [m.value for m in world.stored(orders)]
     clock.at_ms = start_ms + 200_000
@@ -83,7 +83,7 @@ def test_exactly_on_a_partitions_bound(world: RealWorld, clock: Any) -> None:
     world.drained(description)
 
 
-def test_an_empty_partition_holds_nothing_up(world: RealWorld, clock: Any) -> None:
+def test_an_empty_partition_delays_no_other_partition(world: RealWorld, clock: Any) -> None:
     description = world.level_topic(MINUTES)
     orders = description.targets[0]
     moving = world.mover(description, clock)
@@ -93,7 +93,7 @@ def test_an_empty_partition_holds_nothing_up(world: RealWorld, clock: Any) -> No
     producer.send(b"last", deliver_after=timedelta(minutes=3))
     clock.advance(1000)
     assert moving.run_once().total == 0
-    # What comes late into a partition that was empty at every look is found in time.
+    # A message in a partition that was empty at every earlier run is found in time.
     producer.send(b"first", deliver_after=timedelta(minutes=1))
     clock.advance(58_000)
     report = moving.run_once()
@@ -105,11 +105,11 @@ def test_an_empty_partition_holds_nothing_up(world: RealWorld, clock: Any) -> No
     world.drained(description)
 
 
-def test_a_trigger_that_comes_late_delivers_at_once(world: RealWorld, clock: Any) -> None:
+def test_a_late_trigger_delivers_at_once(world: RealWorld, clock: Any) -> None:
     description = world.level_topic(MINUTES)
     orders = description.targets[0]
     get = world.arrivals(orders)
-    # An hour ago by the producer's clock; the mover was away since then.
+    # Sent an hour ago by the producer's clock; no mover has run since then.
     clock.advance(-3_600_000)
     with world.client(clock).create_producer(orders, enable_delay_level_topic=True) as producer:
         for number in range(300):
@@ -135,7 +135,7 @@ def test_recirculation(world: RealWorld, clock: Any) -> None:
             producer.send(b"%d" % number, deliver_after=timedelta(minutes=5))
     assert len(world.stored(partition(description, 1))) == 20
     moving = world.mover(description, clock)
-    # A hand-off goes by the broker's time of a message's arrival, which may be a little later.
+    # The hand-off time follows the broker's time of arrival, which may be slightly later.
     clock.advance(2 * UNIT_MS - LEAD_MS + 40_000)
     report = moving.run_once()
     assert (report.parked.total(), report.total) == (20, 20)
@@ -145,7 +145,7 @@ def test_recirculation(world: RealWorld, clock: Any) -> None:
 
     arrivals = get(20)
     assert sorted(int(a.message.data()) for a in arrivals) == list(range(20))
-    # Once round: copies, all with the id of the first.
+    # Each message went round once: the copies have the ID of the original.
     assert len(world.stored(partition(description, 1))) == 40
     assert len({a.message.properties()["delaylevel.id"] for a in arrivals}) == 20
 

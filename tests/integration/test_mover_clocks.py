@@ -1,7 +1,7 @@
-"""Producers whose clocks are wrong: nothing stalls, nothing is late by the mover's clock.
+"""Tests of producers with wrong clocks: no message stalls, and none is late by the mover's clock.
 
-The Python client stamps messages by the machine's clock, inside C++; a Java client stamps them here
-as a machine with another clock would. The mover's own clock is moved by hand.
+The Python client takes publish times from the machine's clock, inside C++. A Java client stamps
+messages here as a machine with another clock would. The tests set the mover's own clock.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def levels(lead_s: int) -> Levels:
 
 @pytest.fixture
 def park(skewed: Any, parked: Any) -> Callable[..., dict[bytes, int]]:
-    """Publish into partition 0 as producers with these clocks do, in turns.
+    """``park(description, offsets_ms)``: publish into partition 0 with these clocks, one by one.
 
-    Each has chosen the partition by its own clock, for a delay of ``unit + number`` ms.
+    Each producer has chosen the partition by its own clock, for a delay of ``unit + number`` ms.
     """
     clock = SystemClock()
 
@@ -59,7 +59,7 @@ def park(skewed: Any, parked: Any) -> Callable[..., dict[bytes, int]]:
 def move(
     moving: LocalMover, clock: Any, until_ms: int, topic: str, stored: Any
 ) -> dict[bytes, int]:
-    """Trigger every twenty seconds; return by the mover's clock when each was handed off."""
+    """Trigger every 20 s; return the hand-off time of each message by the mover's clock."""
     handed: dict[bytes, int] = {}
     seen = 0
     while clock.now_ms() < until_ms:
@@ -81,7 +81,7 @@ def move(
     [(200, (0, 30_000)), (200, (0, -30_000)), (400, (30_000, 0, -30_000))],
     ids=["ahead", "behind", "both"],
 )
-def test_half_a_minute_off(
+def test_clocks_half_a_minute_off(
     lead_s: int,
     clocks_ms: tuple[int, ...],
     world: RealWorld,
@@ -89,7 +89,7 @@ def test_half_a_minute_off(
     clock: Any,
 ) -> None:
     description = world.level_topic(levels(lead_s))
-    # In turns, then in runs: the front, the middle and the end belong to each of them once.
+    # One by one, then in runs: each clock has messages at the front, in the middle and at the end.
     sent = park(description, [*clocks_ms * 6, *(c for c in clocks_ms for _ in range(20))])
     moving = world.mover(description, clock)
     handed = move(moving, clock, clock.now_ms() + 2 * UNIT_MS, description.targets[0], world.stored)
@@ -101,7 +101,7 @@ def test_half_a_minute_off(
 
 
 @pytest.mark.parametrize("where", ["front", "middle", "end", "everywhere"])
-def test_a_day_ahead(
+def test_a_clock_a_day_ahead(
     where: str, world: RealWorld, park: Callable[..., dict[bytes, int]], clock: Any
 ) -> None:
     description = world.level_topic(levels(200))
@@ -123,7 +123,7 @@ def test_a_day_ahead(
     assert set(handed) == in_time
     assert all(handed[value] <= sent[value] for value in in_time)
 
-    # What comes later is not stopped by what a wrong stamp has left behind.
+    # Messages with wrong stamps that stay behind do not stop later ones.
     clock.at_ms = SystemClock().now_ms()
     later = park(description, right, first=1000)
     moving.close()
@@ -131,20 +131,22 @@ def test_a_day_ahead(
     handed = {**handed, **move(moving, clock, clock.now_ms() + 750_000, orders, world.stored)}
     assert set(handed) == in_time | set(later)
 
-    # A day later the others are due by anybody's clock.
+    # A day later the others are due by every clock.
     clock.at_ms = start_ms + DAY_MS + 450_000
     moving.run_once()
     assert {m.value for m in world.stored(orders)} == set(sent) | set(later)
     world.drained(description)
 
 
-def test_a_day_behind(world: RealWorld, park: Callable[..., dict[bytes, int]], clock: Any) -> None:
-    """By any other clock these were due yesterday: they are delivered at once, none is lost."""
+def test_a_clock_a_day_behind(
+    world: RealWorld, park: Callable[..., dict[bytes, int]], clock: Any
+) -> None:
+    """By other clocks these were due yesterday: they are delivered at once, and none is lost."""
     description = world.level_topic(levels(200))
     sent = park(description, [-DAY_MS, 0, 0, -DAY_MS, 0, -DAY_MS])
     clock.at_ms = SystemClock().now_ms()
     report = world.mover(description, clock).run_once()
-    # The right ones stand before a ripe one and are near-due: they go with it.
+    # Messages with correct stamps are near-due and precede a ready one, so they go with it.
     assert (report.due, report.window) == (3, 3)
     assert {m.value for m in world.stored(description.targets[0])} == set(sent)
     world.drained(description)

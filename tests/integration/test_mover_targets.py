@@ -1,4 +1,4 @@
-"""Targets that go away and come back, and messages that nobody can understand."""
+"""Tests of targets that disappear and return, and of malformed messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Order(Record):
 
 
 class Setting:
-    """Two targets of one level topic, with ten parked messages each; everything in real time."""
+    """Two targets of one level topic, with ten parked messages each, in real time."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Setting:
                 )
 
     def move_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Trigger the mover again and again."""
+        """Trigger the mover repeatedly until a condition holds."""
 
         def trigger() -> bool:
             self.report.add(self._moving.run_once())
@@ -91,7 +91,7 @@ def values(prefix: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_a_target_that_is_deleted_then_made_again(
+def test_a_target_that_is_deleted_and_recreated(
     setting: Setting, world: RealWorld, partitions: int
 ) -> None:
     orders = TopicName.parse(setting.orders)
@@ -104,13 +104,13 @@ def test_a_target_that_is_deleted_then_made_again(
             if message.properties["delaylevel.attempt"] == str(attempt)
         ]
 
-    setting.move_until(lambda: len(held(2)) == 10, "a second attempt at all of them")
+    setting.move_until(lambda: len(held(2)) == 10, "a second attempt for each message")
     assert sorted(m.value or b"" for m in held(1)) == values("a")
     assert all("does not exist" in m.properties["delaylevel.reason"] for m in held(1))
     assert sorted(m.value or b"" for m in world.stored(setting.others)) == values("b")
-    assert not world.admin.topic_exists(orders), "the mover made it anew"
+    assert not world.admin.topic_exists(orders), "the mover recreated it"
 
-    # It stays away, and others go on.
+    # The target stays missing, and messages of other targets continue.
     setting.park(setting.others, "c")
     setting.move_until(
         lambda: len(world.stored(setting.others)) == 20, "the other target's messages"
@@ -124,7 +124,7 @@ def test_a_target_that_is_deleted_then_made_again(
         world.admin.create_partitioned(orders, partitions)
     else:
         world.plain_client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "what was held")
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "the held messages")
     world.drained(setting.description)
     found = world.stored(setting.orders)
     assert sorted(m.value or b"" for m in found) == values("a")
@@ -148,7 +148,7 @@ def test_a_target_that_is_terminated(setting: Setting, world: RealWorld) -> None
 
     world.admin.delete(orders, force=True)
     world.plain_client.create_producer(setting.orders).close()
-    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "what was held")
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 10, "the held messages")
     world.drained(setting.description)
     assert sorted(m.value or b"" for m in world.stored(setting.orders)) == values("a")
 
@@ -172,7 +172,7 @@ def test_a_target_over_its_quota(setting: Setting, world: RealWorld, policy: str
             return True
         return False
 
-    world.eventually(refused, "the quota to count")
+    world.eventually(refused, "the quota to take effect")
     setting.move_until(
         lambda: (
             setting.report.held[setting.orders] >= 10 and len(world.stored(setting.others)) == 10
@@ -185,13 +185,13 @@ def test_a_target_over_its_quota(setting: Setting, world: RealWorld, policy: str
     for _ in range(5):
         consumer.acknowledge(consumer.receive(60_000))
     assert urllib3.request("DELETE", full).status == 204
-    setting.move_until(lambda: len(world.stored(setting.orders)) >= 15, "what was held")
+    setting.move_until(lambda: len(world.stored(setting.orders)) >= 15, "the held messages")
     world.drained(setting.description)
     assert sorted(m.value or b"" for m in world.stored(setting.orders))[:10] == values("a")
 
 
 def test_a_target_that_lost_its_schema(setting: Setting, world: RealWorld) -> None:
-    """Of one target, only messages of a schema that its registry does not know are held."""
+    """Only messages with a schema that the target's registry does not know are held."""
     with setting.producer(setting.orders, schema=JsonSchema(Order)) as producer:
         producer.send(Order(note="typed"), deliver_after=DELAY)
     world.admin.delete(TopicName.parse(setting.orders), force=True)
@@ -213,7 +213,7 @@ def test_a_target_that_lost_its_schema(setting: Setting, world: RealWorld) -> No
     world.drained(setting.description)
 
 
-def test_garbage_goes_to_the_dead_letters(
+def test_malformed_messages_go_to_the_dead_letters(
     setting: Setting, world: RealWorld, parked: Callable[..., dict[str, str]]
 ) -> None:
     soon = SystemClock().now_ms() + 500
@@ -239,7 +239,7 @@ def test_garbage_goes_to_the_dead_letters(
 
     setting.move_until(
         lambda: len(world.stored(setting.orders)) == 11 and len(world.stored(setting.others)) == 10,
-        "the good ones",
+        "the valid messages",
     )
     assert b"good" in [m.value for m in world.stored(setting.orders)]
     assert setting.report.dead.total() == len(garbage) + 1
@@ -249,7 +249,7 @@ def test_garbage_goes_to_the_dead_letters(
     for value, (properties, reason) in garbage.items():
         message = dead[value]
         assert reason in message.properties["delaylevel.reason"], value
-        # It is as it was, and says where it stood.
+        # The message is unchanged, and has its source position.
         assert {**message.properties, **properties, "own": "1"} == message.properties
         assert message.properties["delaylevel.source"].startswith(
             topic.removeprefix("persistent://") + ":"

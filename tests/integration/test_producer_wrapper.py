@@ -1,4 +1,4 @@
-"""The producer wrapper on a real broker: what it sends, what it refuses, and when things break."""
+"""Tests of the producer wrapper on a real broker: sending, refusals and failures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Order(Record):
     note = String()
 
 
-# --- the drop-in ---------------------------------------------------------------------------
+# --- drop-in replacement -------------------------------------------------------------------
 
 
 def test_it_is_off_by_default(world: RealWorld, orders: str) -> None:
@@ -103,7 +103,7 @@ def test_it_has_the_plain_producers_calls(producer: Any, orders: str) -> None:
         producer.close()
 
 
-def test_ours_is_stripped_from_the_applications_properties(
+def test_our_properties_are_removed_from_the_applications(
     producer: Any, orders: str, stored: Stored
 ) -> None:
     received = {
@@ -133,7 +133,7 @@ def test_the_applications_own_arguments_stay_untouched(producer: Any) -> None:
     assert properties == {"delaylevel.id": "old", "own": "1"}
 
 
-def test_close_sends_what_is_still_queued(world: RealWorld, orders: str) -> None:
+def test_close_sends_queued_messages(world: RealWorld, orders: str) -> None:
     outcomes: list[str] = []
     with world.client().create_producer(
         orders,
@@ -151,7 +151,7 @@ def test_close_sends_what_is_still_queued(world: RealWorld, orders: str) -> None
     assert len(world.stored(orders)) == len(world.stored(f"{orders}-delay-level")) == 50
 
 
-def test_nothing_is_sent_by_a_closed_producer(producer: Any, orders: str, stored: Stored) -> None:
+def test_a_closed_producer_sends_no_message(producer: Any, orders: str, stored: Stored) -> None:
     producer.send(b"x", deliver_after=LONG)
     producer.close()
     for after in (None, LONG, timedelta(hours=3)):
@@ -195,7 +195,7 @@ def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Store
         ({"deliver_after": LONG, "message_id": "x" * 513}, InvalidInputError),
     ],
 )
-def test_what_cannot_be_sent_is_not_sent(
+def test_invalid_messages_are_not_sent(
     producer: Any, orders: str, stored: Stored, delay: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -218,7 +218,7 @@ def test_what_cannot_be_sent_is_not_sent(
     ],
     ids=["chunking", "router", "exclusive", "encryption", "no send timeout"],
 )
-def test_options_that_delayed_messages_cannot_keep(
+def test_options_that_delayed_messages_do_not_support(
     dl_client: MakeClient, orders: str, option: dict[str, Any]
 ) -> None:
     client = dl_client()
@@ -239,7 +239,7 @@ def test_a_send_timeout_above_the_lead_is_warned_about(dl_client: MakeClient, or
         )
 
 
-def test_a_strategy_that_disagrees(dl_client: MakeClient, producer: Any, orders: str) -> None:
+def test_a_different_strategy_is_refused(dl_client: MakeClient, producer: Any, orders: str) -> None:
     client = dl_client()
     with pytest.raises(StrategyMismatchError) as mismatch:
         client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
@@ -247,7 +247,7 @@ def test_a_strategy_that_disagrees(dl_client: MakeClient, producer: Any, orders:
     assert mismatch.value.described == str(Levels(HOURS))
     for text in ("DAY for 3d", "HOUR for 4h"):
         assert text in str(mismatch.value)
-    # Without a strategy of its own it takes the topic's.
+    # Without its own strategy it uses the topic's.
     second = client.create_producer(orders, enable_delay_level_topic=True)
     assert second.description.levels == Levels(HOURS)
     second.send(b"x", deliver_after=timedelta(hours=4))
@@ -262,7 +262,7 @@ def test_a_level_topic_for_other_targets(dl_client: MakeClient, producer: Any, o
         )
 
 
-def test_a_level_topic_that_is_not_one(world: RealWorld, orders: str) -> None:
+def test_a_topic_that_is_not_a_level_topic(world: RealWorld, orders: str) -> None:
     world.plain_client.create_producer(f"{orders}-delay-level").send(b"of somebody else")
     with pytest.raises(LevelTopicError, match=r"not a level topic|is not ours|no level topic"):
         world.client().create_producer(orders, enable_delay_level_topic=True)
@@ -286,7 +286,7 @@ def test_without_an_admin_url(
         ) as second:
             second.send(b"parked", deliver_after=LONG)
         assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
-        # A number of partitions that does not fit, or a topic that is not there, is refused.
+        # A topic that does not exist, or has a wrong number of partitions, is refused.
         with pytest.raises(LevelTopicError, match="has 3 partitions"):
             client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
         with pytest.raises(LevelTopicError, match="does not exist"):
@@ -378,7 +378,7 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
                 await producer.send(b"x", **bad)
         with pytest.raises(InvalidInputError, match="null"):
             await producer.send(None, deliver_after=LONG)
-        # What nobody has awaited yet is sent by close, not dropped.
+        # close() sends messages that were not awaited yet; it does not drop them.
         unawaited = asyncio.ensure_future(producer.send(b"last", deliver_after=timedelta(hours=1)))
         await asyncio.sleep(0)
         await producer.close()
@@ -400,19 +400,19 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
             number = int(message.value or b"")
             assert (message.key, message.event_ms) == (f"key-{number}", number + 1)
         assert "delaylevel.id" not in message.properties
-    # What is under one unit goes to the business topic at once; the broker holds it back.
+    # Messages due within one unit go to the business topic at once, and the broker delays them.
     assert sorted(m.value or b"" for m in stored(orders)) == sorted(
         [b"now", *(b"%d" % number for number in range(30))]
     )
 
 
-# --- the level topic is made ---------------------------------------------------------------
+# --- creation of the level topic -----------------------------------------------------------
 
 
 def test_two_producers_create_at_once(
     connection: Connection, world: RealWorld, orders: str
 ) -> None:
-    """Threads in one process: every one gets a producer, and there is one level topic."""
+    """Threads in one process each get a producer, and create only one level topic."""
     start = threading.Barrier(6)
     outcomes: list[object] = []
 
@@ -489,16 +489,16 @@ client.close()
     assert len(world.stored(f"{orders}-delay-level")) == 3
 
 
-# --- the broker goes away ------------------------------------------------------------------
+# --- loss of the broker --------------------------------------------------------------------
 
 
-def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) -> None:
+def test_loss_of_the_broker(private_broker: Callable[..., EmbeddedBroker]) -> None:
     broker = private_broker()
     client = DelayLevelClient.from_connection(broker.connection, operation_timeout_seconds=3)
     topic = f"public/default/away-{uuid.uuid4().hex[:8]}"
 
     def until_it_works(call: Callable[[], Any]) -> Any:
-        """Timeouts are short here, and the broker may be slow although it is there."""
+        """Retry a call: timeouts are short here, and an available broker may be slow."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -527,12 +527,12 @@ def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) 
     with pytest.raises(pulsar.Timeout):
         producer.send(b"lost too", deliver_after=LONG)
     with pytest.raises(pulsar.PulsarException):
-        # A partition that was not used so far: its producer cannot be made either.
+        # A partition that was not used before: no producer can be created for it.
         producer.send(b"lost too", deliver_after=timedelta(hours=3))
     assert not producer.is_connected()
 
     broker.start()
-    # The wrapper finds its way back by itself, as a plain producer does.
+    # The wrapper reconnects by itself, like a plain producer.
     until_it_works(lambda: producer.send(b"back", deliver_after=LONG))
     until_it_works(lambda: producer.send(b"back", deliver_after=timedelta(hours=3)))
     producer.close()

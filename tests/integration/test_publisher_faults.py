@@ -1,4 +1,4 @@
-"""Tests of faults while messages are sent: only stored messages count as stored."""
+"""Tests of faults during a send: only stored messages are reported as stored."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_messages_too_large_for_a_whole_batch(
     assert len(stored(client, admin, TopicName.parse(publisher.producer.topic()))) == len(sizes)
 
 
-def test_a_topic_that_is_terminated_in_between(
+def test_a_topic_terminated_during_a_send(
     client: pulsar.Client, admin: Admin, publisher: Publisher[Any]
 ) -> None:
     topic = TopicName.parse(publisher.producer.topic())
@@ -80,10 +80,8 @@ def test_a_topic_that_is_terminated_in_between(
 
 
 @pytest.mark.parametrize("timeout_ms", [30_000, 1000])
-def test_a_broker_that_is_killed_in_between(
-    private_broker: Callable[..., Any], timeout_ms: int
-) -> None:
-    # With the shorter timeout the client drops its queue, and sends later messages.
+def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeout_ms: int) -> None:
+    # With the shorter timeout the client drops its queue, but sends later messages.
     broker = private_broker()
     client = quiet_client(broker.connection)
     try:

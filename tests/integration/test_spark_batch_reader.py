@@ -1,4 +1,4 @@
-"""What is pending, as a DataFrame, on a real broker."""
+"""Tests of pending messages as a DataFrame, on a real broker."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def moment(time_ms: int) -> datetime:
 
 @pytest.fixture
 def filled(world: RealWorld, clock: Any) -> tuple[LevelTopicDescription, dict[str, int]]:
-    """A level topic with a message for each hour from 2 to 23, and their due times."""
+    """A level topic with one message for each hour from 2 to 23, and their due times."""
     description = world.level_topic(LEVELS)
     due = {str(hours): clock.now_ms() + hours * HOUR + 60_000 for hours in range(2, 24)}
     with world.client(clock).create_producer(
@@ -65,7 +65,7 @@ def filled(world: RealWorld, clock: Any) -> tuple[LevelTopicDescription, dict[st
 def planned(
     connection: Connection, description: LevelTopicDescription, **options: str
 ) -> list[tuple[str, int]]:
-    """(role, partition) of every slice that a read with these options has."""
+    """Return the (role, partition) of every slice of a read with the given options."""
     wanted, rest = BatchOptions.split(
         {"levelTopics": description.topic, **connection_options(connection), **options}
     )
@@ -73,7 +73,7 @@ def planned(
     return [(item.source.level, item.source.partition) for item in reader.partitions()]
 
 
-def test_everything_that_is_pending(
+def test_every_pending_message_is_read(
     spark: Any,
     connection: Connection,
     filled: tuple[LevelTopicDescription, dict[str, int]],
@@ -100,7 +100,7 @@ def test_everything_that_is_pending(
         assert row["topic"].endswith(f"-partition-{row['partition']}")
         assert row["level_topic"] == description.topic
     assert (rows["chosen"]["id"], rows["chosen"]["size"]) == ("chosen", 0)
-    # Looking has left no trace: nothing is acknowledged, nobody holds a subscription.
+    # The read has left no trace: no acknowledgement, and no consumer on a subscription.
     for topic in {row["topic"] for row in rows.values()}:
         stats = admin.partition_stats(TopicName.parse(topic)).subscriptions
         assert stats.keys() == {SUBSCRIPTION}
@@ -128,7 +128,7 @@ def test_a_window_of_due_times(
     assert hours(levels=[0], partitions=[1]) == {str(hour) for hour in range(12, 18)}
     assert hours(roles=["held"]) == set()
 
-    # What cannot hold it is not even opened; the last partition of a level is.
+    # Partitions without matching due times are not opened, except the last one of a level.
     from_8, before_14 = str(due["8"]), str(due["14"])
     tight = {"dueSlackMs": "60000"}
     assert planned(connection, description, dueFrom=from_8, dueBefore=before_14, **tight) == [
@@ -154,7 +154,7 @@ def test_a_partition_is_read_in_part(
 ) -> None:
     description = level_topic(LEVELS)
     topic = description.level_topic(0).partition(0).full
-    # Published over ten hours, the oldest first.
+    # Published over ten hours, oldest first.
     now = int(datetime.now(timezone.utc).timestamp() * 1000)
     for hours in range(10, 0, -1):
         skewed(topic, -hours * HOUR, b"x", parked(now + (7 - hours) * HOUR))
@@ -174,7 +174,7 @@ def test_a_partition_is_read_in_part(
     assert found == [moment(now + 3 * HOUR)]
 
 
-def test_only_the_columns_that_are_asked_for(
+def test_only_requested_columns_are_read(
     spark: Any,
     connection: Connection,
     filled: tuple[LevelTopicDescription, dict[str, int]],
@@ -194,7 +194,7 @@ def test_only_the_columns_that_are_asked_for(
         reader.schema(wrong).load().collect()
 
 
-def test_filters_may_be_put_on_one_dataframe_again_and_again(
+def test_one_dataframe_can_be_filtered_repeatedly(
     spark: Any,
     connection: Connection,
     filled: tuple[LevelTopicDescription, dict[str, int]],
@@ -235,12 +235,12 @@ def test_filters_that_spark_pushes(
     assert read("role = 'level' and level > 0") == ({"2", "3", "4", "5"}, 2)
     assert read("topic like '%-partition-2'")[0] == {*map(str, range(18, 24)), "chosen"}
     assert read(due_column == F.lit(moment(due["7"]))) == ({"7"}, 2)
-    # Evaluated by Spark, whatever the search may make of it.
+    # Spark evaluates this filter, whatever the reader can do with it.
     assert read("level = 1 and not (partition = 0) and size > 0")[0] == {"4", "5"}
     assert read("due is null") == (set(), 5)
 
 
-def test_beside_a_mover(
+def test_a_read_while_a_mover_runs(
     spark: Any,
     connection: Connection,
     filled: tuple[LevelTopicDescription, dict[str, int]],
@@ -262,7 +262,7 @@ def test_beside_a_mover(
     clock.advance(6 * HOUR)
     moved = moving.run_once()
     assert moved.total > 0
-    # One look is one state; a new look sees what was moved on, under its old id.
+    # One DataFrame is one snapshot; a new one shows moved messages with their old IDs.
     assert frame.count() == 23
     later = pending(spark, connection, description.topic, columns=["id", "properties"])
     rows = later.collect()
@@ -273,7 +273,7 @@ def test_beside_a_mover(
     assert holders() == [owner]
 
 
-def test_options_that_cannot_be_used(spark: Any, connection: Connection) -> None:
+def test_invalid_options_are_refused(spark: Any, connection: Connection) -> None:
     for options, text in (
         ({"dueFrom": "tomorrow"}, "with its zone"),
         ({"dueFrom": "2030-01-01T00:00:00"}, "with its zone"),

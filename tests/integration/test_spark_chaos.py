@@ -1,6 +1,6 @@
-"""The Spark job with its processes and its broker killed at random moments.
+"""Tests of the Spark job with its processes and its broker killed at random moments.
 
-What a topic holds in the end is read with a reader, which sees every copy that was ever stored.
+A reader reads the final contents of each topic, and so sees every copy that was ever stored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MESSAGES = 4000
 
 
 class SparkWorld:
-    """A broker, a job in a process of its own, and what was sent."""
+    """A broker, a job in its own process, and the messages that were sent."""
 
     def __init__(self, broker: EmbeddedBroker, folder: Path, delivery: Delivery) -> None:
         self.broker = broker
@@ -80,7 +80,7 @@ class SparkWorld:
         )
 
     def publish(self, choose: random.Random) -> None:
-        """Send messages that all have to be parked, half of them with keys."""
+        """Send messages that must all be parked, half of them with keys."""
         outcomes: dict[Any, Any] = {}
         client = DelayLevelClient.from_connection(self.broker.connection, logger=QUIET)
         with contextlib.closing(client):
@@ -120,7 +120,7 @@ class SparkWorld:
         )
 
     def kill_driver(self) -> None:
-        """Kill the job's own process; its Java and Python children have to end by themselves."""
+        """Kill the job's own process; its Java and Python children must end by themselves."""
         assert self.job is not None
         children = psutil.Process(self.job.pid).children(recursive=True)
         self.job.kill()
@@ -129,7 +129,7 @@ class SparkWorld:
         assert not alive, f"{alive} outlived the driver"
 
     def kill_worker(self, choose: random.Random) -> bool:
-        """Kill one of the Python processes in which tasks run; False if there is none yet."""
+        """Kill one of the Python processes that run tasks; return False if there is none yet."""
         assert self.job is not None
         found = []
         with contextlib.suppress(psutil.Error):
@@ -159,7 +159,7 @@ class SparkWorld:
         return total
 
     def wait_drained(self, seconds: float) -> None:
-        """Wait until everything is acknowledged, and stays so: parking makes new entries."""
+        """Wait until every entry stays acknowledged: a message parked again makes a new entry."""
         deadline = time.monotonic() + seconds
         calm = 0
         while calm < 3:
@@ -179,7 +179,7 @@ class SparkWorld:
         assert self.job.wait(90) == 0, (self.folder / "job.log").read_text()[-4000:]
 
     def copies(self) -> dict[int, list[tuple[str, bytes]]]:
-        """Return for each message the ids and bodies of all copies in the business topics."""
+        """Return the IDs and bodies of all copies of each message in the business topics."""
         found: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
         with contextlib.closing(quiet_client(self.broker.connection)) as client:
             for name in self.targets:
@@ -225,7 +225,7 @@ def test_killed_at_random_moments(
     blows = ["worker", "driver", "broker", "worker", "driver"]
     choose.shuffle(blows)
     for blow in blows:
-        time.sleep(choose.uniform(1.0, 6.0))  # the moment is what is random
+        time.sleep(choose.uniform(1.0, 6.0))  # the moment is random
         if blow == "worker":
             deadline = time.monotonic() + 60
             while not here.kill_worker(choose):
@@ -249,7 +249,7 @@ def test_killed_at_random_moments(
         assert duplicates == 0, context
     here.stop_job()
 
-    # A lost checkpoint: everything that is stored is moved again, under another identity.
+    # After the loss of the checkpoint, every stored message is moved again with another ID.
     if delivery is Delivery.EFFECTIVELY_ONCE:
         shutil.rmtree(here.checkpoint)
         here.start_job("--once", "--option", "startingOffsets=earliest")

@@ -1,7 +1,7 @@
-"""The sync job on Spark's standalone cluster: executors that have nothing but a Python.
+"""Tests of the sync job on Spark's standalone cluster, with executors that have only Python.
 
-A master and two workers on loopback, in processes of their own; a worker is killed with its
-executor in the middle of the run, and another one started.
+A master and two workers run on loopback in their own processes. During the run one worker is
+killed with its executor, and another one is started.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-# Five JVMs start one after another: about a minute alone, several on a machine that is busy.
+# Five JVMs start one after another: this takes a minute on an idle machine, more on a busy one.
 PATIENCE_S = 240
 
 TOKEN = "cluster-token-91b7c2"
@@ -52,7 +52,7 @@ LEVELS = Levels(
 
 
 class StandaloneCluster:
-    """A master, and workers with one core each; everything below one folder."""
+    """A master, and workers with one core each; all files are below one folder."""
 
     def __init__(self, folder: Path) -> None:
         import pyspark
@@ -94,7 +94,7 @@ class StandaloneCluster:
         return self.folder / "work" / name
 
     def kill_worker(self, name: str) -> None:
-        """Kill it with its executor, as if the machine were gone."""
+        """Kill a worker with its executor, as if the machine were gone."""
         victim = self.workers.pop(name)
         for pid in (*_descendants(victim.pid), victim.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -111,14 +111,14 @@ class StandaloneCluster:
         return found
 
     def state(self) -> str:
-        """Return what the master shows to anybody."""
+        """Return the public state of the master."""
         with urllib.request.urlopen(f"{self.web}/json/", timeout=10) as answer:
             text: str = answer.read().decode()
         return text
 
     def alive_workers(self) -> int:
         with contextlib.suppress(OSError):
-            return self.state().count('"ALIVE"') - 1  # the master itself
+            return self.state().count('"ALIVE"') - 1  # without the master itself
         return 0
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ def _free_port() -> int:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return children and their children, the youngest generation first."""
+    """Return children and their descendants, the youngest generation first."""
     children: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -169,7 +169,7 @@ def _descendants(pid: int) -> list[int]:
 def cluster(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[StandaloneCluster]:
     pytest.importorskip("pyspark")
     if not Path("/proc/self/stat").exists():
-        pytest.skip("processes are looked for in /proc")
+        pytest.skip("the test finds processes in /proc")
     cluster = StandaloneCluster(tmp_path)
     try:
         for name in ("one", "two"):
@@ -181,7 +181,7 @@ def cluster(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[Standalo
 
 
 class Receiver:
-    """Counts what arrives at a topic, in a thread."""
+    """A counter of arrivals at a topic, in a thread."""
 
     def __init__(self, client: pulsar.Client, topic: str) -> None:
         self.seen: Counter[str] = Counter()
@@ -217,7 +217,7 @@ def receiver(world: RealWorld) -> Iterator[tuple[LevelTopicDescription, Receiver
     receiver.close()
 
 
-def test_a_worker_that_is_killed_loses_nothing(
+def test_a_killed_worker_loses_no_message(
     cluster: StandaloneCluster,
     receiver: tuple[LevelTopicDescription, Receiver],
     world: RealWorld,
@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_loses_nothing(
 ) -> None:
     description, arrived = receiver
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    environment["DELAYLEVEL_TOKEN"] = TOKEN  # this broker asks for none, and lets it pass
+    environment["DELAYLEVEL_TOKEN"] = TOKEN  # this broker needs no token, and ignores it
     checkpoint = tmp_path / "a checkpoint"
     metrics = _free_port()
     elsewhere = tmp_path / "elsewhere"
@@ -261,7 +261,7 @@ def test_a_worker_that_is_killed_loses_nothing(
         text: str = job.log.read_text()
         return text
 
-    # Both workers have an executor, and each executor its Python, before anything is sent.
+    # Messages are sent only after both workers have an executor, each with its Python.
     world.eventually(
         lambda: log() and all(cluster.executors(name) for name in ("one", "two")),
         "executors with Python workers",
@@ -291,13 +291,13 @@ def test_a_worker_that_is_killed_loses_nothing(
         lambda: log() and len(arrived.seen) > MESSAGES // 10, "some messages", PATIENCE_S
     )
     cluster.kill_worker("one")
-    assert len(arrived.seen) < MESSAGES, "all had arrived before the worker was killed"
-    assert world.backlog(description) > 0, "all had been moved before the worker was killed"
+    assert len(arrived.seen) < MESSAGES, "every message arrived before the kill"
+    assert world.backlog(description) > 0, "every message was moved before the kill"
     cluster.start_worker("one")
 
     world.eventually(lambda: log() and len(arrived.seen) == MESSAGES, "every message", PATIENCE_S)
 
-    # Now all rests on the worker that is new.
+    # From here on the new worker does all the work.
     cluster.kill_worker("two")
     send(MESSAGES, TOTAL)
     world.eventually(lambda: log() and len(arrived.seen) == TOTAL, "the later messages", PATIENCE_S)
@@ -313,7 +313,7 @@ def test_a_worker_that_is_killed_loses_nothing(
         TOKEN in Path(f"/proc/{pid}/environ").read_text() for pid in cluster.executors("one")
     ]
     assert token_at_work
-    assert all(token_at_work), "executors have no token"
+    assert all(token_at_work), "an executor has no token"
     shown = cluster.state() + _shown_by_ui(f"http://127.0.0.1:{conf['spark.ui.port']}")
     assert "spark.executorEnv.PYTHONPATH" in shown
     commands = "".join(
@@ -326,7 +326,7 @@ def test_a_worker_that_is_killed_loses_nothing(
     assert job.wait(PATIENCE_S) == 0, job.log.read_text()
     text = job.log.read_text()
     assert "messages moved." in text
-    assert " rows in " in text, "a line for each batch"
+    assert " rows in " in text, "no log line for the batches"
     files = (*checkpoint.rglob("*"), *(tmp_path / "work").rglob("std*"))
     written = "".join(path.read_text(errors="replace") for path in files if path.is_file())
     for place in (shown, commands, written, text):
@@ -335,7 +335,7 @@ def test_a_worker_that_is_killed_loses_nothing(
 
 
 def _shown_by_ui(url: str) -> str:
-    """Return what Spark's UI, and the REST interface behind it, show of the environment."""
+    """Return the environment as Spark's UI and its REST interface show it."""
     application = json.loads(_read(f"{url}/api/v1/applications"))[0]["id"]
     return _read(f"{url}/environment/") + _read(
         f"{url}/api/v1/applications/{application}/environment"

@@ -1,4 +1,4 @@
-"""The Spark sync job on a real broker, in one shared session: what it moves, and from where."""
+"""Tests of the messages that the Spark sync job moves, in one shared session on a real broker."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ BRIEF = Levels(
         partition_by=timedelta(milliseconds=200), maximum_delay=timedelta(milliseconds=800)
     )
 )
-# The broker delivers up to a tick early.
+# The broker delivers up to one tick early.
 TICK_MS = 1000
 
 
 def overdue(description: LevelTopicDescription, eventually: Callable[..., Any]) -> None:
-    """Wait until everything that is parked in a brief level is past its due time."""
+    """Wait until every message parked in a brief level is overdue."""
     ready_ms = SystemClock().now_ms() + 1000
     eventually(lambda: SystemClock().now_ms() > ready_ms, "the due time")
 
 
-def test_every_delay_comes_out_at_its_time(
+def test_every_delay_is_delivered_on_time(
     world: RealWorld, spark_job: Callable[..., Any], clock: Any
 ) -> None:
-    """Bounds of partitions, several levels, recirculation, and partitions that stay empty."""
+    """The delays cover bounds of partitions, several levels, recirculation and empty partitions."""
     description = world.level_topic(TWO_LEVELS)
     orders = description.targets[0]
     get = world.arrivals(orders)
@@ -101,13 +101,13 @@ def test_every_delay_comes_out_at_its_time(
     assert len(world.stored(orders)) == count
 
 
-def test_what_is_far_from_due_is_parked_again(
+def test_messages_far_from_due_are_parked_again(
     world: RealWorld,
     skewed: Callable[..., None],
     parked: Callable[..., dict[str, str]],
     spark_once: Callable[..., None],
 ) -> None:
-    """Parked long ago, as their stamps say: round the first level again, into a finer one, on."""
+    """Messages stamped long ago go to the first level again, to a finer one or to the target."""
     description = world.level_topic(HOURS)
     coarse, fine = (description.level_topic(level) for level in range(2))
     now_ms = SystemClock().now_ms()
@@ -125,8 +125,8 @@ def test_what_is_far_from_due_is_parked_again(
     assert world.backlog(description) == 3
 
 
-def test_a_trigger_that_comes_late(world: RealWorld, spark_once: Callable[..., None]) -> None:
-    """Two level topics, several targets, one job that starts when all is overdue."""
+def test_a_late_trigger(world: RealWorld, spark_once: Callable[..., None]) -> None:
+    """One job for two level topics with several targets starts when all messages are overdue."""
     first = world.level_topic(BRIEF, ("orders", "invoices"))
     second = world.level_topic(BRIEF, ("letters",))
     client = world.client()
@@ -146,14 +146,16 @@ def test_a_trigger_that_comes_late(world: RealWorld, spark_once: Callable[..., N
     for description in (first, second):
         world.drained(description)
         for target in description.targets:
-            # At once: a plain message, for every kind of subscription.
+            # Delivered at once as a plain message, which every type of subscription gets.
             arrivals = world.arrivals(target)(200)
             assert sorted(int(a.message.data()) for a in arrivals) == list(range(200))
             assert min(a.late_ms for a in arrivals) > 0
             assert len(world.stored(target)) == 200
 
 
-def test_once_leaves_what_is_not_ripe(world: RealWorld, spark_once: Callable[..., None]) -> None:
+def test_once_leaves_messages_that_are_not_ready(
+    world: RealWorld, spark_once: Callable[..., None]
+) -> None:
     description = world.level_topic(
         Levels(PartitionStrategy(partition_by=timedelta(hours=1), maximum_delay=timedelta(hours=3)))
     )
@@ -196,7 +198,7 @@ def test_a_start_in_the_middle_of_a_batch(
 
     start = Position(entries[0].ledger, 0, at)
     spark_once(description, options={"startingOffsets": json.dumps({topic: str(start)})})
-    # Exactly the rest of the batch, and what is behind it.
+    # Exactly the rest of the batch, and the messages after it.
     moved = [int(m.value or b"") for m in world.stored(description.targets[0])]
     assert moved == list(range(at, 100))
     world.drained(description)
@@ -211,10 +213,10 @@ def test_starting_offsets_that_do_not_fit(
         spark_once(description, options={"startingOffsets": json.dumps({wrong: "1:0"})})
 
 
-def test_earliest_moves_what_was_acknowledged_again(
+def test_earliest_moves_acknowledged_messages_again(
     world: RealWorld, spark_once: Callable[..., None], tmp_path: Any
 ) -> None:
-    """A lost checkpoint means duplicates with the same id, and only where they are asked for."""
+    """Reading from the earliest offset makes duplicates with the same ID, and only on request."""
     description = world.level_topic(BRIEF)
     orders = description.targets[0]
     with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
@@ -233,7 +235,7 @@ def test_earliest_moves_what_was_acknowledged_again(
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
 
 
-def test_a_target_that_is_deleted_holds_up_nobody(
+def test_a_deleted_target_delays_no_other_target(
     world: RealWorld, spark_job: Callable[..., Any], parked: Callable[..., dict[str, str]]
 ) -> None:
     description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=500)
@@ -253,7 +255,7 @@ def test_a_target_that_is_deleted_holds_up_nobody(
         world.eventually(lambda: len(world.stored(orders)) == 20, "messages in time")
         park(others, b"0")
         world.admin.delete(TopicName.parse(orders), force=True)
-        # By a producer of the level topic alone: the wrapper's would make the target anew.
+        # This producer writes to the level topic only: the wrapper's would recreate the target.
         level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
         for _ in range(20):
             level.send(b"after", properties=parked(SystemClock().now_ms()))
@@ -261,16 +263,16 @@ def test_a_target_that_is_deleted_holds_up_nobody(
         world.eventually(lambda: len(world.stored(held)) >= 40, "a second attempt")
         park(others, b"1")
         world.eventually(lambda: len(world.stored(others)) == 40, "the other target's messages")
-        assert not world.admin.topic_exists(TopicName.parse(orders)), "the job made it anew"
+        assert not world.admin.topic_exists(TopicName.parse(orders)), "the job recreated it"
         world.plain_client.create_producer(orders).close()
-        world.eventually(lambda: len(world.stored(orders)) >= 20, "what was held")
+        world.eventually(lambda: len(world.stored(orders)) >= 20, "the held messages")
         world.drained(description)
     found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
 
 
-def test_a_second_job_says_who_is_at_work(
+def test_a_second_job_names_the_active_one(
     level_topic: MakeLevelTopic,
     connection: Connection,
     spark: Any,
@@ -289,7 +291,7 @@ def test_a_second_job_says_who_is_at_work(
         monkeypatch.setattr(job_module, "LOCK_TIMEOUT_S", 0.5)
         with pytest.raises(AlreadyRunningError, match=r"delaylevel-spark@.+:\d+"):
             SparkSyncJob(connection, settings, spark=spark)
-    # Once the first is stopped, its place is free.
+    # After the first job has stopped, the second can start.
     spark_once(description, checkpoint=str(tmp_path / "second"))
 
 

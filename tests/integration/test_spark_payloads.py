@@ -1,4 +1,4 @@
-"""What a consumer gets after two levels and Spark: the same as without them, to the byte."""
+"""Tests of payloads: messages pass two levels and Spark without a change, to the byte."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 STAY = timedelta(milliseconds=300)
 HOUR = timedelta(hours=1)
 LESS = timedelta(minutes=50)
-# A lead that is nearly the unit: a stay in each level is short, and the due time is far off, so
-# that every message goes through both, however slow the machine is.
+# The lead is nearly the unit: the stay in each level is short, but the due time is far off. So
+# every message passes both levels, however slow the machine is.
 TWO_LEVELS = Levels(
     [
         PartitionStrategy(partition_by=HOUR, maximum_delay=2 * HOUR, lead=HOUR - STAY),
@@ -29,7 +29,7 @@ TWO_LEVELS = Levels(
     ]
 )
 DELAY = timedelta(minutes=70)
-# Who is alone does not wait for a due time.
+# An Exclusive consumer gets messages without a wait for their due times.
 ALONE = pulsar.ConsumerType.Exclusive
 LARGEST = 5 * 1024 * 1024 - 10 * 1024
 
@@ -43,7 +43,7 @@ class Price2(Record):
     currency = String(required_default=True)
 
 
-# pulsar names an Avro record after its class; the two are versions of one.
+# pulsar names an Avro record after its class; these two are versions of one record.
 Price1.__name__ = Price2.__name__ = "Price"
 
 PAYLOADS: dict[str, bytes | None] = {
@@ -67,7 +67,7 @@ PROPERTIES = {
 }
 
 
-def test_everything_survives_both_levels(world: RealWorld, spark_job: Callable[..., Any]) -> None:
+def test_every_field_survives_both_levels(world: RealWorld, spark_job: Callable[..., Any]) -> None:
     description = world.level_topic(TWO_LEVELS, ("bytes", "texts", "json", "avro"))
     topics = {topic.rpartition("/")[2]: topic for topic in description.targets}
     made = world.client()
@@ -101,7 +101,7 @@ def test_everything_survives_both_levels(world: RealWorld, spark_job: Callable[.
             for amount in range(4):
                 old.send(Price1(amount=amount), partition_key="k", deliver_after=DELAY)
                 new.send(Price2(amount=amount, currency="CHF"), deliver_after=DELAY)
-        # Undelayed ones, for the schema versions that consumers see without any of this.
+        # Undelayed messages, for the schema versions that consumers see without the package.
         for name, schema in (("json", JsonSchema), ("avro", AvroSchema)):
             producer(name, schema=schema(Price1)).send(Price1(amount=100))
             producer(name, schema=schema(Price2)).send(Price2(amount=200, currency="USD"))
@@ -139,7 +139,7 @@ def test_everything_survives_both_levels(world: RealWorld, spark_job: Callable[.
         if number % 2:
             assert identity == f"mine-{name}"
         else:
-            # Where it was first stored: in the coarse level.
+            # The position where it was first stored: in the coarse level.
             assert f"/{description.name.local}-partition-" in identity
 
     assert [a.message.value() for a in texts] == ["caf\u00e9 \u2713"]
@@ -154,6 +154,6 @@ def test_everything_survives_both_levels(world: RealWorld, spark_job: Callable[.
                 assert "delaylevel.id" in arrival.message.properties()
         amounts = sorted(a.message.value().amount for a in arrivals)
         assert amounts == [0, 0, 1, 1, 2, 2, 3, 3, 100, 200]
-        # The delayed ones of each version carry the same schema version as the undelayed one.
+        # The delayed messages of each version have the schema version of the undelayed one.
         found = sorted(sorted(map(str, currencies)) for currencies in seen.values())
         assert found == [["CHF", "USD"], ["None"]], name

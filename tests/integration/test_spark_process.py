@@ -1,4 +1,4 @@
-"""``delaylevel mover run`` as a program: killed, doubled, ended, and run from cron."""
+"""Tests of ``delaylevel mover run`` as a program: killed, started twice, ended, run from cron."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BRIEF = Levels(
     )
 )
 
-# A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
+# Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 240
 
 Start = Callable[..., Any]
@@ -54,7 +54,7 @@ def end(process: Any, seconds: float = PATIENCE_S) -> int:
     try:
         return int(process.wait(seconds))
     except subprocess.TimeoutExpired:
-        pytest.fail(f"it did not end within {seconds} s; it said:\n{said(process)}")
+        pytest.fail(f"it did not end within {seconds} s; its log:\n{said(process)}")
 
 
 def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, seed: int) -> None:
@@ -71,10 +71,10 @@ def park(client: DelayLevelClient, target: str, count: int, longest_ms: int, see
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_then_doubled_then_ended(
+def test_killed_then_started_twice_then_ended(
     world: RealWorld, cli_process: Start, tmp_path: Path
 ) -> None:
-    """Spark's driver is killed below the program; then a second program is refused."""
+    """Spark's driver is killed below the program; later a second program is refused."""
     url = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
     assert urllib3.request("POST", url, json=True).status == 204
     description = world.level_topic(LEVELS)
@@ -97,20 +97,24 @@ def test_killed_then_doubled_then_ended(
     tree = psutil.Process(job.pid).children(recursive=True)
     java = next(process for process in tree if "java" in process.name())
     os.kill(java.pid, signal.SIGKILL)
-    # The program does not hang, nothing of it stays behind, and its place becomes free.
+    # The program does not hang, it leaves no process behind, and its partition locks are released.
     assert end(job) != 0
     _, alive = psutil.wait_procs(tree, PATIENCE_S)
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
-    world.eventually(lambda: not describe_owner(world.admin, source), "the claim of a killed job")
+    world.eventually(
+        lambda: not describe_owner(world.admin, source), "the release of a killed job's locks"
+    )
 
     job = cli_process(*command)
     world.eventually(
-        lambda: job.poll() is not None or describe_owner(world.admin, source), "a claim", PATIENCE_S
+        lambda: job.poll() is not None or describe_owner(world.admin, source),
+        "a partition lock",
+        PATIENCE_S,
     )
     second = cli_process("mover", "run", orders, "--checkpoint", str(tmp_path / "second"))
     world.eventually(
         lambda: len({m.value for m in world.stored(orders)}) == 2000,
-        "all messages of all runs",
+        "the messages of all runs",
         PATIENCE_S,
     )
     world.drained(description)
@@ -126,7 +130,9 @@ def test_killed_then_doubled_then_ended(
     job.send_signal(signal.SIGTERM)
     assert end(job) == 0, said(job)
     assert "Traceback" not in said(job)
-    world.eventually(lambda: not describe_owner(world.admin, source), "the claim of an ended job")
+    world.eventually(
+        lambda: not describe_owner(world.admin, source), "the release of an ended job's locks"
+    )
 
     ids: dict[bytes, set[str]] = defaultdict(set)
     for message in world.stored(orders):
@@ -134,7 +140,7 @@ def test_killed_then_doubled_then_ended(
         ids[message.value or b""].add(identity)
     assert sorted(int(value) for value in ids) == list(range(2000))
     assert [value for value, found in ids.items() if len(found) > 1] == []
-    assert len(world.stored(orders)) == 2000, "what was sent before the kill was sent again"
+    assert len(world.stored(orders)) == 2000, "messages from before the kill were sent again"
     assert world.stored(description.dead_letter_topic.full) == []
 
 
@@ -147,7 +153,7 @@ def test_once_from_cron(world: RealWorld, cli_process: Start) -> None:
         for number in range(100):
             park_all.send(b"%d" % number, deliver_after=timedelta(milliseconds=200 + number))
         park_all.close()
-    # Its start takes longer than the longest delay.
+    # The start takes longer than the longest delay.
     job = cli_process("mover", "run", description.topic, "--once")
     assert end(job) == 0, said(job)
     assert "200 messages moved" in said(job)

@@ -1,4 +1,4 @@
-"""DataFrame steps of a user's own between source and sink, on a real broker."""
+"""Tests of a user's own DataFrame steps between source and sink, on a real broker."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ Steps = Callable[[DataFrame], DataFrame]
 
 
 @pytest.fixture
-def ripe(
+def ready(
     level_topic: Callable[..., LevelTopicDescription],
     skewed: Callable[..., None],
     parked: Callable[..., dict[str, str]],
 ) -> Callable[..., LevelTopicDescription]:
-    """``ripe(values)``: a level topic with messages that are due in an hour, parked long ago."""
+    """``ready(values)``: a level topic with messages parked long ago that are due in an hour."""
 
     def make(values: list[str], **description: Any) -> LevelTopicDescription:
         made = level_topic(LEVELS, **description)
@@ -59,7 +59,7 @@ def ripe(
 
 @pytest.fixture
 def run_once(spark: Any, connection: Connection, tmp_path: Path) -> Callable[..., list[Any]]:
-    """``run_once(description, steps)``: move what is ripe; the progress of each batch."""
+    """``run_once(description, steps)``: move ready messages; return the progress of each batch."""
 
     def run(description: LevelTopicDescription, steps: Steps, **settings: Any) -> list[Any]:
         settings.setdefault("checkpoint", str(tmp_path / "checkpoint"))
@@ -76,9 +76,11 @@ def account() -> Any:
 
 
 def test_a_table_of_closed_accounts_and_changed_due_times(
-    ripe: Callable[..., LevelTopicDescription], run_once: Callable[..., list[Any]], world: RealWorld
+    ready: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    world: RealWorld,
 ) -> None:
-    description = ripe(["a-1", "closed-1", "later-1", "soon-1", "a-2", "closed-2", "unwanted-1"])
+    description = ready(["a-1", "closed-1", "later-1", "soon-1", "a-2", "closed-2", "unwanted-1"])
 
     def steps(frame: DataFrame) -> DataFrame:
         closed = frame.sparkSession.createDataFrame([("closed",)], "account string")
@@ -91,7 +93,7 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
         return open_only.filter("account <> 'unwanted'").withColumn("due", due)
 
     progress = run_once(description, steps)
-    # What was dropped is acknowledged as well, and counted.
+    # Dropped messages are acknowledged as well, and counted.
     drained_to = [
         m.value for m in world.stored(description.topic) if m.properties["account"] == "later"
     ]
@@ -110,15 +112,17 @@ def test_a_table_of_closed_accounts_and_changed_due_times(
         if m.value == b"later-1" and "delaylevel.id" in m.properties
     ]
     assert int(again.properties["delaylevel.due"]) > now_ms + 8 * HOUR
-    # Only what was parked again waits.
+    # Only the messages that were parked again are pending.
     run_once(description, lambda frame: frame)
     assert len(world.stored(description.targets[0])) == 3
 
 
-def test_everything_is_dropped(
-    ripe: Callable[..., LevelTopicDescription], run_once: Callable[..., list[Any]], world: RealWorld
+def test_every_message_is_dropped(
+    ready: Callable[..., LevelTopicDescription],
+    run_once: Callable[..., list[Any]],
+    world: RealWorld,
 ) -> None:
-    description = ripe(["a-1", "a-2"])
+    description = ready(["a-1", "a-2"])
     progress = run_once(description, lambda frame: frame.filter("false"))
     assert sum(dropped(item) for item in progress) == 2
     world.drained(description)
@@ -126,12 +130,12 @@ def test_everything_is_dropped(
 
 
 def test_a_join_that_multiplies_is_an_error(
-    ripe: Callable[..., LevelTopicDescription],
+    ready: Callable[..., LevelTopicDescription],
     run_once: Callable[..., list[Any]],
     backlog: Callable[[LevelTopicDescription], int],
     tmp_path: Path,
 ) -> None:
-    description = ripe(["a-1", "b-1", "b-2"])
+    description = ready(["a-1", "b-1", "b-2"])
 
     def in_one_task(frame: DataFrame) -> DataFrame:
         regions = frame.sparkSession.createDataFrame(
@@ -151,13 +155,13 @@ def test_a_join_that_multiplies_is_an_error(
         assert backlog(description) == 3
 
 
-def test_what_the_steps_return_is_checked_before_the_first_batch(
-    ripe: Callable[..., LevelTopicDescription],
+def test_the_result_of_the_steps_is_checked_before_the_first_batch(
+    ready: Callable[..., LevelTopicDescription],
     run_once: Callable[..., list[Any]],
     backlog: Callable[[LevelTopicDescription], int],
     tmp_path: Path,
 ) -> None:
-    description = ripe(["a-1"])
+    description = ready(["a-1"])
     wrong: dict[str, Steps] = {
         "lose ledger, entry": lambda frame: frame.drop("ledger", "entry"),
         "lose value": lambda frame: frame.withColumnRenamed("value", "body"),
@@ -177,7 +181,7 @@ def test_what_the_steps_return_is_checked_before_the_first_batch(
 
 
 def test_effectively_once_keeps_the_order(
-    ripe: Callable[..., LevelTopicDescription],
+    ready: Callable[..., LevelTopicDescription],
     run_once: Callable[..., list[Any]],
     world: RealWorld,
     connection: Connection,
@@ -186,7 +190,7 @@ def test_effectively_once_keeps_the_order(
     answer = urllib3.PoolManager().request("POST", url, json=True)
     assert answer.status == 204, answer.data
     values = [f"a-{number:03d}" for number in range(40)]
-    description = ripe(values)
+    description = ready(values)
     once = {"delivery": Delivery.EFFECTIVELY_ONCE}
     with pytest.raises(StepsError, match="differs when a batch is repeated"):
         run_once(description, lambda frame: frame.filter(F.rand() < 2), **once)
@@ -200,8 +204,8 @@ def test_effectively_once_keeps_the_order(
     assert found == [value for value in values if value != "a-007"]
 
 
-def test_steps_that_a_name_stands_for(
-    ripe: Callable[..., LevelTopicDescription],
+def test_steps_given_by_name(
+    ready: Callable[..., LevelTopicDescription],
     spark: Any,
     environment: dict[str, str],
     stored: Stored,
@@ -212,8 +216,8 @@ def test_steps_that_a_name_stands_for(
     module.write_text("def keep_a(frame):\n    return frame.filter(\"value <> X'622d31'\")\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    description = ripe(["a-1", "b-1"])
-    # The command itself, in the session that the tests share.
+    description = ready(["a-1", "b-1"])
+    # The command itself, in the session that all tests share.
     monkeypatch.setattr(job, "SparkSyncJob", partial(SparkSyncJob, spark=spark))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     steps = f"{module.stem}:keep_a"
@@ -225,7 +229,7 @@ def test_steps_that_a_name_stands_for(
     assert "1 messages moved. 1 dropped by the steps." in result.stderr
 
 
-def test_names_that_stand_for_no_steps() -> None:
+def test_invalid_names_of_steps() -> None:
     assert load_steps("delaylevel.spark_sync.steps:load_steps") is load_steps
     for name, text in (
         ("keep_a", "write package.module:function"),

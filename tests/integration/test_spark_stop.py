@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of a batch: finished, committed and acknowledged; a second one, at once."""
+"""Tests of SIGTERM during a batch: the job finishes the batch; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ LEVELS = Levels(
 
 
 def _running(checkpoint: Path) -> int | None:
-    """Return the batch that has begun and has not ended, if it is one with rows."""
+    """Return the batch that has begun but not ended, if it has rows."""
     begun = {int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")}
     ended = {int(path.name) for path in (checkpoint / "commits").glob("[0-9]*")}
-    # Batch 0 only warms Spark up.
+    # Batch 0 only warms up Spark.
     open_batches = {number for number in begun - ended if number > 0}
     return max(open_batches, default=None)
 
 
-def test_a_stop_finishes_the_batch_that_runs(
+def test_a_stop_finishes_the_running_batch(
     world: RealWorld,
     parked: Callable[..., dict[str, str]],
     cli_process: Callable[..., Any],
@@ -57,7 +57,7 @@ def test_a_stop_finishes_the_batch_that_runs(
 ) -> None:
     description = world.level_topic(LEVELS)
     target = description.targets[0]
-    # Something has to keep what is delivered.
+    # A subscription keeps the delivered messages.
     world.plain_client.subscribe(
         target, "kept", initial_position=pulsar.InitialPosition.Earliest
     ).close()
@@ -93,7 +93,7 @@ def test_a_stop_finishes_the_batch_that_runs(
     def delivered() -> list[str]:
         return [message.properties["number"] for message in world.stored(target)]
 
-    # Twice: at once. What the batch had sent on by then comes again.
+    # Two signals: the job ends at once. Messages that the batch has already sent come again.
     job = start()
     batch = world.eventually(lambda: _running(checkpoint), "a batch with rows", PATIENCE_S)
     job.send_signal(signal.SIGTERM)
@@ -105,7 +105,7 @@ def test_a_stop_finishes_the_batch_that_runs(
     before = delivered()
     end = world.admin.last_message_id(TopicName.parse(target))
 
-    # Once: the batch is done first, and none begins after it.
+    # One signal: the batch is finished first, and no other begins.
     job = start()
     world.eventually(
         lambda: world.admin.last_message_id(TopicName.parse(target)) != end,
@@ -118,11 +118,11 @@ def test_a_stop_finishes_the_batch_that_runs(
     assert not (checkpoint / "offsets" / str(batch + 1)).exists()
     moved = len(delivered()) - len(before)
     assert BATCH - 1000 < moved < BATCH + 1000
-    # It is acknowledged on the broker too, up to the entry that the batch may have ended in.
+    # The batch is acknowledged on the broker too, up to the entry in which it may have ended.
     last = world.stored(source.topic)[moved - 1]
     assert _acknowledged(world.admin, source) in (last.entry, last.entry + 1)
 
-    # Nothing of it is done again, and nothing is left out.
+    # No message of the batch is moved again, and none is left out.
     job = start("--once")
     assert job.wait(PATIENCE_S) == 0, job.log.read_text()
     found = delivered()[len(before) :]
@@ -130,7 +130,7 @@ def test_a_stop_finishes_the_batch_that_runs(
     assert f"{TOTAL - moved:,} messages moved." in job.log.read_text()
 
 
-def test_the_printed_command_runs_and_ends_where_its_jvm_is_told_to(
+def test_the_printed_command_runs_and_ends_on_sigterm(
     world: RealWorld,
     parked: Callable[..., dict[str, str]],
     cli_process: Callable[..., Any],
@@ -172,6 +172,6 @@ def test_the_printed_command_runs_and_ends_where_its_jvm_is_told_to(
 
 
 def _acknowledged(admin: Admin, source: Any) -> int:
-    """Return how many entries of the partition are acknowledged."""
+    """Return the number of acknowledged entries of a partition."""
     position = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
     return max(0, position.entry)

@@ -1,4 +1,4 @@
-"""Levels, window and dispatcher together: acknowledged is in the order of the topics only."""
+"""Tests of levels, window and dispatcher together: acknowledgements follow the topics' order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEVELS = Levels(
 
 
 class Watch(threading.Thread):
-    """Looks again and again at what is acknowledged out of order, in every source partition."""
+    """A thread that records acknowledgements out of order in every source partition."""
 
     def __init__(self, admin: Admin, description: LevelTopicDescription) -> None:
         super().__init__()

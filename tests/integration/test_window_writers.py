@@ -1,4 +1,4 @@
-"""With a tracker: what the wrapper and the Spark job write to the window topic of a real broker."""
+"""Tests of the window topic's writers on a real broker: the wrapper, the Function and Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAR = timedelta(hours=2)
 
 
 def places(description: LevelTopicDescription, stored: Stored) -> dict[bytes, set[int]]:
-    """Return in which window partitions each payload is."""
+    """Return the window partitions that hold each payload."""
     found: dict[bytes, set[int]] = {}
     for index in range(description.window_partitions):
         for message in stored(description.window_topic.partition(index).full):
@@ -146,7 +146,7 @@ def test_the_asyncio_twin_writes_to_the_window(connection: Connection, world: Re
 def test_the_function_writes_to_the_window(
     world: RealWorld, parked: Callable[..., dict[str, str]]
 ) -> None:
-    """The Function's own loop, without a worker around it; for a target that is not there."""
+    """The Function's own loop runs without a worker; the target does not exist."""
     description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER, mover=Mover.FUNCTION)
     target = TopicName.parse(description.targets[0])
     world.admin.delete(target)
@@ -196,7 +196,7 @@ def test_the_function_writes_to_the_window(
 def test_the_spark_job_writes_to_the_window_and_acknowledges_cumulatively(
     world: RealWorld, parked: Callable[..., dict[str, str]], spark_once: Callable[..., None]
 ) -> None:
-    """What is overdue, too, by key or id; for a target that is not there."""
+    """Overdue messages go to the window too, by key or ID; the target does not exist."""
     description = world.level_topic(BRIEF, final_window=FinalWindow.TRACKER)
     target = TopicName.parse(description.targets[0])
     world.admin.delete(target)

@@ -1,9 +1,9 @@
-"""Fixtures for the Function on a real functions worker.
+"""Fixtures for tests of the Function on a real functions worker.
 
-``connection``   a broker with a functions worker (the other fixtures follow)
-``deployed``     ``deployed(description, …)``: deploy; removed afterwards
-``collector``    ``collector(topic, …)``: everything that arrives, gathered in the background
-``ranges``       how many ranges of acknowledged messages the level topic's cursors keep
+``connection``   a broker with a functions worker, which the other fixtures use too
+``deployed``     ``deployed(description, …)``: deploy the Function; it is deleted afterwards
+``collector``    ``collector(topic, …)``: collect all arriving messages in the background
+``ranges``       the number of acknowledged ranges that the level topic's cursors keep
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def functions_broker(broker_with: Callable[..., EmbeddedBroker]) -> EmbeddedBrok
 
 @pytest.fixture
 def connection(functions_broker: EmbeddedBroker) -> Connection:
-    patience = {"operation_timeout_seconds": 60}  # it shares its processors with others
+    patience = {"operation_timeout_seconds": 60}  # other tests share its processors
     return functions_broker.connection.model_copy(update=patience)
 
 
 def instance_pids(function: str, broker: EmbeddedBroker) -> list[int]:
-    """The processes of a function's instances on an embedded broker."""
+    """Return the process IDs of a function's instances on an embedded broker."""
     found = []
     _tenant, namespace, name = function.split("/")
     marks = (f'"name":"{name}"', f'"namespace":"{namespace}"', str(broker.directory))
@@ -63,7 +63,7 @@ def pids() -> Callable[[str, EmbeddedBroker], list[int]]:
 def deployed(
     connection: Connection,
 ) -> Iterator[Callable[..., deployment.Deployed]]:
-    """``deployed(description, parallelism=1, …)``; further arguments are FunctionOptions'."""
+    """``deployed(description, parallelism=1, …)``; more arguments go to FunctionOptions."""
     made: list[tuple[LevelTopicDescription, str]] = []
 
     def deploy(description: LevelTopicDescription, **options: Any) -> deployment.Deployed:
@@ -78,7 +78,7 @@ def deployed(
 
 
 class Collector:
-    """Receives in a thread of its own, and keeps ids and arrivals by body."""
+    """A receiver in its own thread that keeps IDs and arrivals by body."""
 
     def __init__(self, client: pulsar.Client, topic: str) -> None:
         self.ids: dict[bytes, list[str | None]] = defaultdict(list)
@@ -112,14 +112,14 @@ class Collector:
 
     @property
     def duplicates(self) -> int:
-        """How many came more often than once."""
+        """The number of received copies beyond the first of each message."""
         return sum(len(ids) - 1 for ids in list(self.ids.values()))
 
     def check_identities(self) -> None:
-        """Every copy of a message has the same id, and no two messages share one."""
+        """Check that copies of a message share one ID, and that different messages do not."""
         for body, ids in self.ids.items():
             assert None not in ids
-            assert len(set(ids)) == 1, f"{body!r} came as {ids}"
+            assert len(set(ids)) == 1, f"{body!r} arrived with the IDs {ids}"
         assert len({ids[0] for ids in self.ids.values()}) == len(self.ids)
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ def collector(client: pulsar.Client) -> Iterator[Callable[[str], Collector]]:
 
 @pytest.fixture
 def ranges(connection: Connection) -> Callable[[LevelTopicDescription], int]:
-    """``ranges(description)``: the most ranges that one partition of a level keeps now."""
+    """``ranges(description)``: the most acknowledged ranges that a level's partition keeps now."""
     rest = Rest(connection.admin_url)
 
     def count(description: LevelTopicDescription) -> int:

@@ -1,4 +1,4 @@
-"""A level topic that is expanded while its Function runs."""
+"""Tests of the expansion of a level topic while its Function runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNIT = timedelta(seconds=2)
 LEVELS = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=3 * UNIT))
 
 
-def test_a_running_function_moves_what_is_in_new_partitions(
+def test_a_running_function_moves_messages_of_new_partitions(
     world: RealWorld, deployed: Callable[..., Any]
 ) -> None:
     description = world.level_topic(LEVELS, mover=Mover.FUNCTION)

@@ -1,4 +1,4 @@
-"""Twenty thousand messages over two levels: none is lost, whatever ends meanwhile."""
+"""Tests with 20,000 messages over two levels: no fault loses a message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def connection(own_broker: EmbeddedBroker) -> Connection:
 
 
 def publish(client: Any, description: LevelTopicDescription, first_ms: int, spread_ms: int) -> None:
-    """Publish everything, due from ``first_ms`` on within ``spread_ms``, in no order."""
+    """Publish all messages, due in mixed order within ``spread_ms`` from ``first_ms`` on."""
     outcomes: dict[Any, Any] = {}
     with contextlib.closing(
         client.create_producer(
@@ -52,7 +52,7 @@ def publish(client: Any, description: LevelTopicDescription, first_ms: int, spre
             enable_delay_level_topic=True,
             partition_strategy=description.levels,
             block_if_queue_full=True,
-            send_timeout_millis=120_000,  # a busy machine is no reason to fail
+            send_timeout_millis=120_000,  # a busy machine must not fail the test
         )
     ) as producer:
         for number in range(MESSAGES):
@@ -82,7 +82,7 @@ def test_nothing_is_lost(
     made = deployed(description)
     orphans: list[int] = []
     got = collector(description.targets[0])
-    # Where something is killed, so much is due at once that much is in flight just then.
+    # For a crash, most messages are due at once, so that many are in flight at that moment.
     crash = fault in ("kill", "broker")
     publish(world.client(), description, *((14_000, 6_000) if crash else (4_000, 46_000)))
     world.eventually(lambda: len(got.ids) > MESSAGES // 5, "a fifth of the messages", 90)
@@ -120,7 +120,7 @@ def test_nothing_is_lost(
 
 
 def _restart_when_ready(connection: Connection, function: str) -> None:
-    """The worker of a broker that has just started does not know its functions at once."""
+    """Restart a function; a worker that has just started may not know its functions yet."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -140,7 +140,7 @@ def test_the_brokers_index_of_a_partition_stays_small(
     collector: Callable[[str], Any],
     parked: Callable[..., dict[str, str]],
 ) -> None:
-    """200,000 messages pending in one partition: about 50,000 entries of index, not 200,000."""
+    """200,000 pending messages in one partition need fewer than 60,000 entries of the index."""
     pending = 200_000
     levels = Levels([PartitionStrategy(maximum_delay=timedelta(days=2))])
     description = world.level_topic(levels, mover=Mover.FUNCTION)
@@ -153,7 +153,7 @@ def test_the_brokers_index_of_a_partition_stays_small(
         return rest.get(f"{partition.rest_path}/stats")["subscriptions"][SUBSCRIPTION]
 
     world.eventually(lambda: subscription()["consumers"], "the Function", 60)
-    # The engine takes over with the first message: one that is ripe.
+    # The engine takes over with the first message, so that one is ready.
     level = world.plain_client.create_producer(partition.full)
     level.send(b"first", properties=parked(int(time.time() * 1000)))
     world.eventually(lambda: got.ids, "the first message", 60)

@@ -1,4 +1,4 @@
-"""The deployed Function: what it moves arrives as it was sent; deploy, status, logs and delete."""
+"""Tests of the deployed Function: messages arrive as sent; deploy, status, logs and delete work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wrapped(client: Any, description: LevelTopicDescription, **options: Any) -> 
     )
 
 
-def test_everything_arrives_as_it_was_sent(
+def test_every_message_arrives_as_it_was_sent(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
     world: RealWorld,
@@ -87,7 +87,7 @@ def test_everything_arrives_as_it_was_sent(
         own = {k: v for k, v in message.properties().items() if not k.startswith("delaylevel.")}
         assert own == {"number": str(number), "empty": ""}
         assert message.properties()["delaylevel.id"]
-        assert found[number].late_ms > -1500, "early by a tick of the broker at the most"
+        assert found[number].late_ms > -1500, "early by more than a tick of the broker"
     world.drained(description)
 
     def at() -> health.FunctionStatus:
@@ -96,7 +96,7 @@ def test_everything_arrives_as_it_was_sent(
 
     stands = world.eventually(
         lambda: (now := at()) and now.instances[0].counts["forwarded"] == len(bodies) and now,
-        "the metrics of everything that was forwarded",
+        "the metrics of all forwarded messages",
     )
     assert stands.running == 1
     assert stands.problems == ()
@@ -115,13 +115,15 @@ def test_everything_arrives_as_it_was_sent(
     handed_off = (
         served["delaylevel_function_window_total"] + served["delaylevel_function_due_total"]
     )
-    assert handed_off == len(bodies), "as docs/alerts.yml asks for them"
+    assert handed_off == len(bodies), "the metric that docs/alerts.yml uses"
     lines = list(
         deployment.log_lines(world.plain_client, world.admin, deployment.log_topic(description))
     )
     assert any("moving" in line for line in lines)
     names = {name for row in stands.level.partitions for name in row.consumers}
-    assert names == {f"delaylevel-function@{made.function}#0"}, "the worker's own are closed"
+    assert names == {f"delaylevel-function@{made.function}#0"}, (
+        "the worker's consumers are not closed"
+    )
 
 
 def test_schemas_arrive_as_they_were_sent(world: RealWorld, deployed: Callable[..., Any]) -> None:
@@ -174,7 +176,7 @@ def test_a_target_that_is_added_later_is_known(
     deployed(description)
     client = world.client()
     wrapped(client, description).send(b"first", deliver_after=timedelta(seconds=1.5))
-    get(1, 60)  # it moves, and has read the description
+    get(1, 60)  # it moves messages, so it has read the description
     later = f"persistent://{world.namespace}/later"
     get_later = world.arrivals(later)
     topics.create(world.admin, replace(description, targets=(*description.targets, later)))
@@ -188,7 +190,7 @@ def test_a_target_that_is_added_later_is_known(
     assert [item.message.data() for item in get_later(1, 60)] == [b"second"]
 
 
-def test_delete_keeps_what_is_parked_and_deploy_goes_on(
+def test_delete_keeps_parked_messages_and_a_new_deployment_moves_them(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
     world: RealWorld,
@@ -200,11 +202,11 @@ def test_delete_keeps_what_is_parked_and_deploy_goes_on(
     producer = wrapped(world.client(), description)
     producer.send(b"first", deliver_after=timedelta(seconds=1.5))
     get(1, 60)
-    world.drained(description)  # the consumer has it before the Function has acknowledged it
+    world.drained(description)  # acknowledgement follows arrival
     for number in range(20):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=8))
     deployment.delete(connection, description, made.function)
-    # Nobody moves these, whatever their due times.
+    # No mover runs, so these stay whatever their due times.
     for number in range(20, 40):
         producer.send(b"%d" % number, deliver_after=timedelta(seconds=4))
     assert world.backlog(description) >= 20
@@ -217,7 +219,7 @@ def test_delete_keeps_what_is_parked_and_deploy_goes_on(
     assert not deployed(description).updated
     again = deployed(description, parallelism=2)
     assert again.updated
-    found = get(40, 120)  # an instance that dies at its start is back after 30 s
+    found = get(40, 120)  # an instance that fails at its start is restarted after 30 s
     assert {item.message.data() for item in found} == {b"%d" % n for n in range(40)}
     at = health.status(connection, world.admin, description, made.function, SystemClock().now_ms())
     assert len(at.instances) == 2
@@ -231,7 +233,7 @@ def test_a_level_topic_for_spark_is_refused(
         deployment.deploy(connection, description, deployment.FunctionOptions())
 
 
-def test_poison_and_what_is_undue(
+def test_malformed_and_early_messages(
     description: LevelTopicDescription,
     deployed: Callable[..., Any],
     world: RealWorld,
@@ -245,7 +247,7 @@ def test_poison_and_what_is_undue(
     level.send(b"not ours")
     level.send(b"damaged", properties={"delaylevel.due": "soon"})
     level.send(b"elsewhere", properties=parked(due_ms, "somebody-elses"))
-    # Without deliver_at, as if a producer for Spark had written it: it arrives at once.
+    # Without deliver_at, like a message of a producer for Spark: the Function gets it at once.
     level.send(b"undue", properties=parked(due_ms))
     level.send(b"far", properties=parked(far_ms))
     dead = world.eventually(
@@ -266,10 +268,10 @@ def test_poison_and_what_is_undue(
             for item in world.stored(description.level_topic(level).full)
         )
 
-    world.eventually(lambda: hops(b"far") >= 2, "what is far from due to be parked again")
-    world.eventually(lambda: world.backlog(description) == 1, "all acknowledgements but its own")
+    world.eventually(lambda: hops(b"far") >= 2, "the early message parked again")
+    world.eventually(lambda: world.backlog(description) == 1, "every other acknowledgement")
     for body in (b"far", b"undue"):
-        assert hops(body) <= 6, "parked again, not spun on"
+        assert hops(body) <= 6, "it was parked again in a busy loop"
 
 
 def test_the_command_line(

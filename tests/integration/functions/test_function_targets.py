@@ -1,4 +1,4 @@
-"""A target that fails holds its own messages only, and leaves no holes in the acknowledgements."""
+"""Tests of a failing target: only its messages are held, and acknowledgements have few gaps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RANGES = 100
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_target_that_fails_stops_nobody_else(
+def test_a_failing_target_does_not_stop_other_targets(
     when: str,
     world: RealWorld,
     deployed: Callable[..., Any],
@@ -39,7 +39,7 @@ def test_a_target_that_fails_stops_nobody_else(
         LEVELS, targets=("bad", "good"), mover=Mover.FUNCTION, hold_pause_ms=4000
     )
     bad, good = description.targets
-    # A connected producer would make the deleted topic anew.
+    # A connected producer would recreate the deleted topic.
     Rest(connection.admin_url).post(
         f"namespaces/{world.namespace}/autoTopicCreation", {"allowAutoTopicCreation": False}
     )
@@ -75,7 +75,7 @@ def test_a_target_that_fails_stops_nobody_else(
                 producer.send_async(
                     b"%d" % number,
                     outcomes.setdefault,
-                    # due within some seconds, one target's message after the other's
+                    # due within a few seconds, alternating between the targets
                     deliver_after=timedelta(milliseconds=4000 + 2 * number),
                 )
         for producer in producers:
@@ -83,15 +83,13 @@ def test_a_target_that_fails_stops_nobody_else(
             producer.close()
         assert list(outcomes) == [pulsar.Result.Ok]
         if when == "meanwhile":
-            world.eventually(lambda: len(good_got.ids) > 200, "the first to arrive")
+            world.eventually(lambda: len(good_got.ids) > 200, "the first arrivals")
             world.admin.delete(TopicName.parse(bad), force=True)
-        world.eventually(lambda: len(good_got.ids) == MESSAGES, "everything of the other target")
-        # One at least comes after the end of its target, however late this test is.
+        world.eventually(lambda: len(good_got.ids) == MESSAGES, "all messages of the other target")
+        # At least one message comes after its target was deleted, however slow this test is.
         level = world.plain_client.create_producer(description.level_topic(0).partition(0).full)
         level.send(b"last", properties=parked(SystemClock().now_ms(), "bad"))
-        world.eventually(
-            lambda: world.stored(description.held_topic.full), "messages that are held"
-        )
+        world.eventually(lambda: world.stored(description.held_topic.full), "held messages")
 
         Rest(connection.admin_url).put(TopicName.parse(bad).rest_path)
         bad_got = collector(bad)
@@ -100,7 +98,7 @@ def test_a_target_that_fails_stops_nobody_else(
             for item in world.stored(description.held_topic.full)
             if item.properties["delaylevel.target"] == bad
         }
-        world.eventually(lambda: arrived_before <= set(bad_got.ids), "what was held")
+        world.eventually(lambda: arrived_before <= set(bad_got.ids), "the held messages")
         world.drained(description)
     finally:
         watching.set()
@@ -108,17 +106,17 @@ def test_a_target_that_fails_stops_nobody_else(
     bad_got.check_identities()
     good_got.check_identities()
     if when == "before":
-        # Each after its own pause.
+        # Each message is retried after its own pause.
         everything = {b"last", *(b"%d" % number for number in range(MESSAGES))}
         assert set(bad_got.ids) == everything
     assert most < MOST_RANGES
-    # The end of one topic makes no copies for the other. Only a send without an answer for seconds
-    # may be one too many: such a message is held.
+    # The deletion of one topic makes no copies for the other. Only a send that got no answer for
+    # seconds may be repeated; such a message is held.
     unsure = sum(
         item.properties["delaylevel.target"] == good
         for item in world.stored(description.held_topic.full)
     )
     copies = len(world.stored(good)) - MESSAGES
-    print(f"{when}: {copies} copies, {unsure} held, {most} ranges at the most")
+    print(f"{when}: {copies} copies, {unsure} held, {most} ranges at most")
     assert copies <= unsure
     world.eventually(lambda: good_got.duplicates == copies, "every entry once")

@@ -1,13 +1,14 @@
-"""Fixtures for a broker with tokens and TLS, on which every role has its own, smallest rights.
+"""Fixtures for a broker with tokens and TLS, on which every role has only the rights it needs.
 
-``secured``   a broker of the test module's own; its dictionary ``BROKER`` has further settings
-``secured_with``  further ones, with settings of their own
-``family``    makes a level topic whose roles may do nothing yet, and grants them rights
-``roles``     a level topic whose roles may do what docs/security.md says
-``renewed``   a token file that is renewed all the time, until it is to be wrong
-``arrivals``  what has come to a business topic
-``tokens_in`` searches texts for tokens
-``PRIVILEGES`` is what docs/security.md grants; a test of it compares the two.
+``secured``       a broker for the test module; the module's ``BROKER`` has further settings
+``secured_with``  further brokers, each with its own settings
+``make_roles``    creates a level topic whose roles have no rights yet; the test grants them
+``roles``         a level topic whose roles have the rights in docs/security.md
+``renewed``       a token file that is renewed until the test lets it expire or breaks it
+``arrivals``      the messages that arrived at a business topic
+``tokens_in``     searches texts for tokens
+
+``PRIVILEGES`` has the grants of docs/security.md; a test compares the two.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ UNIT = timedelta(milliseconds=500)
 LIFETIME_S = 20
 BRIEF = Levels(PartitionStrategy(partition_by=UNIT, maximum_delay=4 * UNIT))
 
-# With the final window `tracker`, by what a topic of the family is for; None for the target.
+# With the final window `tracker`, by the role of a member topic; None for the target.
 PRIVILEGES: dict[str, dict[Role | None, str]] = {
     "sender": {None: "produce", Role.LEVEL: "produce", Role.WINDOW: "produce"},
     "mover": {
@@ -71,7 +72,7 @@ PRIVILEGES: dict[str, dict[Role | None, str]] = {
 
 
 def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
-    """Return a signed token; it expires so many seconds from now, or never."""
+    """Return a signed token that expires after a number of seconds, or never."""
 
     def part(data: bytes) -> str:
         return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -84,7 +85,7 @@ def jwt(key: bytes, subject: str, expires_s: float | None = None) -> str:
 
 
 class Secured:
-    """A broker with token authentication, and TLS ports beside the plain ones."""
+    """A broker with token authentication, and TLS ports in addition to the plain ones."""
 
     def __init__(self, folder: Path, functions: bool = False, **settings: Any) -> None:
         openssl = shutil.which("openssl")
@@ -92,7 +93,7 @@ class Secured:
             raise PrerequisiteError("openssl is needed to make a certificate: install it")
         self.folder = folder
         self.certificate, key = folder / "cert.pem", folder / "key.pem"
-        # A worker inside a standalone broker calls its own broker localhost.
+        # A worker inside a standalone broker connects to its own broker as localhost.
         names = "IP:127.0.0.1,DNS:localhost" if functions else "IP:127.0.0.1"
         subprocess.run(
             f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=broker "
@@ -106,7 +107,7 @@ class Secured:
         self.reader_token = jwt(secret, "reader")
         self.token_of = functools.partial(jwt, secret)
         self.foreign_token = jwt(secrets.token_bytes(32), "admin")
-        # What the broker itself is let in by: its file, so that it stands on no command line.
+        # The broker's own credentials are in a file, so that no command line has them.
         self.own_token_file = folder / "broker.token"
         self.own_token_file.write_text(self.token)
         service_port, web_port = free_ports(2)
@@ -140,20 +141,20 @@ class Secured:
         )
 
     def _filled(self, value: Any) -> Any:
-        """A setting may name the broker's certificate and its token, which are made here."""
+        """Return a setting with the broker's certificate and token filled in."""
         if not isinstance(value, str):
             return value
         return value.format(certificate=self.certificate, token=self.token)
 
     def load(self, **settings: Any) -> Connection:
-        """Return the TLS addresses, with a certificate to trust, as a connection."""
+        """Return a connection to the TLS addresses that trusts the certificate."""
         trust: dict[str, Any] = {"tls_trust_certs_file": self.certificate}
         addresses = {"service_url": self.service_url, "admin_url": self.admin_url}
         defaults = {**addresses, "operation_timeout_seconds": 60}
         return Connection.load(environ={}, **{**defaults, **trust, **settings})
 
     def words(self) -> list[str]:
-        """The options by which a program reaches it; never a token."""
+        """Return the options with which a program reaches the broker, without a token."""
         found = ["--service-url", self.service_url, "--admin-url", self.admin_url]
         return [*found, "--tls-trust-certs-file", str(self.certificate)]
 
@@ -162,7 +163,7 @@ class Secured:
 def secured_with(
     tmp_path_factory: pytest.TempPathFactory, started: Callable[[EmbeddedBroker], EmbeddedBroker]
 ) -> Iterator[Callable[..., Secured]]:
-    """``secured_with(functions=False, **settings)``: another broker with tokens and TLS."""
+    """``secured_with(functions=False, **settings)``: start another broker with tokens and TLS."""
     with contextlib.ExitStack() as stack:
 
         def make(functions: bool = False, **settings: Any) -> Secured:
@@ -179,7 +180,7 @@ def secured_with(
 
 @pytest.fixture(scope="module")
 def secured(request: pytest.FixtureRequest, secured_with: Callable[..., Secured]) -> Secured:
-    """A broker with tokens and TLS."""
+    """The test module's broker with tokens and TLS."""
     return secured_with(**getattr(request.module, "BROKER", {}))
 
 
@@ -191,7 +192,7 @@ def connection(secured: Secured) -> Connection:
 
 @dataclass(frozen=True)
 class Roles:
-    """One level topic, and a token for each of those who work on it."""
+    """A level topic, and a token for each role that works on it."""
 
     secured: Secured
     description: LevelTopicDescription
@@ -207,7 +208,7 @@ class Roles:
         return self.secured.load(**given)
 
     def client(self, role: str, **settings: Any) -> DelayLevelClient:
-        """Return a client with a role's token; its own log is left out."""
+        """Return a client with a role's token that logs nothing."""
         return DelayLevelClient.from_connection(self.load(role, **settings), logger=QUIET)
 
     def admin(self, role: str) -> Admin:
@@ -216,12 +217,12 @@ class Roles:
 
     @contextlib.contextmanager
     def owner(self) -> Iterator[Admin]:
-        """An admin client that may do everything."""
+        """Open an admin client that has all rights."""
         with Admin.from_connection(self.secured.load(token=self.secured.token)) as admin:
             yield admin
 
     def grant(self, role: str, roles: Mapping[Role | None, str]) -> None:
-        """Grant actions on topics of the family, by what they are for; None for the target."""
+        """Grant actions on member topics, by their role; None is the target."""
         with self.owner() as owner:
             for member in self.description.members():
                 if member.role in roles:
@@ -236,8 +237,8 @@ class Roles:
 
 
 @pytest.fixture
-def family_on() -> Callable[..., Roles]:
-    """``family_on(secured, **description)``: a level topic there; its roles may do nothing yet."""
+def make_roles_on() -> Callable[..., Roles]:
+    """``make_roles_on(secured, **description)``: a level topic whose roles have no rights yet."""
 
     def make(secured: Secured, levels: Levels = BRIEF, **values: Any) -> Roles:
         target = f"persistent://public/default/guarded-{secrets.token_hex(4)}"
@@ -250,35 +251,35 @@ def family_on() -> Callable[..., Roles]:
 
 
 @pytest.fixture
-def family(secured: Secured, family_on: Callable[..., Roles]) -> Callable[..., Roles]:
-    """``family(**description)``: the same on the module's broker."""
-    return functools.partial(family_on, secured)
+def make_roles(secured: Secured, make_roles_on: Callable[..., Roles]) -> Callable[..., Roles]:
+    """``make_roles(**description)``: the same on the module's broker."""
+    return functools.partial(make_roles_on, secured)
 
 
 @pytest.fixture
 def privileges() -> dict[str, dict[Role | None, str]]:
-    """What docs/security.md grants to each role, with the final window ``tracker``."""
+    """The grants of docs/security.md to each role, with the final window ``tracker``."""
     return {role: dict(granted) for role, granted in PRIVILEGES.items()}
 
 
 @pytest.fixture
-def roles(family: Callable[..., Roles]) -> Roles:
-    """A level topic whose roles may do what docs/security.md says, and nothing else."""
-    made = family()
+def roles(make_roles: Callable[..., Roles]) -> Roles:
+    """A level topic whose roles have exactly the rights in docs/security.md."""
+    made = make_roles()
     for role, granted in PRIVILEGES.items():
         made.grant(role, granted)
     return made
 
 
 class Consumer:
-    """What has arrived at a business topic, by body."""
+    """A consumer that collects the IDs of messages at a business topic, by body."""
 
     def __init__(self, client: Any, target: str) -> None:
         self._consumer = client.subscribe(target, "app")
         self.ids: dict[bytes, set[str]] = {}
 
     def has(self, *bodies: bytes) -> bool:
-        """Receive what is there; say whether all of these have come by now."""
+        """Receive the available messages; return True if all these bodies have arrived by now."""
         with contextlib.suppress(pulsar.Timeout):
             while True:
                 message = self._consumer.receive(timeout_millis=100)
@@ -289,7 +290,7 @@ class Consumer:
 
 
 class Renewed:
-    """A token file that is renewed every second, until somebody lets it lapse."""
+    """A token file that is renewed every second, until a test lets the token expire."""
 
     def __init__(self, secured: Any, role: str, path: Path) -> None:
         self.path = path
@@ -306,7 +307,7 @@ class Renewed:
         os.replace(aside, self.path)
 
     def renew(self) -> None:
-        """Begin to renew it."""
+        """Start to renew the token."""
         self._write(self._make())
         self._end.clear()
         self._thread = threading.Thread(target=self._run)
@@ -317,7 +318,7 @@ class Renewed:
             self._write(self._make())
 
     def lapse(self) -> None:
-        """Leave the last one in the file, which expires."""
+        """Stop the renewal: the last token stays in the file and expires."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -328,25 +329,25 @@ class Renewed:
         self.path.write_text("")
 
     def remove(self) -> None:
-        """Take the file away; the last token expires."""
+        """Remove the file; the last token expires."""
         self.lapse()
         self.path.unlink()
 
     def spoil(self) -> None:
-        """Put another cluster's token into the file."""
+        """Write another cluster's token to the file."""
         self.lapse()
         self._write(self._foreign)
 
 
 @pytest.fixture
 def arrivals() -> Callable[[Any, str], Consumer]:
-    """``arrivals(client, target)``: receives, and remembers ids by body."""
+    """``arrivals(client, target)``: a consumer that collects IDs by body."""
     return Consumer
 
 
 @pytest.fixture
 def renewed() -> Iterator[Callable[[Secured, str, Path], Renewed]]:
-    """``renewed(secured, role, path)``: a token file, and how it goes wrong."""
+    """``renewed(secured, role, path)``: a token file that is renewed, and can be broken."""
     with contextlib.ExitStack() as stack:
 
         def make(secured: Secured, role: str, path: Path) -> Renewed:
@@ -359,7 +360,7 @@ def renewed() -> Iterator[Callable[[Secured, str, Path], Renewed]]:
 
 @pytest.fixture
 def tokens_in() -> Callable[[Iterable[str], Iterable[tuple[str, bytes]]], list[str]]:
-    """``tokens_in(tokens, texts)``: the names of texts that have one, by the part that counts."""
+    """``tokens_in(tokens, texts)``: the names of texts that contain the signature of a token."""
 
     def find(tokens: Iterable[str], texts: Iterable[tuple[str, bytes]]) -> list[str]:
         signatures = [token.rpartition(".")[2].encode() for token in tokens]

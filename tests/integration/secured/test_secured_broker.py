@@ -1,4 +1,4 @@
-"""Token and TLS settings, from `Connection` to the client and the admin calls, on a real broker."""
+"""Tests of token and TLS settings on a real broker, from `Connection` to client and admin calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def publish(connection: Connection) -> None:
 
 
 def is_refused(connection: Connection) -> pulsar.PulsarException:
-    """The client tries again until its timeout, and says no more than that."""
+    """Return the error of a refused client, which retries until its timeout and gives no reason."""
     impatient = connection.model_copy(update={"operation_timeout_seconds": 2})
     with pytest.raises(pulsar.PulsarException) as refused:
         publish(impatient)
@@ -58,20 +58,20 @@ def partitions(connection: Connection) -> None:
         admin.list_topics("public/default")
 
 
-def test_token_and_certificate_let_both_in(secured: Any) -> None:
+def test_token_and_certificate_admit_client_and_admin(secured: Any) -> None:
     connection = secured.load(token=secured.token)
     publish(connection)
     with Admin.from_connection(connection) as admin:
         assert TopicName.parse(TOPIC) in admin.list_topics("public/default")
 
 
-def test_the_plain_ports_want_the_token_too(secured: Any) -> None:
+def test_the_plain_ports_require_the_token_too(secured: Any) -> None:
     publish(secured.broker.connection)
     with pytest.raises(PermissionDeniedError):
         partitions(secured.broker.connection.model_copy(update={"token": None}))
 
 
-def test_a_renewed_token_file_is_taken_up(secured: Any, tmp_path: Path) -> None:
+def test_a_renewed_token_file_is_used(secured: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(secured.foreign_token)
     connection = secured.load(token_file=path)
@@ -84,7 +84,7 @@ def test_a_renewed_token_file_is_taken_up(secured: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "foreign"])
-def test_without_the_right_token_nobody_gets_in(secured: Any, kind: str) -> None:
+def test_access_requires_the_right_token(secured: Any, kind: str) -> None:
     token = None if kind == "none" else secured.foreign_token
     connection = secured.load(token=token)
     with pytest.raises(PermissionDeniedError) as refused:
@@ -96,7 +96,7 @@ def test_without_the_right_token_nobody_gets_in(secured: Any, kind: str) -> None
         assert token not in str(refused_by_client)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Any) -> None:
+def test_an_untrusted_certificate_is_refused(secured: Any) -> None:
     connection = secured.load(token=secured.token, tls_trust_certs_file=None)
     with pytest.raises(BrokerUnreachableError):
         partitions(connection)
@@ -107,7 +107,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(secured: Any) -> None:
     partitions(accepting)
 
 
-def test_the_host_must_be_the_certificates(secured: Any) -> None:
+def test_the_host_must_match_the_certificate(secured: Any) -> None:
     addresses = {
         "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
         "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
@@ -121,7 +121,7 @@ def test_the_host_must_be_the_certificates(secured: Any) -> None:
     publish(lenient)
 
 
-def test_the_doctor_says_what_a_token_may_not_do(secured: Any) -> None:
+def test_the_doctor_reports_missing_rights(secured: Any) -> None:
     good = list(examine(secured.load(token=secured.token)))
     assert [item.check for item in good if item.state is State.FAILED] == []
     found = list(examine(secured.load(token=secured.foreign_token)))
@@ -131,7 +131,7 @@ def test_the_doctor_says_what_a_token_may_not_do(secured: Any) -> None:
     assert "pulsar-admin tenants update" in finding.remedies[0]
 
 
-def test_inspection_needs_no_more_than_consume(secured: Any) -> None:
+def test_inspection_needs_only_consume(secured: Any) -> None:
     pytest.importorskip("duckdb")
     owner = secured.load(token=secured.token)
     client = DelayLevelClient.from_connection(owner, logger=QUIET)
@@ -197,7 +197,7 @@ def test_each_role_needs_its_own_topics_only(
         mover = LocalMover(clients["mover"], admins["mover"], description)
         stack.callback(mover.close)
         producer = clients["sender"].create_producer(target, enable_delay_level_topic=True)
-        # Nobody can say where this one is to go: it becomes a dead letter.
+        # This message has no valid target, so it becomes a dead letter.
         clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"now")
         producer.send(b"window", deliver_after=unit / 2)
@@ -220,8 +220,8 @@ def test_each_role_needs_its_own_topics_only(
         assert producer.sent() == {"500ms": 1, "window": 1, "straight": 1}
 
 
-def test_nobody_may_do_what_is_not_theirs(roles: Any, privileges: Mapping[str, Any]) -> None:
-    """The grants above are really looked at: what they leave out is refused."""
+def test_actions_without_a_grant_are_refused(roles: Any, privileges: Mapping[str, Any]) -> None:
+    """The grants in the test above matter: actions without a grant are refused."""
     description, target = roles.description, roles.description.targets[0]
     level = description.name.partition(0).full
     window = description.window_topic.partition(0).full
@@ -247,10 +247,10 @@ def test_nobody_may_do_what_is_not_theirs(roles: Any, privileges: Mapping[str, A
         topics.find(application, description.topic)
 
 
-def test_a_programs_token_is_in_none_of_its_words(
+def test_a_programs_token_is_in_no_process_list_log_or_error(
     roles: Any, cli_process: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
-    """Neither in process lists, nor in logs at their most talkative, nor in errors."""
+    """No token is in a process list, in a log at its most verbose level or in an error."""
     secured, topic = roles.secured, roles.description.topic
     where = ["-vv", *secured.words()]
     for token, well in ((secured.token, True), (secured.foreign_token, False)):
@@ -271,7 +271,7 @@ def test_a_programs_token_is_in_none_of_its_words(
                 look = functools.partial(levelstatus.status, owner, roles.description, 0)
                 eventually(lambda look=look: look().dispatchers, "the dispatcher", seconds=60)
             last.terminate()
-        # What the doctor says is not the matter here: nobody moves.
+        # The findings of the doctor do not matter here: no mover runs.
         codes = [each.wait(60) for each in started]
         assert [codes[0], codes[2], codes[3]] == ([0, 0, 0] if well else [1, 1, 1])
         said = [each.log.read_text() + each.log.with_suffix(".out").read_text() for each in started]

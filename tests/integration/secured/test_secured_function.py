@@ -1,4 +1,4 @@
-"""The Function on a worker with tokens and TLS: least privileges, and whose token it has."""
+"""Tests of the Function on a worker with tokens and TLS: its privileges and its token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 
 BROKER = {
     "functions": True,
-    # The worker's own settings for its way to the broker, which an instance gets from it.
+    # The worker's settings for its connection to the broker; its instances inherit them.
     "useTls": True,
     "brokerClientTlsEnabled": True,
     "brokerClientTrustCertsFilePath": "{certificate}",
@@ -34,12 +34,12 @@ BROKER = {
 PATIENCE_S = 120
 
 
-# What it takes to deploy, to ask for the status, and to delete.
+# The rights needed to deploy, to get the status and to delete.
 DEPLOYER = dict.fromkeys(Role, "consume")
 
 
 def commands(secured: Any) -> list[tuple[str, bytes]]:
-    """The command lines of the broker and of everything that it started."""
+    """Return the command lines of the broker and of every process that it started."""
     top = psutil.Process(secured.broker.status().pid)
     found = []
     for process in (top, *top.children(recursive=True)):
@@ -49,7 +49,7 @@ def commands(secured: Any) -> list[tuple[str, bytes]]:
 
 
 def files(folder: Path, *but: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file below a folder, but for these."""
+    """Yield every file below a folder, except some."""
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path not in but:
@@ -57,7 +57,7 @@ def files(folder: Path, *but: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def instance_log(secured: Any) -> str:
-    """What instances have said in the worker's own folder."""
+    """Return the log of the instances in the worker's folder."""
     logs = (secured.broker.directory / "logs" / "functions").rglob("*.log")
     return "".join(path.read_text() for path in logs)
 
@@ -66,7 +66,7 @@ def instance_log(secured: Any) -> str:
 def program(
     cli_process: Callable[..., Any], tmp_path: Path
 ) -> Callable[[Any, str, str], tuple[int, str]]:
-    """``program(secured, token, "mover", …)``: exit code and words; the token is in a file."""
+    """``program(secured, token, "mover", …)``: exit code and output; the token is in a file."""
 
     def run(secured: Any, token: str, *words: str) -> tuple[int, str]:
         file = tmp_path / "program.token"
@@ -79,8 +79,8 @@ def program(
     return run
 
 
-def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
-    family: Callable[..., Any],
+def test_a_function_with_its_own_token_has_the_least_privileges(
+    make_roles: Callable[..., Any],
     privileges: dict[str, Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
@@ -89,8 +89,8 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
     eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """First it may do nothing, then what it needs; then its token expires and is renewed."""
-    roles = family(mover=Mover.FUNCTION)
+    """The Function starts without rights and gets them; later its token expires and is renewed."""
+    roles = make_roles(mover=Mover.FUNCTION)
     secured, description = roles.secured, roles.description
     unit = timedelta(milliseconds=description.levels[0].unit_ms)
     for role in ("sender", "dispatcher", "application"):
@@ -99,7 +99,7 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
         namespace = "namespaces/public/default/permissions/deployer"
         owner._rest.post(namespace, ["functions", "packages"])
         log_topic = TopicName.parse(deployment.log_topic(description))
-        owner._rest.put(log_topic.rest_path)  # a grant is for a topic that is there
+        owner._rest.put(log_topic.rest_path)  # only an existing topic can be granted
         roles.grant_on(owner, log_topic, "mover", "produce")
         roles.grant_on(owner, log_topic, "deployer", "consume")
     roles.grant("deployer", DEPLOYER)
@@ -166,18 +166,18 @@ def test_a_function_with_a_token_of_its_own_has_the_least_privileges(
     assert tokens_in([*token.given, deployer, secured.token], texts) == []
 
 
-def test_a_worker_shows_a_token_that_is_in_its_settings(
+def test_a_worker_reveals_a_token_in_its_settings(
     secured_with: Callable[..., Any],
-    family_on: Callable[..., Any],
+    make_roles_on: Callable[..., Any],
     privileges: dict[str, Any],
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
     program: Callable[..., tuple[int, str]],
     eventually: Callable[..., Any],
 ) -> None:
-    """Pulsar's own doing, which docs/security.md tells of; it would be good news if this failed."""
+    """Pulsar reveals the token, as docs/security.md warns; a failure here would be good news."""
     secured = secured_with(**BROKER, brokerClientAuthenticationParameters="token:{token}")
-    roles = family_on(secured, mover=Mover.FUNCTION, final_window=FinalWindow.BROKER)
+    roles = make_roles_on(secured, mover=Mover.FUNCTION, final_window=FinalWindow.BROKER)
     roles.grant("sender", privileges["sender"])
     roles.grant("application", privileges["application"])
     code, said = program(secured, secured.token, "mover", "deploy", roles.description.topic)

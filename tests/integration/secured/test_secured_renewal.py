@@ -1,4 +1,4 @@
-"""Tokens that expire under a producer and a dispatcher: nothing is lost, and both go on."""
+"""Tests of tokens that expire in a running producer and dispatcher: both recover without loss."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from delaylevel.topics import status as levelstatus
 
 pytestmark = [pytest.mark.broker, pytest.mark.long, pytest.mark.timeout(600)]
 
-# A token that has expired is noticed within a second, instead of a minute.
+# The broker checks for expired tokens every second instead of every minute.
 BROKER = {"authenticationRefreshCheckSeconds": 1}
 PATIENCE_S = 120
 
 
 @pytest.mark.parametrize("how", ["lapse", "spoil", "empty", "remove"])
-def test_a_producer_and_a_dispatcher_go_on(
+def test_a_producer_and_a_dispatcher_survive_expired_tokens(
     how: str,
     roles: Any,
     renewed: Callable[..., Any],
@@ -33,7 +33,7 @@ def test_a_producer_and_a_dispatcher_go_on(
     eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """The mover and the application keep theirs."""
+    """The tokens of the mover and of the application stay valid."""
     description = roles.description
     unit = timedelta(milliseconds=description.levels[0].unit_ms)
     files = {role: tmp_path / f"{role}.token" for role in ("sender", "dispatcher")}
@@ -67,10 +67,10 @@ def test_a_producer_and_a_dispatcher_go_on(
         arrives(b"well")
         for token in tokens.values():
             getattr(token, how)()
-        eventually(lambda: not producer.is_connected(), "the producer's end", PATIENCE_S)
+        eventually(lambda: not producer.is_connected(), "the producer's disconnection", PATIENCE_S)
         with roles.owner() as owner:
             look = functools.partial(levelstatus.status, owner, description, 0)
-            eventually(lambda: not look().dispatchers, "the dispatcher's end", PATIENCE_S)
+            eventually(lambda: not look().dispatchers, "the dispatcher's disconnection", PATIENCE_S)
         sent: list[Any] = []
         producer.send_async(
             b"meanwhile", lambda result, _: sent.append(result), deliver_after=3 * unit
@@ -86,4 +86,4 @@ def test_a_producer_and_a_dispatcher_go_on(
     assert all(len(ids) == 1 for ids in consumer.ids.values())
     said = program.log.read_bytes() + program.log.with_suffix(".out").read_bytes()
     given = [token for file in tokens.values() for token in file.given]
-    assert tokens_in(given, [("the program's words", said)]) == []
+    assert tokens_in(given, [("the program's output", said)]) == []

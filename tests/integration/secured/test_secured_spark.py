@@ -1,4 +1,4 @@
-"""The Spark job against a broker with tokens and TLS: least privileges, no token anywhere, renewal.
+"""Tests of the Spark job with tokens and TLS: least privileges, no revealed token, renewal.
 
 The job is the program that users start, with its JVM and Python workers.
 """
@@ -34,12 +34,12 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-# A token that has expired is noticed within a second, instead of a minute.
+# The broker checks for expired tokens every second instead of every minute.
 BROKER = {"authenticationRefreshCheckSeconds": 1}
-# A start of Spark takes ten seconds alone, and minutes on a machine that is busy.
+# Spark takes ten seconds to start on an idle machine, and minutes on a busy one.
 PATIENCE_S = 240
 
-# Everything that Spark's JVM can say, instead of its errors only.
+# A log4j configuration that logs everything, instead of errors only.
 TALKATIVE = """\
 appender.console.type = Console
 appender.console.name = console
@@ -55,7 +55,7 @@ logger.shell.level = trace
 
 
 def tree(pid: int) -> dict[int, str]:
-    """The command lines of a program and of everything that it started."""
+    """Return the command lines of a program and of all its descendants."""
     found = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(pid)
@@ -66,7 +66,7 @@ def tree(pid: int) -> dict[int, str]:
 
 
 def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file below some folders; one that goes away meanwhile is left out."""
+    """Yield every file below some folders, except those that are removed meanwhile."""
     for folder in folders:
         for path in folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):
@@ -75,7 +75,7 @@ def contents(*folders: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def pages(port: int) -> Iterator[tuple[str, bytes]]:
-    """What Spark's user interface shows, page by page, and what its REST interface says."""
+    """Yield the pages of Spark's user interface and the answers of its REST interface."""
     http, base = urllib3.PoolManager(timeout=30), f"http://127.0.0.1:{port}"
     applications = json.loads(http.request("GET", f"{base}/api/v1/applications").data)
     rest = f"/api/v1/applications/{applications[0]['id']}"
@@ -90,7 +90,7 @@ def pages(port: int) -> Iterator[tuple[str, bytes]]:
         yield path, answer.data
 
 
-def test_a_job_with_the_least_privileges_moves_and_says_no_token(
+def test_a_job_with_the_least_privileges_moves_messages_and_reveals_no_token(
     roles: Any,
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
@@ -98,7 +98,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
     eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """The token comes by the environment, whence it could get into more places than a file's."""
+    """The token is in the environment, from which it could leak to more places than from a file."""
     description, token = roles.description, roles.secured.token_of("mover")
     unit = timedelta(milliseconds=description.levels[0].unit_ms)
     checkpoint, events, local = (tmp_path / name for name in ("checkpoint", "events", "local"))
@@ -137,7 +137,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
             return condition()
 
         producer = clients["sender"].create_producer(roles.target, enable_delay_level_topic=True)
-        # Nobody can say where this one is to go: it becomes a dead letter.
+        # This message has no valid target, so it becomes a dead letter.
         clients["sender"].create_producer(description.name.partition(0).full).send(b"?")
         producer.send(b"level", deliver_after=3 * unit)
         eventually(lambda: running(lambda: consumer.has(b"level")), "the first", PATIENCE_S)
@@ -152,7 +152,7 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
             eventually(lambda: look().backlog_entries == 0, "acknowledgement", PATIENCE_S)
             assert look().held_entries == 0
 
-        # What can be seen from outside while it runs.
+        # Everything that is visible from outside while the job runs.
         commands = tree(job.pid)
         assert any("java" in line for line in commands.values())
         assert any("pyspark" in line and "java" not in line for line in commands.values())
@@ -172,8 +172,8 @@ def test_a_job_with_the_least_privileges_moves_and_says_no_token(
     assert tokens_in([token], {**places, **shown, **at_work, **left, "log": said}.items()) == []
 
 
-def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
-    family: Callable[..., Any],
+def test_a_job_recovers_from_wrong_and_expired_tokens(
+    make_roles: Callable[..., Any],
     renewed: Callable[..., Any],
     arrivals: Callable[..., Any],
     tokens_in: Callable[..., list[str]],
@@ -182,8 +182,8 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
     eventually: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """With the final window ``broker``, for which the mover writes to the business topic."""
-    roles = family(final_window=FinalWindow.BROKER)
+    """The final window is ``broker``, so the mover writes to the business topic."""
+    roles = make_roles(final_window=FinalWindow.BROKER)
     roles.grant("sender", {None: "produce", Role.LEVEL: "produce"})
     roles.grant("application", privileges["application"])
     mover = {what: privileges["mover"][what] for what in (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)}
@@ -241,7 +241,7 @@ def test_a_token_that_is_wrong_or_expires_stops_nothing_for_good(
             status = levelstatus.status(owner, roles.description, 0)
             assert (status.backlog_entries, status.held_entries) == (0, 0)
             assert status.dead_letter_entries == 0
-    # Copies are allowed (at least once); every one of them has its message's id.
+    # Copies are allowed (at least once), but each has its message's ID.
     assert [body for body, ids in consumer.ids.items() if len(ids) > 1] == []
     file.unlink()
     assert tokens_in(token.given, contents(tmp_path)) == []
