@@ -126,7 +126,7 @@ def test_it_grows_later(world: RealWorld, run: Callable[..., Result]) -> None:
     grown = run("expand", orders, "--max-delay", "20m", "-o", "json")
     assert grown.exit_code == 0, grown.output
     assert json.loads(grown.stdout)["partitions"] == 19
-    producer._cache._looked_s -= 10  # as if the last refresh were some seconds ago
+    producer._cache._read_s -= 10  # as if the last read were some seconds ago
     producer.send(b"after", deliver_after=timedelta(minutes=20))
     producer.close()
     level_topic = TopicName.parse(f"{orders}-delay-level")
