@@ -17,9 +17,8 @@ import pulsar
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, LevelTopicError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
-from delaylevel.topics.stats import MOVER_ROLES
 
 from .connections import TargetClients, close_anyway
 from .relay import Relay, RelayReport
@@ -41,7 +40,9 @@ Report = Callable[[RelayReport, Relay], None]
 
 def source_topics(description: LevelTopicDescription) -> list[str]:
     """Return the topics that a Function reads: every level, and the held topic."""
-    return [item.topic.full for item in description.members() if item.role in MOVER_ROLES]
+    return [
+        item.topic.full for item in description.members() if item.role in (Role.LEVEL, Role.HELD)
+    ]
 
 
 def check_movable(description: LevelTopicDescription) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import PayloadWithProperties
+from delaylevel.cluster.publisher import Payload
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock
@@ -108,7 +108,7 @@ class SetAside(NamedTuple):
 
 def set_aside(
     description: LevelTopicDescription,
-    message: PayloadWithProperties,
+    message: Payload,
     envelope: Envelope,
     reason: str,
     now_ms: int,

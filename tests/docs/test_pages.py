@@ -366,7 +366,7 @@ def reader(
         monkeypatch.setenv("DELAYLEVEL_ADMIN_URL", connection.admin_url)
     monkeypatch.setenv("DELAYLEVEL_OPERATION_TIMEOUT_SECONDS", "60")
     monkeypatch.chdir(tmp_path)
-    every = next(option for option in top.params if option.name == "every")
+    every = next(option for option in top.params if option.name == "every_ms")
     monkeypatch.setattr(every, "default", "200ms")  # nobody watches the output
     found = Reader(tmp_path, connection)
     found.empty()
