@@ -143,10 +143,10 @@ class Connection(BaseModel):
             connection = cls(**values)
         except ValidationError as error:
             raise ConfigError(_explain(error, places)) from None
-        connection._check_pairs()
+        connection._check_files()
         return connection
 
-    def _check_pairs(self) -> None:
+    def _check_files(self) -> None:
         if (self.tls_certificate_file is None) != (self.tls_private_key_file is None):
             raise ConfigError(
                 "tls_certificate_file and tls_private_key_file belong together: set both or neither"

@@ -144,7 +144,7 @@ class LevelTopicStats:
 
     Attributes:
         description: the level topic.
-        members: its member topics: levels coarse to fine, held, dead letters, window, log.
+        members: its member topics: levels coarse to fine, held, dead letters, window, journal.
     """
 
     description: LevelTopicDescription

@@ -27,7 +27,7 @@ class LevelTopicStatus:
         description: the level topic.
         now_ms: the moment, ms since the epoch.
         partitions: a row for each partition of each level, coarse to fine.
-        others: a row for each partition of the held topic, dead letters, window and its log.
+        others: a row for each partition of the held topic, dead letters, window and journal.
         problems: missing topics and subscriptions, a line each.
     """
 
@@ -68,7 +68,7 @@ class LevelTopicStatus:
 
     @property
     def log_entries(self) -> int | None:
-        """Number of log entries that a takeover would read (``tracker``); None with ``broker``."""
+        """Number of journal entries for a takeover to read (``tracker``); None with ``broker``."""
         return self._tracked(Role.JOURNAL)
 
     @property
