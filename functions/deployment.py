@@ -199,7 +199,7 @@ def delete(connection: Connection, description: LevelTopicDescription, function:
         if existing.get("cleanupSubscription", True):
             raise LevelTopicError(
                 f"function {function} is registered with cleanupSubscription=true: removing it "
-                "would delete what is parked. Run `delaylevel mover deploy` first, which sets "
+                "would delete the parked messages. Run `delaylevel mover deploy` first, which sets "
                 "it to false, and then delete it"
             )
         worker.delete(function)

@@ -179,8 +179,8 @@ def problems_of(
         )
     if config.get("cleanupSubscription", True):
         found.append(
-            "cleanupSubscription is true: deleting the function would delete what is parked; run "
-            f"`delaylevel mover deploy {topic}`, which sets it to false"
+            "cleanupSubscription is true: deleting the function would delete the parked messages; "
+            f"run `delaylevel mover deploy {topic}`, which sets it to false"
         )
     version = (config.get("userConfig") or {}).get("version")
     if version != __version__:

@@ -327,7 +327,7 @@ def test_problems_come_with_their_remedy(
 def test_changes_by_others_to_the_function_are_reported() -> None:
     changed = {**config(), "cleanupSubscription": True, "inputSpecs": {}, "userConfig": {}}
     text = "\n".join(health.problems_of(changed, (), level(consumers=OURS)))
-    assert "delete what is parked" in text
+    assert "delete the parked messages" in text
     assert "does not read" in text
     assert f"this is {__version__}" in text
 
