@@ -1,4 +1,4 @@
-"""``delaylevel send``: options that contradict each other."""
+"""Tests of ``delaylevel send`` with options that contradict each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delaylevel.cli.main import cli
         ("--id", "invoice-117"),
     ],
 )
-def test_json_lines_refuse_the_options_of_one_message(
+def test_json_lines_exclude_the_options_of_a_single_message(
     option: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delaylevel.cli.command.require_reachable", lambda connection: None)

@@ -1,4 +1,4 @@
-"""Storing messages in a topic of our own, with a slow client."""
+"""Tests of storing messages in a topic of our own, with a slow client."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[OwnTopic]:
 
 
 @pytest.mark.parametrize("own", [[pulsar.Result.Ok] * 3], indirect=True)
-def test_store_waits_for_a_callback_after_the_flush(own: OwnTopic) -> None:
+def test_store_waits_for_callbacks_that_follow_the_flush(own: OwnTopic) -> None:
     for _ in range(2):
         own.store((MESSAGE, {}, until_ms) for until_ms in (None, 20, None))
 

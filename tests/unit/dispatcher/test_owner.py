@@ -1,4 +1,4 @@
-"""The owner of a window partition when its takeover fails."""
+"""Tests of the owner of a window partition whose takeover fails."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
-from tests.fakes import FakeClient, describe
+from fakes import FakeClient, describe
 
 
 class Lock:
-    """A partition lock that remembers that it was closed."""
+    """A fake partition lock that records its close."""
 
     closed = False
 
