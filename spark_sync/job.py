@@ -34,12 +34,12 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
+from delaylevel.topics.deduplication import require_everywhere
 from delaylevel.topics.registry import describe
 
 from . import control
 from .arrow_rows import SCHEMA
 from .cluster import enter_environment, handle_jvm_sigterm
-from .deduplication import require_deduplication
 from .driver import LOCK_TIMEOUT_S, check_movable
 from .listener import SyncListener
 from .metrics import JobCollector
@@ -117,7 +117,7 @@ class SparkSyncJob:
             _check_unlocked(admin, self.descriptions)
             if settings.delivery is Delivery.EFFECTIVELY_ONCE:
                 for description in self.descriptions:
-                    require_deduplication(admin, description)
+                    require_everywhere(admin, description)
 
     @property
     def trigger_ms(self) -> int:

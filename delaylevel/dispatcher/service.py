@@ -21,7 +21,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.deduplication import without_deduplication
+from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import Membership, assign
@@ -88,7 +88,7 @@ class Dispatcher:
         described = [served(admin, name) for name in dict.fromkeys(level_topics)]
         if settings.delivery is Delivery.EFFECTIVELY_ONCE:
             for description in described:
-                check_deduplication(admin, description)
+                require_on_targets(admin, description)
         sweep(settings.directory)
         for description in described:
             membership = Membership(client, admin, description, settings.name)
@@ -224,23 +224,6 @@ def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...
         LevelTopicError: as for `served`.
     """
     return window_stats(admin, served(admin, name)).reported
-
-
-def check_deduplication(admin: TopicAdmin, description: LevelTopicDescription) -> None:
-    """Require that the broker deduplicates on every target that exists.
-
-    Raises:
-        LevelTopicError: a target is without deduplication.
-    """
-    without = without_deduplication(admin, description)
-    if without:
-        names = ", ".join(map(str, without))
-        raise LevelTopicError(
-            f"effectively-once needs deduplication, which is off for {names}. "
-            f"Turn it on with `pulsar-admin topicPolicies set-deduplication --enable {without[0]}` "
-            "(or for the namespace: `pulsar-admin namespaces set-deduplication --enable "
-            f"{without[0].namespace_path}`), or dispatch with --delivery at-least-once"
-        )
 
 
 def sweep(directory: Path) -> None:

@@ -18,7 +18,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
-from delaylevel.topics.scan import PendingRange, Window, pending_start
+from delaylevel.topics.scan import PendingRange, Window, pending_start, published_range
 
 from .distribution import Observation
 
@@ -182,15 +182,7 @@ def _published_since(
 ) -> PendingRange | None:
     """Return the range of a partition from a position and publish time on; None if it is empty."""
     try:
-        last = admin.last_message_id(source.name)
-        if last is None:
-            return None
-        if since_ms is not None:
-            first = admin.message_id_at(source.name, since_ms)
-            if first is None:
-                return None
-            start = max(start, first.entry_start)
+        found = published_range(admin, source, Window(since_ms, None), start, 0)
     except NotFoundError:
         return None  # a deleted target
-    end = last.next_entry
-    return PendingRange(source, start, end) if start < end else None
+    return found if found.start < found.end else None

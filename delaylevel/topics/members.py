@@ -35,7 +35,7 @@ from . import safety
 
 # Policies pass through a system topic, which the broker creates at first use. A topic that another
 # client has just created is visible a moment after the conflict.
-_WAIT_S = 20.0
+WAIT_S = 20.0
 _POLL_S = 0.02
 _NO_TOPIC_POLICIES = 405
 
@@ -174,7 +174,7 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
     try:
         admin.create_partitioned(member.topic, member.partitions, properties)
     except ConflictError:
-        if not _await(lambda: existing(admin, member, description) is not None):
+        if not await_true(lambda: existing(admin, member, description) is not None):
             raise
     except AdminError as error:
         limit = re.search(r"less than or equal to (\d+)", error.reason)
@@ -207,15 +207,16 @@ def protect(
         unable = BrokerSettings(cluster=settings.cluster, topic_policies=False)
         refuse_unsafe(description, policies, unable)
         return
-    if not _await(lambda: _holds(admin, member.topic, wanted)):
+    if not await_true(lambda: _holds(admin, member.topic, wanted)):
         raise LevelTopicError(
             f"the broker accepted the policies of {member.topic} but does not report them after "
-            f"{_WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
+            f"{WAIT_S:.0f} s: is the namespace's system topic healthy? Try again"
         )
 
 
-def _await(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + _WAIT_S
+def await_true(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition is true; return False if that takes more than ``WAIT_S`` seconds."""
+    deadline = time.monotonic() + WAIT_S
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -130,7 +130,9 @@ def pending_ranges(
         starts = list(pool.map(lambda item: pending_start(admin, item[0].name), chosen))
         found = list(
             pool.map(
-                lambda item, start: _range(admin, item[0], item[1], start, now_ms), chosen, starts
+                lambda item, start: published_range(admin, item[0], item[1], start, now_ms),
+                chosen,
+                starts,
             )
         )
     return [item for item in found if item.start < item.end]
@@ -144,9 +146,10 @@ def pending_start(admin: TopicAdmin, partition: TopicName) -> Position:
         return EARLIEST  # nothing is acknowledged; a missing topic shows when its end is read
 
 
-def _range(
+def published_range(
     admin: TopicAdmin, source: SourcePartition, published: Window, start: Position, now_ms: int
 ) -> PendingRange:
+    """Return the range of a partition from a position on, narrowed to a window of publish times."""
     last = admin.last_message_id(source.name)
     end = EARLIEST if last is None else last.next_entry
     if published.from_ms is not None and published.from_ms > 0 and start < end:

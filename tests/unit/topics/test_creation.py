@@ -74,7 +74,7 @@ def test_a_second_creator_with_another_strategy_is_refused(looks: int) -> None:
 
 
 def test_a_topic_that_stays_invisible_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaylevel.topics.members._WAIT_S", 0.1)
+    monkeypatch.setattr("delaylevel.topics.members.WAIT_S", 0.1)
     admin = MemoryPulsar(namespaces=["acme/test"]).admin
     topics.create(admin, described(HOURS))
     late: Any = SlowToAppear(admin, 1_000_000)
