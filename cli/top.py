@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
+from time import sleep
 
 import click
 
@@ -52,7 +52,7 @@ def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, ou
         with inspector(settings, topic) as look:
             before = look.flow()
             for _ in turns:
-                time.sleep(pause_s)
+                sleep(pause_s)
                 now = look.flow()
                 if output in ("json", "jsonl"):
                     emit_one(flow_view(before, now), (), output)

@@ -194,7 +194,7 @@ def test_top_shows_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
             memory.clock.advance(timedelta(seconds=seconds))
 
         monkeypatch.setattr(command, "inspector", connect)
-        monkeypatch.setattr("time.sleep", wait)
+        monkeypatch.setattr(command, "sleep", wait)
         runner = CliRunner()
         shown = runner.invoke(cli, ["top", "orders"])
         assert shown.exit_code == 0, shown.output
@@ -211,7 +211,7 @@ def test_top_shows_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("time.sleep", interrupted)
+        monkeypatch.setattr(command, "sleep", interrupted)
         assert runner.invoke(cli, ["top", "orders"]).exit_code == 0
         assert runner.invoke(cli, ["top"]).exit_code == 2
         assert runner.invoke(cli, ["top", "orders", "--every", "often"]).exit_code == 2
