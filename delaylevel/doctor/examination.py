@@ -30,6 +30,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Outcome]], ...] = (
     ("replication", topic_checks.replication),
     ("namespace policies", topic_checks.namespace),
     ("targets", topic_checks.targets),
+    ("target schemas", topic_checks.target_schemas),
     ("target subscriptions", topic_checks.target_subscriptions),
     ("delayed delivery", topic_checks.delayed_delivery),
     ("dispatch thread", topic_checks.dispatch_thread),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from delaylevel.cluster.values import PartitionStats
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.envelope import KEY_VALUE
 from delaylevel.model.formatting import format_duration
 from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
@@ -137,6 +138,28 @@ def targets(context: LevelTopicContext) -> Outcome:
         for target, found in context.targets.items()
         if found is None
     )
+
+
+def target_schemas(context: LevelTopicContext) -> Outcome:
+    """Check that no business topic has a KeyValue schema.
+
+    The Python client cannot declare such a schema. With separated encoding, the key is bytes, and
+    the client loses the mark that says so.
+    """
+    problems = []
+    for target, found in context.targets.items():
+        versions = context.admin.schemas(target) if found is not None else []
+        if versions and versions[-1].type == KEY_VALUE:
+            encoding = versions[-1].properties.get("kv.encoding.type", "INLINE")
+            problems.append(
+                Problem(
+                    f"{target} has a KeyValue schema ({encoding}): parked messages of this schema "
+                    "become dead letters",
+                    "use a topic with another schema for delayed messages, or send these messages "
+                    "straight to the business topic",
+                )
+            )
+    return Outcome.of(problems)
 
 
 def target_subscriptions(context: LevelTopicContext) -> Outcome:

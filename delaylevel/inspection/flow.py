@@ -22,6 +22,7 @@ from delaylevel.model.envelope import due_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
+from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.stats import MemberStats, read_stats, topic_stats
 
 _THREADS = 8
@@ -209,7 +210,7 @@ def _lateness(admin: TopicAdmin, client: Any, partition: TopicName) -> list[int]
         messages_in_range(client, partition.full, start, last.next_entry, queue=_LAST_MESSAGES)
     ) as messages:
         for message, *_ in messages:
-            due_ms = due_of(message.properties())
+            due_ms = due_of(properties_of(message))
             if due_ms is not None:
                 found.append(max(0, message.publish_timestamp() - due_ms))
     return found[-_LAST_MESSAGES:]

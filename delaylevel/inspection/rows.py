@@ -17,6 +17,7 @@ from delaylevel.model.columns import in_chunks, nullable_schema_of, to_record_ba
 from delaylevel.model.level_topic import LevelTopicDescription, Role
 from delaylevel.model.message import LazyMessage
 from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.scan import PendingRange
 
 from .parallel import ReadProgress, read_in_parallel
@@ -139,7 +140,7 @@ def _selected(
             read += 1
             if not read % 1000:
                 progress.add(1000)
-            properties = message.properties()
+            properties = properties_of(message)
             due_ms = env.due_of(properties)
             found = LazyMessage(message, ledger, entry, batch, due_ms, properties)
             if matches(found):

@@ -17,6 +17,7 @@ from delaylevel.model.message import RawMessage
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
+from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
 from .distribution import Observation
@@ -123,7 +124,7 @@ def take_snapshot(
 def observe(found: RawMessage, own: str) -> Observation:
     """Return the facts about a message; ``own`` is the topic in which it waits."""
     message, ledger, entry, batch = found
-    properties = message.properties()
+    properties = properties_of(message)
     target = properties.get(TARGET) or own
     return Observation(ledger, entry, batch, due_of(properties), target)
 

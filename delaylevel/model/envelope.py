@@ -21,6 +21,12 @@ SCHEMA = PREFIX + "schema"
 ATTEMPT = PREFIX + "attempt"
 REASON = PREFIX + "reason"
 SOURCE = PREFIX + "source"
+# The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
+# fields are in properties of their own, in base64 (see unreadable.py).
+UNREADABLE = PREFIX + "unreadable"
+
+# The type of a schema of keys and values. With separated encoding, its keys are bytes.
+KEY_VALUE = "KEY_VALUE"
 
 # Longer IDs would cost more at every hop than the messages that they identify.
 LONGEST_ID = 512
@@ -45,10 +51,17 @@ class SchemaRef:
 
     @classmethod
     def parse(cls, text: str) -> SchemaRef:
-        """Parse ``TYPE:digest``; raise EnvelopeError for anything else."""
+        """Parse ``TYPE:digest``.
+
+        Raises:
+            EnvelopeError: the text is anything else, or names a schema that no hop can write.
+        """
         schema_type, separator, digest = text.partition(":")
         if not (schema_type and separator and digest):
             raise EnvelopeError(f"{SCHEMA} is {text!r}, not TYPE:digest")
+        if schema_type == KEY_VALUE:
+            # Opening a producer with this type ends in a timeout: the broker never answers.
+            raise EnvelopeError(f"{SCHEMA} is {KEY_VALUE}: the Python client cannot declare it")
         return cls(schema_type, digest)
 
     def __str__(self) -> str:
@@ -77,8 +90,10 @@ class Envelope(NamedTuple):
         """Read the envelope from the properties of a parked message.
 
         Raises:
-            EnvelopeError: a property is missing or damaged.
+            EnvelopeError: a property is missing or damaged, or the message has unreadable fields.
         """
+        if UNREADABLE in properties:
+            raise EnvelopeError(properties[UNREADABLE])
         due = _due_ms(properties)
         target = properties.get(TARGET)
         if target is None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .envelope import due_of
 from .position import Position, stable_id
+from .unreadable import readable_fields, text_of
 
 
 class ParkedMessage(NamedTuple):
@@ -15,9 +16,11 @@ class ParkedMessage(NamedTuple):
         ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         publish_ms: publish time by the clock of the producer, ms; for a batched message, that of
             the first message of the batch.
-        key, ordering_key: as published; an empty string if there is none.
+        key, ordering_key: as published; an empty string if there is none. U+FFFD replaces bytes
+            that are not UTF-8.
         event_ms: the application's event time, ms; 0 if there is none.
-        properties: all properties, ours included.
+        properties: all properties, ours included; with a mark if a field is unreadable, see
+            :mod:`delaylevel.model.unreadable`.
         value: the payload; None for a null value (which differs from an empty one).
     """
 
@@ -80,12 +83,12 @@ class LazyMessage(NamedTuple):
     @property
     def key(self) -> str:
         """The key; an empty string if there is none."""
-        return str(self.message.partition_key())
+        return text_of(self.message.partition_key)
 
     @property
     def ordering_key(self) -> str:
         """The ordering key; an empty string if there is none."""
-        return str(self.message.ordering_key())
+        return text_of(self.message.ordering_key)
 
     @property
     def event_ms(self) -> int:
@@ -112,16 +115,26 @@ RawMessage = tuple[Any, int, int, int]
 
 
 def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedMessage:
-    """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`."""
+    """Copy every field of a :data:`RawMessage` into a :class:`ParkedMessage`.
+
+    Unreadable fields are replaced, and a mark among the properties names them. Such a message
+    goes to the dead-letter topic.
+    """
+    # A try block costs nothing without an exception. This runs for every message.
+    try:
+        key, ordering_key = message.partition_key(), message.ordering_key()
+        properties = message.properties()
+    except UnicodeDecodeError:
+        key, ordering_key, properties = readable_fields(message)
     return ParkedMessage(
         ledger,
         entry,
         batch,
         message.publish_timestamp(),
-        message.partition_key(),
-        message.ordering_key(),
+        key,
+        ordering_key,
         message.event_timestamp(),
-        message.properties(),
+        properties,
         None if message.has_null_value() else message.data(),
     )
 

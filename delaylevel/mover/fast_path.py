@@ -76,7 +76,10 @@ def _forward_range(
         if not count % _MESSAGES_PER_TIME:
             time_ms = now_ms()
         count += 1
-        properties = message.properties()
+        try:
+            properties = message.properties()
+        except UnicodeDecodeError:
+            properties = {}  # not UTF-8: the forwarder makes a dead letter of the message
         due = properties.get(DUE, "")
         if (
             properties.get(TARGET) in targets
@@ -95,6 +98,13 @@ def _forward_range(
                     parking[to_level][partition] = place
                 if place.core_send is not None:
                     send, callback = place.core_send
+                    try:
+                        key, ordering_key = message.partition_key(), message.ordering_key()
+                    except UnicodeDecodeError:
+                        forwarder.forward(
+                            source, parked_message(message, ledger, entry, batch), time_ms
+                        )
+                        continue
                     if ID not in properties:
                         properties[ID] = f"{source_name}:{ledger}:{entry}:{batch}"
                     built = builder()
@@ -104,12 +114,10 @@ def _forward_range(
                     else:
                         built.set_null_value()
                     built.properties(properties)
-                    key = message.partition_key()
                     if key:
                         built.partition_key(key)
-                    key = message.ordering_key()
-                    if key:
-                        built.ordering_key(key)
+                    if ordering_key:
+                        built.ordering_key(ordering_key)
                     event_ms = message.event_timestamp()
                     if event_ms:
                         built.event_timestamp(event_ms)

@@ -21,6 +21,7 @@
 ``spark_once``   one run of a sync job in that session
 ``cli_process``  starts the ``delaylevel`` program
 ``skewed``       publishes with a wrong clock (a Java client)
+``bytes_keys``   publishes with keys that are bytes (a Java client)
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from world import (
 )
 from world import eventually as wait_until
 
-JAVA_SOURCE = Path(__file__).parents[1] / "java" / "SkewedProducer.java"
+JAVA_SOURCES = Path(__file__).parents[1] / "java"
 
 
 @pytest.fixture
@@ -253,8 +254,10 @@ def cli_process(
             process.wait()
 
 
-class SkewedPublisher:
-    """A Java client that stamps each message with the clock that the test chooses."""
+class JavaPublisher:
+    """A Java client that publishes a message for each line of its input."""
+
+    source: str
 
     def __init__(self, connection: Connection) -> None:
         self._process = subprocess.Popen(
@@ -265,7 +268,7 @@ class SkewedPublisher:
                 "-XX:TieredStopAtLevel=1",
                 "-cp",
                 f"{distribution_directory()}/lib/*",
-                str(JAVA_SOURCE),
+                str(JAVA_SOURCES / self.source),
                 connection.service_url,
             ],
             stdin=subprocess.PIPE,
@@ -275,14 +278,11 @@ class SkewedPublisher:
         )
         self._expect("ready")
 
-    def __call__(
-        self, topic: str, ahead_ms: int, value: bytes, properties: Mapping[str, str]
-    ) -> None:
-        """Publish a message, stamped by a clock that is ahead of the correct one."""
-        fields = [topic, str(ahead_ms), base64.b64encode(value).decode()]
-        fields += [f"{key}={text}" for key, text in properties.items()]
+    def publish(self, *fields: str, properties: Mapping[str, str]) -> None:
+        """Publish a message of the given fields, and wait for its confirmation."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\t".join(fields) + "\n")
+        line = [*fields, *(f"{key}={text}" for key, text in properties.items())]
+        self._process.stdin.write("\t".join(line) + "\n")
         self._process.stdin.flush()
         self._expect("ok")
 
@@ -300,12 +300,46 @@ class SkewedPublisher:
         self._process.communicate()
 
 
+class SkewedPublisher(JavaPublisher):
+    """A Java client that stamps each message with the clock that the test chooses."""
+
+    source = "SkewedProducer.java"
+
+    def __call__(
+        self, topic: str, ahead_ms: int, value: bytes, properties: Mapping[str, str]
+    ) -> None:
+        """Publish a message, stamped by a clock that is ahead of the correct one."""
+        self.publish(topic, str(ahead_ms), _base64(value), properties=properties)
+
+
+class BytesKeyPublisher(JavaPublisher):
+    """A Java client that publishes messages with keys that are bytes."""
+
+    source = "BytesProducer.java"
+
+    def __call__(
+        self, topic: str, kind: str, key: bytes, value: bytes, properties: Mapping[str, str]
+    ) -> None:
+        """Publish a message; see the Java source for the kinds of keys."""
+        self.publish(topic, kind, _base64(key), _base64(value), properties=properties)
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
 @pytest.fixture(scope="session")
 def skewed(connection: Connection) -> Iterator[SkewedPublisher]:
     """``skewed(topic, ahead_ms, value, properties)``: publish with a wrong clock."""
-    publisher = SkewedPublisher(connection)
-    yield publisher
-    publisher.close()
+    with contextlib.closing(SkewedPublisher(connection)) as publisher:
+        yield publisher
+
+
+@pytest.fixture(scope="session")
+def bytes_keys(connection: Connection) -> Iterator[BytesKeyPublisher]:
+    """``bytes_keys(topic, kind, key, value, properties)``: publish with a key of bytes."""
+    with contextlib.closing(BytesKeyPublisher(connection)) as publisher:
+        yield publisher
 
 
 @pytest.fixture

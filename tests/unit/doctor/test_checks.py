@@ -16,6 +16,7 @@ from delaylevel.cluster.values import (
     DelayedDelivery,
     NamespacePolicies,
     PartitionStats,
+    SchemaVersion,
     SubscriptionStats,
     TopicMetadata,
     TopicPolicies,
@@ -312,3 +313,21 @@ def test_the_subscription_types_of_a_target_are_checked() -> None:
         "they are due"
     ]
     assert topic_checks.target_subscriptions(topic_context(TRACKER)).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        ([], []),
+        (["KEY_VALUE", "JSON"], []),
+        (["JSON", "KEY_VALUE"], ["SEPARATED"]),
+    ],
+)
+def test_key_value_schemas_of_targets_are_reported(types: list[str], words: list[str]) -> None:
+    properties = {"kv.encoding.type": "SEPARATED"}
+    versions = [SchemaVersion(name, "{}", at, properties) for at, name in enumerate(types)]
+    context = topic_context(TRACKER, schemas=versions)
+    context.targets = {TopicName.parse("orders"): {}, TopicName.parse("gone"): None}
+    found = problems_of(topic_checks.target_schemas(context))
+    assert len(found) == len(words)
+    assert all(word in line for word, line in zip(words, found, strict=True))

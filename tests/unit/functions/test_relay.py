@@ -100,6 +100,30 @@ def parked(
     return received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
 
 
+class UnreadableMessage(FakeMessage):
+    """A message with an ordering key that is not UTF-8."""
+
+    def ordering_key(self) -> str:
+        return b"\xff".decode()
+
+
+def test_an_unreadable_message_is_a_dead_letter_between_the_others(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0))
+    place = FakeMessageId(Position(7, 1))
+    relay.offer(UnreadableMessage(place, b"bad", {DUE: str(T0), TARGET: ORDERS}, FIRST, T0 - DAY))
+    relay.offer(parked(2))
+    world[ORDERS].answer()
+    world[DEAD].answer()
+    relay.poll()
+    assert world.acknowledged == [0, 1, 2]
+    assert world.given_back == []
+    (letter,) = world[DEAD].sent
+    assert letter.value == b"bad"
+    assert letter.given["properties"][REASON] == "the ordering key is not UTF-8"
+    assert letter.given["properties"]["delaylevel.raw.ordering_key"] == "/w=="
+
+
 def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld) -> None:
     relay = world.relay()
     for entry in range(3):

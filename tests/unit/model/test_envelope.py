@@ -188,3 +188,13 @@ def test_a_schema_reference_is_text_and_can_be_parsed() -> None:
     assert len(reference.digest) == 16
     assert SchemaRef.of("JSON", '{"a":2}') != reference
     assert SchemaRef.of("AVRO", '{"a":1}') != reference
+
+
+def test_a_key_value_schema_is_refused() -> None:
+    # Opening a producer with such a schema ends in a timeout.
+    reference = str(SchemaRef.of("KEY_VALUE", '{"key":"","value":""}'))
+    with pytest.raises(EnvelopeError) as caught:
+        Envelope.read({DUE: "1", TARGET: "orders", SCHEMA: reference})
+    assert (
+        caught.value.reason == "delaylevel.schema is KEY_VALUE: the Python client cannot declare it"
+    )

@@ -79,10 +79,10 @@ class Core:
 
 def raw(
     entry: int,
-    properties: dict[str, str],
+    properties: dict[str, str | bytes],
     value: bytes | None = b"body",
-    key: str = "",
-    ordering_key: str = "",
+    key: str | bytes = "",
+    ordering_key: str | bytes = "",
     event_ms: int = 0,
 ) -> RawMessage:
     builder = _pulsar.MessageBuilder()
@@ -106,6 +106,8 @@ def forwarder(client: Client, sequence: Sequence | None = None) -> Forwarder:
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+# The client accepts bytes that are not UTF-8, and raises an error when they are read.
+keys = st.one_of(texts, st.sampled_from([b"\xff", b"k\xfe"]))
 dues = st.one_of(
     st.integers(T0 - 3 * HOUR, T0 + 60 * HOUR).map(str),
     st.sampled_from(["", "x", "-5", "٣٣٣٣٣٣٣٣٣٣٣٣٣", str(T0)[:-1], "9" * 13, "9" * 14]),
@@ -121,14 +123,14 @@ ours = st.fixed_dictionaries(
     },
 )
 good = st.fixed_dictionaries(
-    {DUE: dues, TARGET: st.just(ORDERS)}, optional={ID: st.just("mine"), "color": texts}
+    {DUE: dues, TARGET: st.just(ORDERS)}, optional={ID: st.just("mine"), "color": keys}
 )
 messages_given = st.lists(
     st.tuples(
         st.one_of(good, ours),
         st.one_of(st.none(), st.binary(max_size=20)),
-        texts,
-        texts,
+        keys,
+        keys,
         st.integers(0, T0),
     ),
     max_size=8,
@@ -147,6 +149,31 @@ def test_both_paths_write_and_report_the_same(found: list[tuple[Any, ...]]) -> N
         slow.forward(SOURCE, parked_message(*row), T0)
     assert fast_client.sent == slow_client.sent
     assert fast._report == slow._report
+
+
+def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
+    client = Client()
+    properties: dict[str, str | bytes] = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}
+    rows = [
+        raw(0, properties, b"first"),
+        raw(1, properties, b"key", key=b"\xff"),
+        raw(2, properties, b"second"),
+        raw(3, properties, b"ordering", ordering_key=b"\xff"),
+        raw(4, {**properties, "color": b"\xff"}, b"properties"),
+        raw(5, properties, b"last"),
+    ]
+    moving = forwarder(client)
+    assert forward_range(moving, SOURCE, rows, lambda: T0) == len(rows)
+    assert moving._report.parked.total() == 3
+    assert moving._report.dead == {
+        "the key is not UTF-8": 1,
+        "the ordering key is not UTF-8": 1,
+        "the properties are not UTF-8": 1,
+    }
+    parked = [value for topic, value, *_ in client.sent if "-DLQ-" not in topic]
+    dead = [value for topic, value, *_ in client.sent if "-DLQ-" in topic]
+    assert parked == [b"first", b"second", b"last"]
+    assert dead == [b"key", b"ordering", b"properties"]
 
 
 def test_few_messages_have_a_callback() -> None:

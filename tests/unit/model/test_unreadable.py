@@ -1,0 +1,112 @@
+"""Tests of messages with fields that are not UTF-8: the readable fields are kept, and a mark added.
+
+The builder of the client's core accepts bytes, so these are real messages of the client.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+import _pulsar
+import pytest
+
+from delaylevel.errors import EnvelopeError
+from delaylevel.model.envelope import DUE, TARGET, UNREADABLE, Envelope, application_properties
+from delaylevel.model.message import LazyMessage, parked_message
+from delaylevel.model.unreadable import (
+    RAW_KEY,
+    RAW_ORDERING_KEY,
+    RAW_PROPERTIES,
+    properties_of,
+    text_of,
+)
+
+OURS = {DUE: "1800000000000", TARGET: "persistent://public/default/orders", "mine": "1"}
+BAD = b"\xff\xfeA\xc3\xa9"
+REPLACED = "\ufffd\ufffdAé"
+
+
+def built(**fields: Any) -> Any:
+    builder = _pulsar.MessageBuilder().content(b"\xff body").event_timestamp(5)
+    for name, value in {"properties": OURS, **fields}.items():
+        getattr(builder, name)(value)
+    return builder.build()
+
+
+def reason_of(properties: dict[str, str]) -> str:
+    with pytest.raises(EnvelopeError) as caught:
+        Envelope.read(properties)
+    return str(caught.value.reason)
+
+
+def test_the_client_raises_an_error_that_holds_the_bytes() -> None:
+    for name in ("partition_key", "ordering_key"):
+        with pytest.raises(UnicodeDecodeError) as caught:
+            getattr(built(**{name: BAD}), name)()
+        assert caught.value.object == BAD
+    for properties in ({"a": "1", "b": BAD}, {"a": "1", BAD: "b"}):
+        message = built(properties=properties)
+        with pytest.raises(UnicodeDecodeError) as caught:
+            message.properties()
+        assert caught.value.object == BAD
+        with pytest.raises(UnicodeDecodeError) as caught:
+            str(message)
+        assert BAD in caught.value.object
+
+
+@pytest.mark.parametrize(
+    ("field", "raw", "reason"),
+    [
+        ("partition_key", RAW_KEY, "the key is not UTF-8"),
+        ("ordering_key", RAW_ORDERING_KEY, "the ordering key is not UTF-8"),
+    ],
+)
+def test_an_unreadable_key_is_replaced_and_its_bytes_are_kept(
+    field: str, raw: str, reason: str
+) -> None:
+    message = parked_message(built(**{"partition_key": "k", field: BAD}), 7, 8, 2)
+    assert message[:4] == (7, 8, 2, 0)
+    assert (message.value, message.event_ms) == (b"\xff body", 5)
+    keys = {"partition_key": message.key, "ordering_key": message.ordering_key}
+    assert keys == {"partition_key": "k", "ordering_key": "", field: REPLACED}
+    mark = {UNREADABLE: reason, raw: b64encode(BAD).decode()}
+    assert message.properties == {**OURS, **mark}
+    assert reason_of(message.properties) == reason
+
+
+def test_unreadable_properties_are_kept_as_the_client_prints_them() -> None:
+    message = parked_message(built(partition_key="k", properties={"a": BAD, "b": "2"}), 7, 8, 2)
+    assert (message.key, message.value) == ("k", b"\xff body")
+    assert message.due_ms is None
+    assert message.properties.keys() == {UNREADABLE, RAW_PROPERTIES}
+    assert b64decode(message.properties[RAW_PROPERTIES]) == b"{'a':'" + BAD + b"', 'b':'2'}"
+    assert reason_of(message.properties) == "the properties are not UTF-8"
+
+
+def test_every_unreadable_field_is_in_the_reason() -> None:
+    message = parked_message(
+        built(partition_key=BAD, ordering_key=b"\xf0", properties={b"\xff": "1"}), 7, 8, 2
+    )
+    assert (message.key, message.ordering_key) == (REPLACED, "\ufffd")
+    assert reason_of(message.properties) == (
+        "the key and the ordering key and the properties are not UTF-8"
+    )
+    assert message.properties.keys() == {UNREADABLE, RAW_KEY, RAW_ORDERING_KEY, RAW_PROPERTIES}
+    assert application_properties(message.properties) == {}
+
+
+def test_a_readable_message_has_no_mark() -> None:
+    message = parked_message(built(partition_key="é", ordering_key="日"), 7, 8, 2)
+    assert (message.key, message.ordering_key, message.properties) == ("é", "日", OURS)
+
+
+def test_fields_that_are_read_on_demand_are_replaced_too() -> None:
+    message = built(partition_key=BAD, ordering_key=BAD)
+    lazy = LazyMessage(message, 7, 8, 2, None, properties_of(message))
+    assert (lazy.key, lazy.ordering_key, lazy.properties) == (REPLACED, REPLACED, OURS)
+    assert properties_of(built(properties={"a": BAD})).keys() == {UNREADABLE, RAW_PROPERTIES}
+
+
+def test_text_that_is_readable_is_unchanged() -> None:
+    assert text_of(lambda: "日") == "日"
