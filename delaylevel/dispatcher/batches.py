@@ -36,6 +36,19 @@ class FetchedBatch:
         """Return the number of messages."""
         return len(self.records)
 
+    def split(self, count: int) -> tuple[FetchedBatch, FetchedBatch]:
+        """Return the first ``count`` messages, and the others."""
+        return self._between(0, count), self._between(count, len(self))
+
+    def _between(self, start: int, stop: int) -> FetchedBatch:
+        return FetchedBatch(
+            self.ledger_ids[start:stop],
+            self.entry_ids[start:stop],
+            self.due_ms[start:stop],
+            self.records[start:stop],
+            None if self.attribute is None else self.attribute[start:stop],
+        )
+
 
 class OfferResult(NamedTuple):
     """Counts of fetched messages by outcome; the other messages were already pending.

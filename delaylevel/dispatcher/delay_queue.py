@@ -91,7 +91,7 @@ class DelayQueue:
         Raises:
             InvalidInputError: columns differ in length, a position cannot be packed, or a record
                 cannot be stored.
-            SpillFullError: the disk is full.
+            SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
         try:
             rows: Rows = np.array(
@@ -221,7 +221,6 @@ class DelayQueue:
 
         Raises:
             InvalidInputError: there is no such intent, or the shape differs.
-            SpillFullError: the disk is full. Start again from the journal.
         """
         intent = self._unresolved.get(number)
         if intent is None:
@@ -247,7 +246,7 @@ class DelayQueue:
             again = [self._offered_again.pop(position) for position in pending]
             ledgers, entries = unpack(np.array(pending, dtype=np.int64))
             rows: Rows = np.array([[due for due, _ in again], ledgers, entries], dtype=np.int64)
-            self.pending.put(rows, [record for _, record in again], None)
+            self.pending.put(rows, [record for _, record in again], None, force=True)
         return resolved
 
     def low_watermark(self) -> int:

@@ -26,11 +26,16 @@ from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
+from delaylevel.structures.segments.pending import (
+    DamagedSegmentError,
+    PendingSegments,
+    SpillError,
+)
 
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
+from .offers import OfferQueue
 from .publishing import BatchPublisher
 from .record import recorder
 from .set_aside import SetAsideTopics
@@ -91,7 +96,6 @@ class PartitionOwner(threading.Thread):
         self._source, self._journal_source = window_sources(now, partition)
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self._refused_offer: FetchedBatch | None = None
         self._caught_up = False
         self._entry_end = -1
         self._acknowledged = Position(-1, -1)
@@ -103,7 +107,7 @@ class PartitionOwner(threading.Thread):
                 self._own()
         except Exception as error:
             self.failure = error
-            if isinstance(error, BrokerError):
+            if isinstance(error, (BrokerError, SpillError, DamagedSegmentError)):
                 log.warning("window partition %s: %s", self._source.topic, _text(error))
             else:
                 log.exception("window partition %s", self._source.topic)
@@ -140,6 +144,7 @@ class PartitionOwner(threading.Thread):
             clock=self._clock.now_ms,
         )
         self._queue = DelayQueue(state, segments, clock=self._clock)
+        self._offers = OfferQueue(self._queue)
         opened.callback(self._queue.close)
         set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
         opened.callback(set_aside.close)
@@ -200,15 +205,17 @@ class PartitionOwner(threading.Thread):
             if self._caught_up and now >= next_cycle:
                 next_cycle = now + _CYCLE_S
                 self._release()
+            self._offer(fetcher, None)
             now = time.monotonic()
             if now >= next_checkpoint:
                 next_checkpoint = now + checkpoint_s
-                self._checkpoint(fetcher)
+                self._checkpoint()
 
     def _end_recovery(self) -> None:
         if not self._caught_up:
             self._caught_up = True
-            state = "releasing" if self._refused_offer is None else "disk full"
+            refusal = self._offers.refusal
+            state = "releasing" if refusal is None else refusal.state
             self.stats.set(state=state, recovery_s=time.monotonic() - self._started_s)
 
     def _wait(self, at_s: float, checkpoint_s: float) -> Any:
@@ -216,7 +223,7 @@ class PartitionOwner(threading.Thread):
         if not self._events.empty():
             return None
         now = time.monotonic()
-        until = checkpoint_s
+        until = min(checkpoint_s, self._offers.retry_s or checkpoint_s)
         if self._caught_up and self._publisher.ready:
             due_ms = self._queue.next_due_ms()
             if due_ms is not None:
@@ -251,21 +258,24 @@ class PartitionOwner(threading.Thread):
                 raise BrokerError(f"reading {self._source.topic} ended: {_text(event)}") from event
             event = None
 
-    def _offer(self, fetcher: Fetcher, batch: FetchedBatch) -> None:
-        try:
-            with contextlib.nullcontext() if self._caught_up else TURN:
-                result = self._queue.offer(batch)
-        except SpillFullError as error:
-            if self._refused_offer is None:
-                log.error("%s", error)
-            self._refused_offer = batch
-            self.stats.set(state="disk full")
+    def _offer(self, fetcher: Fetcher, batch: FetchedBatch | None) -> None:
+        """Offer a batch, or those that the full disk has refused earlier if it is None."""
+        if batch is None and not self._offers:
             return
-        if self._refused_offer is not None:
-            self._refused_offer = None
-            self.stats.set(state="releasing")
-        self.stats.add(arrived=result.tracked + result.duplicates, duplicates=result.duplicates)
-        fetcher.batch_taken()
+        before = self._offers.refusal
+        with contextlib.nullcontext() if self._caught_up else TURN:
+            accepted = self._offers.retry() if batch is None else self._offers.offer(batch)
+        self.stats.add(
+            arrived=accepted.tracked + accepted.duplicates, duplicates=accepted.duplicates
+        )
+        for _ in range(accepted.batches):
+            fetcher.batch_taken()
+        refusal = self._offers.refusal
+        if type(refusal) is not type(before):
+            if refusal is not None:
+                log.error("%s: %s", self._source.topic, refusal)
+                self._end_recovery()
+            self.stats.set(state="releasing" if refusal is None else refusal.state)
 
     def _release(self) -> None:
         while self._publisher.ready:
@@ -276,7 +286,7 @@ class PartitionOwner(threading.Thread):
             if len(batch) < _BATCH or not self._events.empty():
                 return
 
-    def _checkpoint(self, fetcher: Fetcher) -> None:
+    def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
         if not (self._journal.connected and self._lock.connected):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
@@ -286,8 +296,6 @@ class PartitionOwner(threading.Thread):
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
         self._publisher.check_targets()
-        if self._refused_offer is not None:
-            self._offer(fetcher, self._refused_offer)
         waiting = self._queue
         self.stats.set(
             pending=len(waiting),

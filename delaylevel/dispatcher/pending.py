@@ -60,6 +60,8 @@ class PendingIndex:
         rows: Rows,
         records: list[MessageRecord],
         attribute: npt.NDArray[np.float64] | None,
+        *,
+        force: bool = False,
     ) -> None:
         """Add records: all of them, or none.
 
@@ -67,16 +69,17 @@ class PendingIndex:
             rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
             records: list of n plain tuples.
             attribute: numbers, shape (n,); None for the sizes of the stored records.
+            force: True for records that were in memory before; the budget does not refuse them.
 
         Raises:
             InvalidInputError: a record cannot be stored.
-            SpillFullError: the disk is full.
+            SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
         try:
             payloads = [marshal.dumps(record, _MARSHAL_VERSION) for record in records]
         except ValueError as error:
             raise InvalidInputError(f"a record cannot be stored: {error}") from None
-        self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute)
+        self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
         self._lowest_due = int(rows[DUE].min())
         self.tracker.add_messages(rows[LEDGER], rows[ENTRY], rows[DUE])
         self._lowest_due = None

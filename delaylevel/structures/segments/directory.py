@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from delaylevel.structures.rows import DUE, LEDGER, Int64s
 
 from .cursors import FileCursor, PayloadRows
+from .disk import SpillError, is_full, make_private_folder, reason_of
 from .file import Columns, Run, SegmentFile
 from .queries import ColumnBuffer, Range
 
@@ -40,6 +42,9 @@ class SpillDirectory:
             mask: bit mask that truncates due times.
             opener: function that opens a file for unbuffered binary appending.
             budget_bytes: total memory budget; a write needs a thirtieth of it for a moment.
+
+        Raises:
+            SpillError: the directory cannot be used. A full disk is not an error here.
         """
         self._path = path
         self._run_bytes = max(_RUN_BYTES[0], min(budget_bytes // 64, _RUN_BYTES[1]))
@@ -50,9 +55,17 @@ class SpillDirectory:
         self._serial = 0
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
         self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
-        path.mkdir(parents=True, exist_ok=True)
-        for old in path.glob(f"*{_SUFFIX}"):
-            old.unlink()
+        try:
+            make_private_folder(path)
+            for old in path.glob(f"*{_SUFFIX}"):
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            if not is_full(error):  # the first write tries again
+                raise SpillError(
+                    f"the spill directory {path} cannot be used ({reason_of(error)}): correct "
+                    "this, or choose another directory",
+                    reason=reason_of(error),
+                ) from error
 
     @property
     def size_bytes(self) -> int:
@@ -91,12 +104,22 @@ class SpillDirectory:
     def _write_run(self, low: int, part: PayloadRows) -> None:
         file = self._files.get(low)
         if file is None:
-            self._serial += 1
-            name = f"due-{low}-{self._serial}{_SUFFIX}"
-            file = SegmentFile(self._path / name, self._opener)
+            file = self._new_file(low)
         first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
-        file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
-        self._files[low] = file
+        try:
+            file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
+        finally:
+            if file.runs:
+                self._files[low] = file
+            else:  # each attempt on a full disk would leave an empty file
+                with contextlib.suppress(OSError):
+                    file.path.unlink(missing_ok=True)
+
+    def _new_file(self, low: int) -> SegmentFile:
+        if not self._path.is_dir():  # a program that cleans up has removed it, or it was not made
+            make_private_folder(self._path)
+        self._serial += 1
+        return SegmentFile(self._path / f"due-{low}-{self._serial}{_SUFFIX}", self._opener)
 
     def bucket_starts(self, horizon: int) -> list[int]:
         """Return the start times of the buckets that begin by ``horizon``, ascending, ms."""

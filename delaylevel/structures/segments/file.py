@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.errors import DelayLevelError
 from delaylevel.structures.rows import DUE, Int64s, Key, Rows
+
+from .disk import DamagedSegmentError, reason_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,18 +33,6 @@ SCHEMA = pa.schema(
 )
 _HEAD = SCHEMA.serialize().to_pybytes()
 _KEY_COLUMNS = 4
-
-
-class DamagedSegmentError(DelayLevelError):
-    """A spill file that was truncated or replaced; its messages must be read from the topic again.
-
-    Attributes:
-        path: the file.
-    """
-
-    def __init__(self, message: str, *, path: Path) -> None:
-        super().__init__(message)
-        self.path = path
 
 
 class Columns(NamedTuple):
@@ -110,12 +99,14 @@ class SegmentFile:
         self._opener = opener
         self._handle = -1
         self._users = 0
+        self._incomplete = False  # bytes of a failed write may follow the last run
 
     def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
         """Write one sorted batch.
 
         Raises:
-            OSError: the write failed; the file is unchanged.
+            OSError: the write failed; the earlier runs are unchanged.
+            DamagedSegmentError: the file with the earlier runs was changed or is gone.
         """
         rows, attribute = columns
         offsets = np.zeros(attribute.size + 1, dtype=np.int32)
@@ -136,15 +127,7 @@ class SegmentFile:
         starts = [column.buffers()[-1].address - message.address for column in parsed.columns]
         head = b"" if self.size else _HEAD
         at = self.size + len(head)
-        with self._opener(self.path) as file:
-            try:
-                for part in (head, message):
-                    view = memoryview(part)
-                    while view.nbytes:
-                        view = view[file.write(view) :]
-            except OSError:
-                file.truncate(self.size)
-                raise
+        self._write((head, message))
         self.size = at + message.size
         run = Run(
             at + starts[0],
@@ -161,13 +144,43 @@ class SegmentFile:
         self.runs.append(run)
         return run
 
+    def _write(self, parts: Sequence[Any]) -> None:
+        """Append bytes: all of them, or none that a later write would keep."""
+        if self.size:
+            self._check_size()
+        incomplete, self._incomplete = self._incomplete, True
+        with self._opener(self.path) as file:
+            if incomplete:
+                file.truncate(self.size)
+            try:
+                for part in parts:
+                    view = memoryview(part)
+                    while view.nbytes:
+                        view = view[file.write(view) :]
+            except BaseException:
+                file.truncate(self.size)
+                raise
+        # Not before: some file systems report a full disk only when the file is closed.
+        self._incomplete = False
+
+    def _check_size(self) -> None:
+        """Raise an error if the end of the file is not the end of the last run."""
+        try:
+            size = self.path.stat().st_size
+        except FileNotFoundError as error:
+            raise self.damaged(error) from error
+        if size < self.size or (size > self.size and not self._incomplete):
+            raise self.damaged(f"it has {size} bytes, but {self.size} were written")
+
     def acquire(self) -> None:
         """Open the file for reading, counting users; it stays readable even if deleted."""
         if not self._users:
             try:
                 self._handle = os.open(self.path, os.O_RDONLY)
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise self.damaged(error) from error
+            except OSError as error:
+                raise self._unreadable(error) from error
         self._users += 1
 
     def release(self) -> None:
@@ -196,7 +209,11 @@ class SegmentFile:
         """
         at = run.columns_at + (_KEY_COLUMNS - len(target)) * run.stride + 8 * start
         for row in target:
-            if os.preadv(self._handle, [row.data], at) < row.nbytes:
+            try:
+                count = os.preadv(self._handle, [row.data], at)
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if count < row.nbytes:
                 # A short read: read again, or raise an error that names the cause.
                 row[:] = np.frombuffer(self._read(row.nbytes, at), dtype=np.int64)
             at += run.stride
@@ -217,11 +234,22 @@ class SegmentFile:
             path=self.path,
         )
 
+    def _unreadable(self, error: OSError) -> DamagedSegmentError:
+        """Return the error for a file that the operating system cannot read."""
+        return DamagedSegmentError(
+            f"the spill file {self.path} cannot be read ({reason_of(error)}): check its disk; "
+            "restart and read the topic from its low watermark",
+            path=self.path,
+        )
+
     def _read(self, size: int, at: int) -> bytes:
-        data = os.pread(self._handle, size, at)
+        data = b""
         while len(data) < size:
-            more = os.pread(self._handle, size - len(data), at + len(data))
+            try:
+                more = os.pread(self._handle, size - len(data), at + len(data))
+            except OSError as error:
+                raise self._unreadable(error) from error
             if not more:
                 raise self.damaged(f"it has {at + len(data)} bytes, but {self.size} were written")
-            data += more
+            data = data + more if data else more
         return data

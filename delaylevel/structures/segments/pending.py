@@ -11,35 +11,39 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import ENTRY, LEDGER, Int64s, Key, Rows
 
 from .cursors import ROW_BYTES, Cursor, FileCursor, PayloadRows, take_lowest
 from .directory import SpillDirectory
-from .file import Columns, DamagedSegmentError, Floats
+from .disk import (
+    DamagedSegmentError,
+    SpillError,
+    SpillFullError,
+    SpillWriteError,
+    append_to,
+    is_full,
+    reason_of,
+)
+from .file import Columns, Floats
 from .memory import MemoryRuns
 from .queries import ATTRIBUTE, Discarded, Range, mean_attribute, sorted_table
 
-__all__ = ["DamagedSegmentError", "DueRows", "PendingSegments", "SpillFullError"]
+__all__ = [
+    "DamagedSegmentError",
+    "DueRows",
+    "PendingSegments",
+    "SpillError",
+    "SpillFullError",
+    "SpillWriteError",
+]
 
 _SLICE_ROWS = 16_384
 _LOOKAHEAD_MS = 1_000
-#: Pause between attempts to write to a full disk.
+#: Pause between attempts to write to a disk that is full or failing.
 _RETRY_MS = 1_000
 _LIMIT = 1 << 62
 _MAX_PAYLOAD_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
-
-
-class SpillFullError(DelayLevelError):
-    """A full disk and an exhausted budget: the call added nothing, and earlier rows are kept.
-
-    Attributes:
-        reason: the error of the operating system.
-    """
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class DueRows(NamedTuple):
@@ -59,12 +63,12 @@ class DueRows(NamedTuple):
     payloads: list[bytes]
 
 
+def _refusal_type(error: OSError) -> type[SpillWriteError]:
+    return SpillFullError if is_full(error) else SpillWriteError
+
+
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _append_to(path: Path) -> Any:
-    return path.open("ab", buffering=0)
 
 
 class PendingSegments:
@@ -82,7 +86,7 @@ class PendingSegments:
         bucket_ms: int = 65_536,
         precision_ms: int = 1024,
         clock: Callable[[], int] = _now_ms,
-        opener: Callable[[Path], Any] = _append_to,
+        opener: Callable[[Path], Any] = append_to,
     ) -> None:
         """Open a directory, and delete the spill files in it.
 
@@ -96,6 +100,7 @@ class PendingSegments:
 
         Raises:
             InvalidInputError: a number is out of range.
+            SpillError: the directory cannot be used.
         """
         if budget_bytes < 1 << 20 or bucket_ms < 1:
             raise InvalidInputError("budget_bytes must be at least 1 MiB, bucket_ms at least 1")
@@ -114,8 +119,8 @@ class PendingSegments:
         self._ahead_bytes = 0  # memory of the open cursors
         self._discarded = Discarded()
         self._rows = 0
-        self._full = ""
-        self._retry_ms = 0
+        self._error: OSError | None = None  # of the last write
+        self._failed_ms = 0
 
     def __len__(self) -> int:
         """Return the number of pending rows."""
@@ -123,8 +128,11 @@ class PendingSegments:
 
     @property
     def state(self) -> str:
-        """``"open"``, or ``"disk full"`` while spilling fails: rows are refused over the budget."""
-        return "disk full" if self._full else "open"
+        """``"open"``; while spilling fails, ``"disk full"``, or ``"disk error"`` for other reasons.
+
+        While spilling fails, rows over the budget are refused.
+        """
+        return "open" if self._error is None else _refusal_type(self._error).state
 
     @property
     def memory_bytes(self) -> int:
@@ -145,18 +153,27 @@ class PendingSegments:
         entry_ids: npt.ArrayLike,
         payloads: Sequence[bytes],
         attribute: npt.ArrayLike | None = None,
+        *,
+        force: bool = False,
     ) -> None:
         """Add rows in any order: all of them, or none.
+
+        A full disk never refuses a single row for its size alone: it counts as at most half of the
+        budget.
 
         Args:
             due_ms: exact due times, ms since the epoch, shape (n,).
             ledger_ids, entry_ids: positions, shape (n,); unique among the pending rows.
             payloads: sequence of n payloads.
             attribute: numbers, shape (n,); None for the sizes of the payloads.
+            force: True for rows that take no further memory, because the caller has kept them in
+                memory: they may exceed the budget.
 
         Raises:
             InvalidInputError: the lengths differ, or a payload has 2 GiB or more.
             SpillFullError: the disk is full, and the budget is used up.
+            SpillWriteError: writing fails for another reason, and the budget is used up.
+            DamagedSegmentError: a spill file was changed by another program.
         """
         sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         try:
@@ -183,13 +200,10 @@ class PendingSegments:
         limit = max((self.budget_bytes - reading) // 2, self.budget_bytes // 8)
         if self._memory.memory_bytes + cost > limit:
             self._spill()
-        if self._full and self.memory_bytes + cost > self.budget_bytes:
-            raise SpillFullError(
-                f"the spill directory {self.directory} cannot be written ({self._full}) and the "
-                f"memory budget of {self.budget_bytes} bytes is used up: free some space, or wait "
-                "until messages are released; this call added nothing",
-                reason=self._full,
-            )
+        if self._error is not None and not force:
+            counted = cost if sizes.size > 1 else min(cost, self.budget_bytes // 2)
+            if self.memory_bytes + counted > self.budget_bytes:
+                raise self._refused(self._error)
         self._rows += sizes.size
         near, far = fresh.split_below(self._edge)
         if near.count:
@@ -330,9 +344,10 @@ class PendingSegments:
     def _spill(self) -> None:
         """Write the rows in memory to files; keep the first to be due, an eighth of the budget."""
         now = self._clock()
-        if self._full and now < self._retry_ms:
+        # A clock that was set back must not delay the next attempt.
+        if self._error is not None and 0 <= now - self._failed_ms < _RETRY_MS:
             return
-        self._full = ""
+        self._error = None
         memory = self._memory.take_all()
         mean = max(1, memory.memory_bytes // max(1, memory.count))
         keep = min(self.budget_bytes // 8 // mean, memory.count)
@@ -343,6 +358,14 @@ class PendingSegments:
             for kept in (memory.between(0, keep), memory.between(done, memory.count)):
                 if kept.count:
                     self._memory.add(kept)
-        if error is not None:
-            self._full = error.strerror or str(error)
-            self._retry_ms = now + _RETRY_MS
+        self._error = error
+        self._failed_ms = now
+
+    def _refused(self, error: OSError) -> SpillWriteError:
+        remedy = "free some space" if is_full(error) else "check the disk and the permissions"
+        return _refusal_type(error)(
+            f"the spill directory {self.directory} cannot be written ({reason_of(error)}) and the "
+            f"memory budget of {self.budget_bytes} bytes is used up: {remedy}, or wait until "
+            "messages are released; this call added nothing",
+            reason=reason_of(error),
+        )
