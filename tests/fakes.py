@@ -325,10 +325,12 @@ class SmallDisk:
 
     Attributes:
         free: the free space, in bytes.
+        error: the error of a write when nothing is free.
     """
 
-    def __init__(self, free: int) -> None:
+    def __init__(self, free: int, error: int = errno.ENOSPC) -> None:
         self.free = free
+        self.error = error
 
     def __call__(self, path: Path) -> Any:
         disk = self
@@ -343,7 +345,7 @@ class SmallDisk:
 
             def write(self, data: memoryview) -> int:
                 if not disk.free:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise OSError(disk.error, os.strerror(disk.error))
                 count = inner.write(data[: disk.free])
                 disk.free -= count
                 return count

@@ -78,7 +78,7 @@ class DispatchCollector:
                 held.add_metric((*labels, target), count)
             due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
             overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
-            for each in ("recovering", "releasing", "disk full", "stopped"):
+            for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):
                 state.add_metric((*labels, each), int(stats.state == each))
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)

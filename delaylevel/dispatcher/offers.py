@@ -29,6 +29,7 @@ Size
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -39,9 +40,13 @@ from delaylevel.structures.segments.pending import SpillWriteError
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
 
+log = logging.getLogger(__name__)
+
 #: Pause between two attempts: when memory has become free, and otherwise (the disk may have space).
 _FREED_S = 0.05
 _REFUSED_S = 1.0
+#: Pause between two log entries about the same trouble, which may come and go many times a second.
+_LOG_S = 60.0
 
 
 class Accepted(NamedTuple):
@@ -63,6 +68,7 @@ class OfferQueue:
 
     Args:
         queue: the delay queue, which may use up its memory budget.
+        name: name of the window partition, for the log.
         monotonic: function that returns a monotonic time, in s.
 
     Attributes:
@@ -70,18 +76,25 @@ class OfferQueue:
     """
 
     def __init__(
-        self, queue: DelayQueue, *, monotonic: Callable[[], float] = time.monotonic
+        self, queue: DelayQueue, name: str, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.refusal: SpillWriteError | None = None
         self._queue = queue
+        self._name = name
         self._monotonic = monotonic
         self._waiting: deque[FetchedBatch] = deque()
         self._refused_s = 0.0
         self._refused_bytes = 0
+        self._logged = "", 0.0
 
     def __len__(self) -> int:
         """Return the number of batches that wait, with the partly accepted one."""
         return len(self._waiting)
+
+    @property
+    def state(self) -> str:
+        """State of the owner that publishes: ``releasing``, ``disk full`` or ``disk error``."""
+        return "releasing" if self.refusal is None else self.refusal.state
 
     @property
     def retry_s(self) -> float | None:
@@ -124,9 +137,7 @@ class OfferQueue:
                 size, growing = len(piece) // 2, False
                 if size:
                     continue
-                self.refusal = error
-                self._refused_s = self._monotonic()
-                self._refused_bytes = self._memory_bytes
+                self._refuse(error)
                 return Accepted(batches, tracked, duplicates)
             tracked += result.tracked
             duplicates += result.duplicates
@@ -139,6 +150,16 @@ class OfferQueue:
                 batches += 1
         self.refusal = None
         return Accepted(batches, tracked, duplicates)
+
+    def _refuse(self, error: SpillWriteError) -> None:
+        now_s = self._monotonic()
+        self.refusal = error
+        self._refused_s = now_s
+        self._refused_bytes = self._memory_bytes
+        reason, logged_s = self._logged
+        if error.reason != reason or now_s - logged_s >= _LOG_S:
+            self._logged = error.reason, now_s
+            log.error("%s: reading pauses: %s", self._name, error)
 
     @property
     def _memory_bytes(self) -> int:

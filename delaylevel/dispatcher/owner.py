@@ -144,7 +144,7 @@ class PartitionOwner(threading.Thread):
             clock=self._clock.now_ms,
         )
         self._queue = DelayQueue(state, segments, clock=self._clock)
-        self._offers = OfferQueue(self._queue)
+        self._offers = OfferQueue(self._queue, self._source.topic)
         opened.callback(self._queue.close)
         set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
         opened.callback(set_aside.close)
@@ -214,9 +214,7 @@ class PartitionOwner(threading.Thread):
     def _end_recovery(self) -> None:
         if not self._caught_up:
             self._caught_up = True
-            refusal = self._offers.refusal
-            state = "releasing" if refusal is None else refusal.state
-            self.stats.set(state=state, recovery_s=time.monotonic() - self._started_s)
+            self.stats.set(state=self._offers.state, recovery_s=time.monotonic() - self._started_s)
 
     def _wait(self, at_s: float, checkpoint_s: float) -> Any:
         """Wait for an event, the next due time, or the next checkpoint; return the event if any."""
@@ -259,10 +257,10 @@ class PartitionOwner(threading.Thread):
             event = None
 
     def _offer(self, fetcher: Fetcher, batch: FetchedBatch | None) -> None:
-        """Offer a batch, or those that the full disk has refused earlier if it is None."""
+        """Offer a batch; None: offer those again that were refused, if it is time to."""
         if batch is None and not self._offers:
             return
-        before = self._offers.refusal
+        before = self._offers.state
         with contextlib.nullcontext() if self._caught_up else TURN:
             accepted = self._offers.retry() if batch is None else self._offers.offer(batch)
         self.stats.add(
@@ -270,12 +268,10 @@ class PartitionOwner(threading.Thread):
         )
         for _ in range(accepted.batches):
             fetcher.batch_taken()
-        refusal = self._offers.refusal
-        if type(refusal) is not type(before):
-            if refusal is not None:
-                log.error("%s: %s", self._source.topic, refusal)
-                self._end_recovery()
-            self.stats.set(state="releasing" if refusal is None else refusal.state)
+        if self._offers:
+            self._end_recovery()  # the rest cannot be read before something is published
+        if self._offers.state != before:
+            self.stats.set(state=self._offers.state)
 
     def _release(self) -> None:
         while self._publisher.ready:

@@ -20,6 +20,7 @@ from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.stats import PartitionStatus, window_stats
@@ -117,8 +118,12 @@ class Dispatcher:
 
         Args:
             tick: function that is called about once a second in this thread.
+
+        Raises:
+            SpillError: the directory for spill files cannot be used.
         """
         try:
+            self._make_directory()
             while not self._stopping.is_set():
                 for topic in self._topics:
                     try:
@@ -138,6 +143,10 @@ class Dispatcher:
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
+
+    def _make_directory(self) -> None:
+        """Create the folder of this process, which other users cannot enter."""
+        make_spill_folder(self._directory, shared=self._settings.directory)
 
     def _reassign(self, topic: _ServedTopic) -> None:
         """Read the group, and acquire or revoke partitions."""

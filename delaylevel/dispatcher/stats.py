@@ -24,7 +24,7 @@ class OwnerStats:
     """Statistics of one window partition since this process owns it.
 
     Attributes:
-        state: ``recovering``, ``releasing``, ``disk full`` or ``stopped``.
+        state: ``recovering``, ``releasing``, ``disk full``, ``disk error`` or ``stopped``.
         arrived: number of messages read from the window topic, without those already released.
         duplicates: number of copies that were left out.
         released: number of messages that their targets have confirmed.

@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.structures.rows import DUE, LEDGER, Int64s
 
 from .cursors import FileCursor, PayloadRows
-from .disk import SpillError, is_full, make_private_folder, reason_of
+from .disk import is_full, make_private_folder, make_spill_folder, unusable
 from .file import Columns, Run, SegmentFile
 from .queries import ColumnBuffer, Range
 
@@ -55,17 +55,13 @@ class SpillDirectory:
         self._serial = 0
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
         self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
+        make_spill_folder(path)
         try:
-            make_private_folder(path)
             for old in path.glob(f"*{_SUFFIX}"):
                 old.unlink(missing_ok=True)
         except OSError as error:
-            if not is_full(error):  # the first write tries again
-                raise SpillError(
-                    f"the spill directory {path} cannot be used ({reason_of(error)}): correct "
-                    "this, or choose another directory",
-                    reason=reason_of(error),
-                ) from error
+            if not is_full(error):  # to delete a file may need space, too
+                raise unusable(path, error) from error
 
     @property
     def size_bytes(self) -> int:

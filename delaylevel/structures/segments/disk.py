@@ -65,10 +65,41 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def make_private_folder(path: Path) -> None:
+def make_spill_folder(path: Path, shared: Path | None = None) -> None:
     """Create a folder, and missing parents, that only this user can enter.
 
-    A folder of this user that exists with wider permissions is tightened.
+    A folder of this user that exists with wider permissions is tightened. A full disk is not an
+    error: the folder is created when the first file is written.
+
+    Args:
+        shared: parent that others may use too; it is created with the usual permissions.
+
+    Raises:
+        SpillError: the folder cannot be created for another reason.
+    """
+    try:
+        if shared is not None:
+            shared.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
+    except OSError as error:
+        if not is_full(error):
+            raise unusable(path, error) from error
+
+
+def unusable(path: Path, error: OSError) -> SpillError:
+    """Return the error for a directory that cannot hold spill files."""
+    return SpillError(
+        f"the spill directory {path} cannot be used ({reason_of(error)}): correct this, or choose "
+        "another directory",
+        reason=reason_of(error),
+    )
+
+
+def make_private_folder(path: Path) -> None:
+    """Create a folder, and missing parents, with mode 0700; tighten one that exists.
+
+    Raises:
+        OSError: it cannot be created.
     """
     missing = []
     parent = path

@@ -99,7 +99,8 @@ class SegmentFile:
         self._opener = opener
         self._handle = -1
         self._users = 0
-        self._incomplete = False  # bytes of a failed write may follow the last run
+        # True if bytes of a failed write, or of an earlier file, may follow the last run.
+        self._incomplete = True
 
     def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
         """Write one sorted batch.

@@ -347,18 +347,18 @@ class PendingSegments:
         # A clock that was set back must not delay the next attempt.
         if self._error is not None and 0 <= now - self._failed_ms < _RETRY_MS:
             return
-        self._error = None
         memory = self._memory.take_all()
         mean = max(1, memory.memory_bytes // max(1, memory.count))
         keep = min(self.budget_bytes // 8 // mean, memory.count)
         done = keep
         try:
             done, error = self._spilled.write(memory, keep)
+            if error is not None or done > keep:  # without a write, the disk may still be full
+                self._error = error
         finally:
             for kept in (memory.between(0, keep), memory.between(done, memory.count)):
                 if kept.count:
                     self._memory.add(kept)
-        self._error = error
         self._failed_ms = now
 
     def _refused(self, error: OSError) -> SpillWriteError:

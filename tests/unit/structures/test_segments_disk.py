@@ -1,0 +1,346 @@
+"""Tests of pending segments on a disk that fails, loses files, or is visible to others."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delaylevel.structures.segments import disk
+from delaylevel.structures.segments.pending import (
+    DamagedSegmentError,
+    PendingSegments,
+    SpillError,
+    SpillFullError,
+    SpillWriteError,
+)
+from fakes import SmallDisk
+
+T0 = 1_700_000_000_000
+EIO = os.strerror(errno.EIO)
+
+
+class Fixture:
+    """Pending segments with 1 MiB of memory and a clock.
+
+    Attributes:
+        entries: number of rows that were accepted; the entry IDs are 0 up to this number.
+    """
+
+    def __init__(self, directory: Path, bucket_ms: int = 10_000, **options: Any) -> None:
+        self.now_ms = T0
+        self.entries = 0
+        self.store = PendingSegments(
+            directory,
+            budget_bytes=1 << 20,
+            bucket_ms=bucket_ms,
+            precision_ms=1,
+            clock=lambda: self.now_ms,
+            **options,
+        )
+
+    def add(self, count: int = 500, due_ms: int = 50_000) -> None:
+        entries = np.arange(self.entries, self.entries + count)
+        payloads = [b"%d" % entry + bytes(200) for entry in entries.tolist()]
+        dues = T0 + due_ms + entries * 7919 % 100_000
+        self.store.append(dues, np.full(count, 5), entries, payloads)
+        self.entries += count
+
+    def add_until(self, state: str) -> None:
+        while self.store.state != state:
+            self.add()
+
+    def add_until_refused(self) -> SpillWriteError:
+        with pytest.raises(SpillWriteError) as caught:  # noqa: PT012
+            while True:
+                self.add()
+        return caught.value
+
+    def assert_complete(self) -> None:
+        found = self.store.read_due(T0 + 1_000_000, 10 * self.entries + 1)
+        payloads = {int(value.rstrip(b"\0")) for value in found.payloads}
+        assert len(found.payloads) == len(payloads)
+        assert payloads == set(range(self.entries))
+        assert len(self.store) == 0
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_and_no_quota_are_a_full_disk(tmp_path: Path, error: int) -> None:
+    fix = Fixture(tmp_path, opener=SmallDisk(300_000, error))
+    refused = fix.add_until_refused()
+    assert isinstance(refused, SpillFullError)
+    assert refused.reason == os.strerror(error)
+    assert fix.store.state == refused.state == "disk full"
+    fix.assert_complete()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EROFS, errno.EMFILE])
+def test_other_errors_are_reported_as_what_they_are(tmp_path: Path, error: int) -> None:
+    small = SmallDisk(300_000, error)
+    fix = Fixture(tmp_path, opener=small)
+    refused = fix.add_until_refused()
+    assert not isinstance(refused, SpillFullError)
+    assert refused.reason == os.strerror(error)
+    assert os.strerror(error) in str(refused)
+    assert fix.store.state == refused.state == "disk error"
+    small.free = 1 << 30
+    fix.now_ms += 1000
+    fix.add()
+    assert fix.store.state == "open"
+    fix.assert_complete()
+
+
+def test_a_clock_that_is_set_back_does_not_delay_the_next_attempt(tmp_path: Path) -> None:
+    small = SmallDisk(0)
+    fix = Fixture(tmp_path, opener=small)
+    fix.add_until_refused()
+    small.free = 1 << 30
+    fix.now_ms -= 3_600_000
+    fix.add()
+    assert fix.store.state == "open"
+
+
+def test_attempts_on_a_full_disk_leave_no_files(tmp_path: Path) -> None:
+    path = tmp_path / "spill"
+    fix = Fixture(path, opener=SmallDisk(0))
+    fix.add_until_refused()
+    for _ in range(20):
+        fix.now_ms += 1000
+        with pytest.raises(SpillFullError):
+            fix.add()
+    assert list(path.iterdir()) == []
+
+
+class TornDisk(SmallDisk):
+    """A disk that can neither finish a write nor undo it, while it is broken."""
+
+    broken = False
+
+    def __call__(self, path: Path) -> Any:
+        file = super().__call__(path)
+        if self.broken:
+
+            def truncate(size: int) -> None:
+                raise OSError(errno.EIO, EIO)
+
+            file.truncate = truncate
+        return file
+
+
+def test_a_write_that_cannot_be_undone_does_not_damage_the_file(tmp_path: Path) -> None:
+    torn = TornDisk(1_000_000)
+    fix = Fixture(tmp_path, bucket_ms=1 << 40, opener=torn)
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+    torn.free, torn.broken = 20_000, True
+    fix.add_until("disk error")
+    sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert sizes > fix.store.disk_bytes  # a part of a batch is still there
+    torn.free, torn.broken = 1 << 30, False
+    fix.now_ms += 1000
+    fix.add_until("open")
+    for _ in range(20):
+        fix.add()
+    fix.assert_complete()
+
+
+def test_a_full_disk_that_is_reported_at_the_close_does_not_damage_the_file(
+    tmp_path: Path,
+) -> None:
+    failing = [False]
+
+    def opener(path: Path) -> Any:
+        file = SmallDisk(1 << 30)(path)
+        if failing[0]:
+
+            class Failing(type(file)):  # type: ignore[misc] # a class of a function
+                def __exit__(self, *error: object) -> None:
+                    super().__exit__(*error)
+                    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+            file.__class__ = Failing
+        return file
+
+    fix = Fixture(tmp_path, bucket_ms=1 << 40, opener=opener)
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+    failing[0] = True
+    fix.add_until("disk full")
+    failing[0] = False
+    fix.now_ms += 1000
+    fix.add_until("open")
+    for _ in range(20):
+        fix.add()
+    fix.assert_complete()
+
+
+def test_a_directory_that_vanished_is_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    fix = Fixture(path)
+    fix.add()
+    shutil.rmtree(tmp_path / "a")
+    while not fix.store.disk_bytes:
+        fix.add()
+    assert fix.store.state == "open"
+    fix.assert_complete()
+
+
+@pytest.mark.parametrize("how", ["append", "read"])
+def test_vanished_files_are_an_error(tmp_path: Path, how: str) -> None:
+    fix = Fixture(tmp_path / "spill")
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+    shutil.rmtree(tmp_path / "spill")
+    with pytest.raises(DamagedSegmentError, match="changed by another program"):  # noqa: PT012
+        if how == "read":
+            fix.store.read_due(T0 + 1_000_000, 10_000)
+        for _ in range(20):
+            fix.add()
+
+
+def test_a_file_that_grew_is_an_error(tmp_path: Path) -> None:
+    fix = Fixture(tmp_path)
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+    for path in tmp_path.iterdir():
+        with path.open("ab") as file:
+            file.write(b"from another program")
+    with pytest.raises(DamagedSegmentError, match="changed by another program"):  # noqa: PT012
+        for _ in range(20):
+            fix.add()
+
+
+@pytest.mark.parametrize("call", ["open", "pread", "preadv"])
+def test_a_file_that_cannot_be_read_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    fix = Fixture(tmp_path)
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.EIO, EIO)
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(DamagedSegmentError, match=rf"cannot be read \({EIO}\)"):
+        fix.store.read_due(T0 + 1_000_000, 10_000)
+
+
+def test_a_row_that_exceeds_the_budget_comes_through_a_full_disk(tmp_path: Path) -> None:
+    fix = Fixture(tmp_path, opener=SmallDisk(0))
+    fix.add_until_refused()
+    big = bytes(3 << 20)
+    with pytest.raises(SpillFullError):
+        fix.store.append([T0], [6], [0], [big])
+    assert len(fix.store.read_due(T0 + 1_000_000, 3 * fix.entries // 4).payloads) > 1000
+    fix.store.append([T0], [6], [0], [big])
+    with pytest.raises(SpillFullError):  # not a second one
+        fix.store.append([T0], [6], [1], [big])
+    assert fix.store.read_due(T0, 10).payloads == [big]
+
+
+def test_rows_that_are_in_memory_anyway_are_not_refused(tmp_path: Path) -> None:
+    fix = Fixture(tmp_path, opener=SmallDisk(0))
+    fix.add_until_refused()
+    fix.store.append([T0] * 2, [6] * 2, [0, 1], [bytes(100_000)] * 2, force=True)
+    assert len(fix.store.read_due(T0, 10).payloads) == 2
+
+
+# --- permissions
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o277, 0o777])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_only_the_owner_can_read_folders_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c"
+    fix = Fixture(path)
+    while not fix.store.disk_bytes:
+        fix.add()
+    assert {mode(each) for each in (tmp_path / "a", tmp_path / "a" / "b", path)} == {0o700}
+    assert {mode(each) for each in path.iterdir()} == {0o600}
+    fix.assert_complete()
+
+
+@pytest.mark.parametrize("wide", [0o755, 0o777, 0o770])
+def test_an_existing_folder_of_this_user_is_tightened(tmp_path: Path, wide: int) -> None:
+    path = tmp_path / "spill"
+    path.mkdir()
+    path.chmod(wide)
+    tmp_path.chmod(0o755)
+    Fixture(path)
+    assert mode(path) == 0o700
+    assert mode(tmp_path) == 0o755
+
+
+def test_a_folder_of_another_user_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    Fixture(tmp_path)
+    assert mode(tmp_path) == 0o777
+
+
+def refuse(error: int) -> Callable[..., Any]:
+    def mkdir(*_: Any, **__: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    return mkdir
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EROFS, errno.EIO])
+def test_a_directory_that_cannot_be_created_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    monkeypatch.setattr(Path, "mkdir", refuse(error))
+    with pytest.raises(SpillError, match="choose another directory") as caught:
+        Fixture(tmp_path / "spill")
+    assert caught.value.reason == os.strerror(error)
+
+
+def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "spill").write_bytes(b"")
+    with pytest.raises(SpillError):
+        Fixture(tmp_path / "spill")
+
+
+def test_a_directory_that_does_not_fit_on_the_disk_is_created_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A takeover with a full disk starts with what fits into memory."""
+    with monkeypatch.context() as full:
+        full.setattr(Path, "mkdir", refuse(errno.ENOSPC))
+        disk.make_spill_folder(tmp_path / "process", shared=tmp_path / "shared")
+        fix = Fixture(tmp_path / "spill")
+        assert isinstance(fix.add_until_refused(), SpillFullError)
+    fix.now_ms += 1000
+    fix.add_until("open")
+    assert mode(tmp_path / "spill") == 0o700
+    fix.assert_complete()
+
+
+def test_the_shared_folder_has_the_usual_permissions(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        disk.make_spill_folder(tmp_path / "all" / "process", shared=tmp_path / "all")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "all") == 0o755
+    assert mode(tmp_path / "all" / "process") == 0o700
