@@ -7,6 +7,7 @@ A record is a plain tuple of values that can be marshalled, because the queue ma
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,12 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.mover import hop
 
+#: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
+#: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
+#: of hashed IDs, and has no newline, because the key could be that of another attempt.
+_POSITION_ID = re.compile(
+    r"([^\n]+):(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,7}):(-1|0|[1-9][0-9]{0,3})"
+)
 _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
 
 
@@ -56,28 +63,20 @@ class WindowMessage(NamedTuple):
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
     """Return the key and the number under which a message's ID is remembered.
 
-    An ID that is a position is packed into the number without loss. For any other ID, the number
-    is 63 bits of its BLAKE2b hash: the probability that two of ten million IDs share a number is
-    below 1 in 100,000. The attempt is part of the key, because a message that was refused and comes
-    back is not a copy of itself.
+    An ID that is spelled as the product spells positions is packed into the number without loss.
+    For any other ID, the number is 63 bits of its BLAKE2b hash: the probability that two of ten
+    million IDs share a number is below 1 in 100,000. The attempt is part of the key, because a
+    message that was refused and comes back is not a copy of itself.
     """
     suffix = f"\n{attempt}" if attempt else ""
-    parts = message_id.rsplit(":", 3)
-    if len(parts) == 4:
-        source, ledger_text, entry_text, batch_text = parts
-        try:
-            ledger, entry, batch = int(ledger_text), int(entry_text), int(batch_text)
-        except ValueError:
-            pass
-        else:
-            if (
-                0 <= ledger < _LEDGER_LIMIT
-                and 0 <= entry < _ENTRY_LIMIT
-                and -1 <= batch < _BATCH_LIMIT - 1
-            ):
-                # Plus 1, so that an unbatched entry (-1) and the first message of a batch differ.
-                number = ledger << 35 | entry << 10 | (batch + 1)
-                return f"{target}\n{source}{suffix}", number
+    match = _POSITION_ID.fullmatch(message_id)
+    if match:
+        source = match[1]
+        ledger, entry, batch = int(match[2]), int(match[3]), int(match[4])
+        if ledger < _LEDGER_LIMIT and entry < _ENTRY_LIMIT and batch < _BATCH_LIMIT - 1:
+            # Plus 1, so that an unbatched entry (-1) and the first message of a batch differ.
+            number = ledger << 35 | entry << 10 | (batch + 1)
+            return f"{target}\n{source}{suffix}", number
     digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
     return f"{target}\n{suffix}", int.from_bytes(digest, "big") >> 1
 

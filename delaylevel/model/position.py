@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from delaylevel.errors import InvalidInputError
 
-_TEXT = re.compile(r"^(-?\d+):(-?\d+)(?::(-?\d+))?$")
+_TEXT = re.compile(r"(-?[0-9]+):(-?[0-9]+)(?::(-?[0-9]+))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -32,7 +32,7 @@ class Position:
         Raises:
             InvalidInputError: the text has another form.
         """
-        match = _TEXT.match(text)
+        match = _TEXT.fullmatch(text)
         if not match:
             raise InvalidInputError(
                 f"{text!r} is not a position: write ledger:entry or ledger:entry:batch"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,6 +20,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.structures.segments.disk import append_to
 from delaylevel.structures.segments.pending import PendingSegments
 from fakes import SmallDisk
 from world import MakeLevelTopic, RealWorld
@@ -74,7 +78,9 @@ def fill(world: RealWorld, description: LevelTopicDescription, begin_ms: int) ->
     writer.close()
 
 
-def assert_all_released(world: RealWorld, description: LevelTopicDescription) -> None:
+def assert_all_released(
+    world: RealWorld, description: LevelTopicDescription, *, once: bool = True
+) -> None:
     def backlog() -> int:
         return sum(
             stats.subscriptions[SUBSCRIPTION].backlog_entries
@@ -83,7 +89,16 @@ def assert_all_released(world: RealWorld, description: LevelTopicDescription) ->
 
     world.eventually(lambda: backlog() == 0, "the acknowledgement of all", 90)
     stored = Counter(m.properties[env.ID] for m in world.stored(description.targets[0]))
-    assert stored == Counter(str(number) for number in range(MESSAGES))
+    assert stored.keys() == {str(number) for number in range(MESSAGES)}
+    if once:
+        assert stored.total() == MESSAGES
+
+
+def await_state(world: RealWorld, serving: Serving, state: str) -> None:
+    def reached() -> bool:
+        return any(each.state == state for each in serving.dispatcher.stats().values())
+
+    world.eventually(reached, f"the state {state!r}", 60)
 
 
 def test_a_full_disk_loses_nothing(
@@ -94,11 +109,44 @@ def test_a_full_disk_loses_nothing(
     """Release all of 12,000 messages of 1 KB with 1 MiB of memory and a disk of 2 MB."""
     fill(world, description, SystemClock().now_ms() + 4_000)
     serving = serve(SmallDisk(2_000_000))
-    states: set[str] = set()
-
-    def full() -> bool:
-        states.update(each.state for each in serving.dispatcher.stats().values())
-        return "disk full" in states
-
-    world.eventually(full, "the state 'disk full'", 60)
+    await_state(world, serving, "disk full")
     assert_all_released(world, description)
+
+
+def test_a_broken_disk_loses_nothing_and_is_not_called_full(
+    description: LevelTopicDescription,
+    serve: Callable[[Callable[[Path], Any]], Serving],
+    world: RealWorld,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fill(world, description, SystemClock().now_ms() + 4_000)
+    serving = serve(SmallDisk(0, errno.EIO))
+    await_state(world, serving, "disk error")
+    assert_all_released(world, description)
+    assert "cannot be written (Input/output error)" in caplog.text
+    assert "disk full" not in {each.state for each in serving.dispatcher.stats().values()}
+
+
+def test_the_dispatcher_starts_again_when_its_files_are_gone(
+    description: LevelTopicDescription,
+    serve: Callable[[Callable[[Path], Any]], Serving],
+    world: RealWorld,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Delete all spill files, which other users cannot read, while they are in use."""
+    fill(world, description, SystemClock().now_ms() + 6_000)
+    serving = serve(append_to)
+    world.eventually(
+        lambda: sum(each.disk_bytes for each in serving.dispatcher.stats().values()) > 8_000_000,
+        "the spill files",
+        60,
+    )
+    (folder,) = tmp_path.glob("dispatcher-*")
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    assert modes == {path: 0o700 if path.is_dir() else 0o600 for path in modes}
+    assert 0o600 in modes.values()
+    shutil.rmtree(folder)
+    assert_all_released(world, description, once=False)
+    assert "was changed by another program" in caplog.text
+    assert "Traceback" not in caplog.text

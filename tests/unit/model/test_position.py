@@ -48,7 +48,10 @@ def test_valid_text_is_parsed() -> None:
     assert Position.parse("-1:-1") == EARLIEST
 
 
-@pytest.mark.parametrize("text", ["", "12", "12:", "a:b", "1:2:3:4", "1:2: 3", "1;2"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "12", "12:", "a:b", "1:2:3:4", "1:2: 3", "1;2", "1:2\n", "\uff11:2", "1_0:2", "+1:2"],
+)
 def test_invalid_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"write ledger:entry") as caught:
         Position.parse(text)
