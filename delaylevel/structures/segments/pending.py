@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 _SLICE_ROWS = 16_384
+_MIN_SLICE_ROWS = 16
 _LOOKAHEAD_MS = 1_000
 #: Pause between attempts to write to a disk that is full or failing.
 _RETRY_MS = 1_000
@@ -208,6 +209,7 @@ class PendingSegments:
         near, far = fresh.split_below(self._edge)
         if near.count:
             self._slice = PayloadRows.join([self._slice, near], self._mask)
+            self._shorten_slice()
         if far.count:
             self._memory.add(far)
 
@@ -324,7 +326,7 @@ class PendingSegments:
                 end_due = low  # enough rows are due before this file, which stays closed
                 break
             self._cursors += self._spilled.open(low, horizon)
-        rows = min(_SLICE_ROWS, max(16, self.budget_bytes // 8 // self._mean_bytes()))
+        rows = min(_SLICE_ROWS, max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // self._mean_bytes()))
         self._edge, parts = take_lowest(self._sources(), rows, end_due)
         self._memory.drop_empty()
         for cursor in self._cursors:
@@ -334,6 +336,16 @@ class PendingSegments:
         self._ahead_bytes = sum(cursor.memory_bytes for cursor in self._cursors)
         self._slice = PayloadRows.join(parts, self._mask)
         return bool(parts)
+
+    def _shorten_slice(self) -> None:
+        """Move the last rows of a slice that has grown too large to those that may be spilled."""
+        rows = self._slice
+        keep = max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // (rows.memory_bytes // rows.count))
+        if keep < rows.count and rows.memory_bytes > self.budget_bytes // 4:
+            rest = rows.between(keep, rows.count)
+            self._slice = rows.between(0, keep)
+            self._edge = rest.first_due, *rest.rows[LEDGER:, 0].tolist()
+            self._memory.add(rest)
 
     def _mean_bytes(self) -> int:
         """Return the average memory of a row, in bytes."""

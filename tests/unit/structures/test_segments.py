@@ -478,3 +478,19 @@ def test_the_rows_of_a_run_are_limited(tmp_path: Path, monkeypatch: pytest.Monke
     (file,) = store._spilled._files.values()
     assert max(run.rows for run in file.runs) == 64
     assert drain(store, T0 + 10_000) == in_order(rows, 1024)
+
+
+def test_rows_that_arrive_in_reverse_due_order_stay_within_the_budget(tmp_path: Path) -> None:
+    """Spill rows that are due before those that were read ahead, if they are too many."""
+    store = PendingSegments(
+        tmp_path, budget_bytes=1 << 20, bucket_ms=4096, precision_ms=1, clock=lambda: T0
+    )
+    rows = add(store, np.arange(T0 + 900, T0 + 1000))
+    assert drain(store, T0) == []  # reads ahead
+    most = 0
+    for entry in range(100, 20_000, 100):
+        rows += add(store, np.arange(T0 + 800, T0 + 900) - entry // 25, entry, size=400)
+        most = max(most, store.memory_bytes)
+    assert most <= store.budget_bytes
+    assert store.disk_bytes > 0
+    assert drain(store, T0 + 2000) == in_order(rows, 1)
