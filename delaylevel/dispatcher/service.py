@@ -123,7 +123,7 @@ class Dispatcher:
             SpillError: the directory for spill files cannot be used.
         """
         try:
-            self._make_directory()
+            make_spill_folder(self._directory, shared=self._settings.directory)
             while not self._stopping.is_set():
                 for topic in self._topics:
                     try:
@@ -143,10 +143,6 @@ class Dispatcher:
     def stop(self) -> None:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
-
-    def _make_directory(self) -> None:
-        """Create the folder of this process, which other users cannot enter."""
-        make_spill_folder(self._directory, shared=self._settings.directory)
 
     def _reassign(self, topic: _ServedTopic) -> None:
         """Read the group, and acquire or revoke partitions."""

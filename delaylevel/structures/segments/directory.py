@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.structures.rows import DUE, LEDGER, Int64s
 
 from .cursors import FileCursor, PayloadRows
-from .disk import is_full, make_private_folder, make_spill_folder, unusable
+from .disk import make_private_folder, make_spill_folder
 from .file import Columns, Run, SegmentFile
 from .queries import ColumnBuffer, Range
 
@@ -56,12 +56,8 @@ class SpillDirectory:
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
         self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
         make_spill_folder(path)
-        try:
-            for old in path.glob(f"*{_SUFFIX}"):
-                old.unlink(missing_ok=True)
-        except OSError as error:
-            if not is_full(error):  # to delete a file may need space, too
-                raise unusable(path, error) from error
+        for old in path.glob(f"*{_SUFFIX}"):
+            _delete(old)
 
     @property
     def size_bytes(self) -> int:
@@ -108,8 +104,7 @@ class SpillDirectory:
             if file.runs:
                 self._files[low] = file
             else:  # each attempt on a full disk would leave an empty file
-                with contextlib.suppress(OSError):
-                    file.path.unlink(missing_ok=True)
+                _delete(file.path)
 
     def _new_file(self, low: int) -> SegmentFile:
         if not self._path.is_dir():  # a program that cleans up has removed it, or it was not made
@@ -130,7 +125,7 @@ class SpillDirectory:
         file.runs = [run for run in file.runs if run.first_key[0] > horizon]
         if not file.runs:
             # The cursors keep the file open; it needs no name any more.
-            file.path.unlink(missing_ok=True)
+            _delete(file.path)
             del self._files[low]
         return cursors
 
@@ -201,5 +196,11 @@ class SpillDirectory:
     def delete(self) -> None:
         """Delete all files."""
         for file in self._files.values():
-            file.path.unlink(missing_ok=True)
+            _delete(file.path)
         self._files = {}
+
+
+def _delete(path: Path) -> None:
+    """Delete a file; if the disk does not allow it, its rows can still be used."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

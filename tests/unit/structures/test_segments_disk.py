@@ -344,3 +344,22 @@ def test_the_shared_folder_has_the_usual_permissions(tmp_path: Path) -> None:
         os.umask(before)
     assert mode(tmp_path / "all") == 0o755
     assert mode(tmp_path / "all" / "process") == 0o700
+
+
+def test_files_that_cannot_be_deleted_can_still_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Use what was written after the disk has become read-only, and start again on it."""
+    fix = Fixture(tmp_path, bucket_ms=1 << 40)
+    while fix.store.disk_bytes < 600_000:
+        fix.add()
+    left = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as read_only:
+        read_only.setattr(Path, "unlink", refuse(errno.EROFS))
+        fix.assert_complete()
+        fix.store.close()
+        later = Fixture(tmp_path, bucket_ms=1 << 40)
+    assert {path.name for path in tmp_path.iterdir()} == left
+    while later.store.disk_bytes < 600_000:
+        later.add()
+    later.assert_complete()
