@@ -18,12 +18,13 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS, open_producer
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.envelope import SchemaRef, compression_of
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.report import ForwardReport
@@ -50,6 +51,7 @@ _TARGET_SETTINGS = {**KEY_BATCHED_SETTINGS, "send_timeout_millis": 5_000}
 IDLE_S = 2.0
 
 _TargetKey = tuple[str, SchemaRef | None]
+_OwnKey = tuple[str, str | None]  # topic, compression
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Relay:
         self._start = start
         self.now_s = now_s
         self._targets: dict[_TargetKey, TrackedProducer] = {}
-        self._own: dict[str, TrackedProducer] = {}
+        self._own: dict[_OwnKey, TrackedProducer] = {}
         self._refused = hop.RefusedTargets(self._clock)
         self._orders: dict[str, AckOrder[Item]] = {}
         self._failing: list[tuple[_TargetKey, TrackedProducer]] = []
@@ -178,7 +180,7 @@ class Relay:
             if topic is None:
                 self._hand_off(item)
             else:
-                self._own_producer(topic).send(item)
+                self._own_producer(topic, item.properties).send(item)
         except EnvelopeError as error:
             description = self._router.description
             self._set_aside(item, hop.dead_letter(description, message, source, error.reason))
@@ -200,8 +202,8 @@ class Relay:
             if not len(producer):
                 self._failing.remove((key, producer))
                 producer.close()
-        for topic, producer in list(self._own.items()):
-            self._poll_own(topic, producer)
+        for own_key, producer in list(self._own.items()):
+            self._poll_own(own_key, producer)
         self._stalled = sum(
             len(producer)
             for producer in self._targets.values()
@@ -259,16 +261,21 @@ class Relay:
         item.properties = aside.properties
         item.deliver_at_ms = aside.deliver_at_ms
         if aside.topic:
-            self._own_producer(aside.topic).send(item)
+            self._own_producer(aside.topic, item.properties).send(item)
         else:
             self._confirm([item])
 
-    def _own_producer(self, topic: str) -> TrackedProducer:
-        """Return the producer of a topic of our own; these have no schema."""
-        producer = self._own.get(topic)
+    def _own_producer(self, topic: str, properties: dict[str, str] | None) -> TrackedProducer:
+        """Return the producer of a topic of our own, for a message with these properties.
+
+        These topics have no schema. Every compression of messages has a producer.
+        """
+        key = (topic, compression_of(properties or {}))
+        producer = self._own.get(key)
         if producer is None:
-            opening = partial(open_producer, self._client, topic, PRODUCER_SETTINGS)
-            producer = self._own[topic] = TrackedProducer(opening, self._start, self.now_s)
+            settings = {**PRODUCER_SETTINGS, **compression_settings(key[1])}
+            opening = partial(open_producer, self._client, topic, settings)
+            producer = self._own[key] = TrackedProducer(opening, self._start, self.now_s)
         return producer
 
     def _open_target(self, target: str, reference: SchemaRef | None) -> Any:
@@ -290,15 +297,15 @@ class Relay:
             del self._targets[key]
             self._failing.append((key, producer))
 
-    def _poll_own(self, topic: str, producer: TrackedProducer) -> None:
+    def _poll_own(self, key: _OwnKey, producer: TrackedProducer) -> None:
         confirmed, failed = producer.poll()
         self._confirm(confirmed)
         if producer.failure is None:
             return
         # No other topic can take them: the broker keeps them, and delivers them again.
-        failure = producer.failure
+        topic, failure = key[0], producer.failure
         log.warning("%s did not confirm (%s): its messages will be delivered again", topic, failure)
-        del self._own[topic]
+        del self._own[key]
         for item in (*(item for item, _ in failed), *producer.close()):
             self._give_back(item, failure)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from delaylevel.errors import EnvelopeError
-from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.envelope import Envelope, SchemaRef, compression_of
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.mover import hop
@@ -38,6 +38,7 @@ class WindowMessage(NamedTuple):
         message_id: the ``delaylevel.id``.
         key, ordering_key, event_ms, value: fields of the message as they were sent.
         properties: all properties of the published message.
+        compression: compression of the message's producer, or empty.
     """
 
     id_key: str
@@ -52,12 +53,20 @@ class WindowMessage(NamedTuple):
     event_ms: int
     properties: dict[str, str]
     value: bytes | None
+    compression: str = ""
 
     @property
     def envelope(self) -> Envelope:
         """The envelope with which the message was parked."""
         schema = SchemaRef.parse(self.schema) if self.schema else None
-        return Envelope(self.due_ms, self.target, self.message_id, schema, self.attempt)
+        return Envelope(
+            self.due_ms,
+            self.target,
+            self.message_id,
+            schema,
+            self.attempt,
+            self.compression or None,
+        )
 
 
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
@@ -101,7 +110,7 @@ def recorder(
             properties = hop.dead_letter_properties(message, topic, error.reason)
             return WindowMessage(
                 "", 0, 0, "", "", 0, "", message.key, message.ordering_key, message.event_ms,
-                properties, message.value,
+                properties, message.value, compression_of(message.properties) or "",
             )  # fmt: skip
         assert envelope.id is not None
         id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
@@ -118,6 +127,7 @@ def recorder(
             message.event_ms,
             hop.delivered_properties(message, envelope),
             message.value,
+            envelope.compression or "",
         )
 
     return record

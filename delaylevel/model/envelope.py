@@ -21,12 +21,17 @@ SCHEMA = PREFIX + "schema"
 ATTEMPT = PREFIX + "attempt"
 REASON = PREFIX + "reason"
 SOURCE = PREFIX + "source"
+COMPRESSION = PREFIX + "compression"
+CHUNK = PREFIX + "chunk"
 # The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
 # fields are in properties of their own, in base64 (see unreadable.py).
 UNREADABLE = PREFIX + "unreadable"
 
 # The type of a schema of keys and values. With separated encoding, its keys are bytes.
 KEY_VALUE = "KEY_VALUE"
+
+#: The client's names of compression types, as :data:`COMPRESSION` carries them.
+COMPRESSIONS = frozenset(("LZ4", "ZLib", "ZSTD", "SNAPPY"))
 
 # Longer IDs would cost more at every hop than the messages that they identify.
 LONGEST_ID = 512
@@ -77,6 +82,8 @@ class Envelope(NamedTuple):
         id: the stable identity; None until the first hop adds it.
         schema: the schema of the payload; None for plain bytes.
         attempt: number of times that the target refused the message; 0 until it is held.
+        compression: the compression of the message's producer, one of :data:`COMPRESSIONS`; None
+            without one. A message may fit through the broker only if every hop compresses it too.
     """
 
     due_ms: int
@@ -84,6 +91,7 @@ class Envelope(NamedTuple):
     id: str | None = None
     schema: SchemaRef | None = None
     attempt: int = 0
+    compression: str | None = None
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> Envelope:
@@ -111,13 +119,17 @@ class Envelope(NamedTuple):
             own_id,
             SchemaRef.parse(schema) if schema is not None else None,
             _integer(ATTEMPT, properties[ATTEMPT]) if ATTEMPT in properties else 0,
+            compression_of(properties),
         )
 
     def identified(self, fallback_id: str) -> Envelope:
         """Return the envelope with an ID: its own, or the given one if it has none."""
         if self.id is not None:
             return self
-        return Envelope(self.due_ms, self.target, fallback_id, self.schema, self.attempt)
+        # Faster than _replace, and called for every message.
+        return Envelope(
+            self.due_ms, self.target, fallback_id, self.schema, self.attempt, self.compression
+        )
 
     def held_again(self) -> Envelope:
         """Return the envelope after one more refusal by the target."""
@@ -132,6 +144,8 @@ class Envelope(NamedTuple):
             properties[SCHEMA] = str(self.schema)
         if self.attempt:
             properties[ATTEMPT] = str(self.attempt)
+        if self.compression is not None:
+            properties[COMPRESSION] = self.compression
         return properties
 
     def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
@@ -161,6 +175,15 @@ def due_of(properties: Mapping[str, str]) -> int | None:
         return _due_ms(properties)
     except EnvelopeError:
         return None
+
+
+def compression_of(properties: Mapping[str, str]) -> str | None:
+    """Return the compression of a parked message's producer; None without one.
+
+    A name that this version does not know counts as none: it must not make a message a dead letter.
+    """
+    name = properties.get(COMPRESSION)
+    return name if name in COMPRESSIONS else None
 
 
 def application_properties(properties: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,16 @@ from typing import Any
 
 from delaylevel.cluster.publisher import MessageBuilder, Publisher
 from delaylevel.errors import DelayLevelError, EnvelopeError
-from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET, SchemaRef
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    COMPRESSION,
+    DUE,
+    ID,
+    SCHEMA,
+    TARGET,
+    SchemaRef,
+    compression_of,
+)
 from delaylevel.model.level_topic import Mover
 from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.router import Hop
@@ -70,7 +79,8 @@ def _forward_range(
     source_name = source.topic.removeprefix("persistent://")
     builder = MessageBuilder
     sequencer = forwarder.sequencer
-    parking: list[dict[int, _LevelPartition]] = [{} for _ in description.levels]
+    uncompressed: _Parking = [{} for _ in description.levels]
+    compressed: dict[str | None, _Parking] = {}  # by the compression of the messages
     count = time_ms = 0
     for message, ledger, entry, batch in messages:
         if not count % _MESSAGES_PER_TIME:
@@ -92,10 +102,16 @@ def _forward_range(
         ):
             hop, to_level, partition = decide(int(due), time_ms, level)
             if hop is park:
+                parking = uncompressed
+                if COMPRESSION in properties:
+                    parking = compressed.setdefault(compression_of(properties), [])
+                    if not parking:
+                        parking += [{} for _ in uncompressed]
                 place = parking[to_level].get(partition)
                 if place is None:
-                    place = _LevelPartition(forwarder.publishers.level(to_level, partition))
-                    parking[to_level][partition] = place
+                    compression = compression_of(properties)
+                    publisher = forwarder.publishers.level(to_level, partition, compression)
+                    place = parking[to_level][partition] = _LevelPartition(publisher)
                 if place.core_send is not None:
                     send, callback = place.core_send
                     try:
@@ -134,9 +150,10 @@ def _forward_range(
                     SchemaRef.parse(schema)
                     schemas.add(schema)
         forwarder.forward(source, parked_message(message, ledger, entry, batch), time_ms)
-    for to_level, places in enumerate(parking):
-        for partition, place in places.items():
-            forwarder.count_parked(to_level, partition, place.parked)
+    for parking in (uncompressed, *compressed.values()):
+        for to_level, places in enumerate(parking):
+            for partition, place in places.items():
+                forwarder.count_parked(to_level, partition, place.parked)
     return count
 
 
@@ -148,3 +165,7 @@ class _LevelPartition:
     def __init__(self, publisher: Publisher[Any]) -> None:
         self.core_send = publisher.core_send()
         self.parked = 0
+
+
+#: For each level, its partitions that were used.
+_Parking = list[dict[int, _LevelPartition]]

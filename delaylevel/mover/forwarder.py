@@ -12,7 +12,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import DelayLevelError, EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery, Sequence, sequence_id
-from delaylevel.model.envelope import Envelope
+from delaylevel.model.envelope import Envelope, compression_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
@@ -161,7 +161,7 @@ class Forwarder:
         self, message: ParkedMessage, envelope: Envelope, decision: Decision, number: int | None
     ) -> None:
         level, partition = decision.level, decision.partition
-        publisher = self.publishers.level(level, partition)
+        publisher = self.publishers.level(level, partition, envelope.compression)
         deliver_at = hop.parked_until_ms(
             self.description, self.router, level, partition, self._clock.now_ms()
         )
@@ -174,14 +174,15 @@ class Forwarder:
         assert envelope.id is not None
         partition = self.description.window_partition(message.key, envelope.id)
         properties = envelope.parked_again_properties(message.properties)
-        self.publishers.window(partition).send(message, properties, None)
+        publisher = self.publishers.window(partition, envelope.compression)
+        publisher.send(message, properties, None)
         self._report.window += 1
 
     def _hand_off(
         self, message: ParkedMessage, envelope: Envelope, due: bool, number: int | None
     ) -> None:
         if self.sequencer is not None and self.sequencer.was_held(
-            envelope.id, envelope.attempt + 1
+            envelope.id, envelope.attempt + 1, envelope.compression
         ):
             # An earlier run of the same batch has held it, and the target has recovered since.
             self._report.held[envelope.target] += 1
@@ -205,7 +206,7 @@ class Forwarder:
 
     def _set_aside(self, message: ParkedMessage, aside: hop.SetAside, number: int | None) -> None:
         if aside.topic:
-            publisher = self.publishers.own(aside.topic)
+            publisher = self.publishers.own(aside.topic, compression_of(aside.properties))
             publisher.send(message, aside.properties, aside.deliver_at_ms, number)
         getattr(self._report, aside.counter)[aside.counted_by] += 1
 
@@ -248,9 +249,10 @@ class Forwarder:
         if self.sequencer is not None:
             self.sequencer.confirmed()
 
-    def _held_ids(self, first_number: int) -> HeldIds:
+    def _held_ids(self, first_number: int, compression: str | None) -> HeldIds:
         """Return the messages that an earlier run of this batch has held already."""
         topic = self.description.held_topic.partition(0)
-        if self.publishers.own(topic.full).producer.last_sequence_id() < first_number:
+        publisher = self.publishers.own(topic.full, compression)
+        if publisher.producer.last_sequence_id() < first_number:
             return frozenset()
         return held_ids(self._client, self._admin, topic)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     BULK_SETTINGS,
@@ -66,39 +67,50 @@ class PublisherPool:
         self._description = description
         self._sequence = sequence
         self._targets: dict[_TargetKey, Publisher[HandOff]] = {}
-        self._own: dict[str, Publisher[Any]] = {}
+        # Each topic of our own has a publisher for each compression of its messages.
+        self._own: dict[tuple[str, str | None], Publisher[Any]] = {}
         # The same publishers as in _own, found without building the name of the topic.
-        self._levels: dict[tuple[int, int], Publisher[Any]] = {}
-        self._window: dict[int, Publisher[Any]] = {}
+        self._levels: dict[tuple[int, int, str | None], Publisher[Any]] = {}
+        self._window: dict[tuple[int, str | None], Publisher[Any]] = {}
         self._partition_counts: dict[str, int] = {}
 
-    def level(self, level: int, partition: int) -> Publisher[Any]:
-        """Return the publisher to a partition of a level."""
-        publisher = self._levels.get((level, partition))
+    def level(self, level: int, partition: int, compression: str | None = None) -> Publisher[Any]:
+        """Return the publisher to a partition of a level, of messages with this compression."""
+        key = (level, partition, compression)
+        publisher = self._levels.get(key)
         if publisher is None:
             topic = self._description.level_topic(level).partition(partition).full
-            publisher = self._levels[level, partition] = self.own(topic)
+            publisher = self._levels[key] = self.own(topic, compression)
         return publisher
 
-    def window(self, partition: int) -> Publisher[Any]:
-        """Return the publisher to a partition of the window topic."""
-        publisher = self._window.get(partition)
+    def window(self, partition: int, compression: str | None = None) -> Publisher[Any]:
+        """Return the publisher to a window partition, of messages with this compression."""
+        key = (partition, compression)
+        publisher = self._window.get(key)
         if publisher is None:
             topic = self._description.window_topic.partition(partition).full
-            publisher = self._window[partition] = self.own(topic)
+            publisher = self._window[key] = self.own(topic, compression)
         return publisher
 
-    def own(self, topic: str) -> Publisher[Any]:
-        """Return the publisher to a topic of our own; these have no schema."""
-        publisher = self._own.get(topic)
+    def own(self, topic: str, compression: str | None = None) -> Publisher[Any]:
+        """Return the publisher to a topic of our own; these have no schema.
+
+        Args:
+            compression: the compression of the messages: that of their envelopes.
+        """
+        publisher = self._own.get((topic, compression))
         if publisher is None:
+            settings = {**BULK_SETTINGS, **compression_settings(compression)}
+            # A name serves one producer of a topic at a time.
+            suffix = "" if compression is None else f"-{compression}"
             try:
-                producer = self._open(topic, BULK_SETTINGS)
+                producer = self._open(topic, settings, suffix)
             except ClientError as error:
                 raise BrokerError(
                     f"cannot write to {topic} ({error.name}); nothing was acknowledged"
                 ) from error
-            publisher = self._own[topic] = Publisher(producer, bulk=self._sequence is None)
+            publisher = Publisher(producer, bulk=self._sequence is None)
+            self._own[topic, compression] = publisher
         return publisher
 
     def target(
@@ -144,15 +156,15 @@ class PublisherPool:
 
     def flush_own(self) -> None:
         """Wait for the confirmations of our own topics."""
-        for topic, publisher in list(self._own.items()):
+        for key, publisher in list(self._own.items()):
             failure, _, _ = publisher.flush()
             if failure is not None:
                 # A producer that is closed for good would fail every later try, too.
-                del self._own[topic]
+                del self._own[key]
                 self._levels, self._window = {}, {}
                 close_all([publisher])
                 raise BrokerError(
-                    f"{topic} did not confirm ({failure}); nothing was acknowledged, and what is "
+                    f"{key[0]} did not confirm ({failure}); nothing was acknowledged, and what is "
                     "unconfirmed will be read and sent again"
                 )
 
@@ -179,9 +191,10 @@ class PublisherPool:
         if self._sequence is None:
             return open_producer(self._client, topic, batched, schema=schema)
         name = self._sequence.producer_name + suffix
-        return open_producer(
-            self._client, topic, _SEQUENCED_SETTINGS, schema=schema, name=name, retry_s=0.2
-        )
+        settings = _SEQUENCED_SETTINGS
+        if "compression_type" in batched:
+            settings = {**settings, "compression_type": batched["compression_type"]}
+        return open_producer(self._client, topic, settings, schema=schema, name=name, retry_s=0.2)
 
     def _open_target(self, target: str, reference: SchemaRef | None, partition: int | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""

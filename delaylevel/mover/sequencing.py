@@ -34,11 +34,14 @@ class Sequencer:
     Args:
         flush: function that waits for the confirmation of all that was sent; raises BrokerError.
         held_ids: function that returns the held messages of an earlier run that began with this
-            number.
+            number, as far as they have this compression.
     """
 
     def __init__(
-        self, sequence: Sequence, flush: Callable[[], None], held_ids: Callable[[int], HeldIds]
+        self,
+        sequence: Sequence,
+        flush: Callable[[], None],
+        held_ids: Callable[[int, str | None], HeldIds],
     ) -> None:
         self._topic = sequence.topic
         self._flush = flush
@@ -47,8 +50,8 @@ class Sequencer:
 
     def reset(self) -> None:
         """Start again: the same messages may be read again."""
-        self._last = 0
-        self._held_ids: HeldIds | None = None
+        self._first = self._last = 0
+        self._held_ids: dict[str | None, HeldIds] = {}
         self.confirmed()
 
     def confirmed(self) -> None:
@@ -89,13 +92,20 @@ class Sequencer:
                 "Effectively-once needs the rows of a partition once each and in their order"
             )
         self._last = number
-        if self._held_ids is None:
-            self._held_ids = self._read_held_ids(number)
+        if not self._first:
+            self._first = number
+            self._held_ids[None] = self._read_held_ids(number, None)
         return number
 
-    def was_held(self, message_id: str | None, attempt: int) -> bool:
+    def was_held(
+        self, message_id: str | None, attempt: int, compression: str | None = None
+    ) -> bool:
         """Return whether an earlier run of the same batch has held this message."""
-        return (message_id, attempt) in (self._held_ids or ())
+        found = self._held_ids.get(compression)
+        if found is None:
+            # Messages of each compression have a producer, and so sequence ids, of their own.
+            found = self._held_ids[compression] = self._read_held_ids(self._first, compression)
+        return (message_id, attempt) in found
 
 
 def held_ids(client: Any, admin: TopicAdmin, topic: TopicName) -> HeldIds:

@@ -11,6 +11,7 @@ import _pulsar
 import pulsar
 from pulsar.schema import BytesSchema
 
+from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.level_topic import LevelTopicDescription
 
@@ -37,7 +38,13 @@ class BaseProducer:
         self._create_producer = create_producer
         self._business = business
         self._schema = business._schema
-        routing = Routing(setup.description, setup.target, reference_to(self._schema), setup.clock)
+        routing = Routing(
+            setup.description,
+            setup.target,
+            reference_to(self._schema),
+            setup.clock,
+            compression_name(setup.level_settings.get("compression_type")),
+        )
         self._cache = LevelTopicCache(routing, setup.describe)
         self._settings = setup.level_settings
         # Producers (with asyncio: futures of them) by level and partition of the route.

@@ -59,6 +59,7 @@ class Routing:
         target: full name of the business topic.
         schema: the schema of the payloads; None for plain bytes.
         clock: the producer's clock.
+        compression: the name of the compression of the producer; None without one.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Routing:
         target: str,
         schema: SchemaRef | None,
         clock: Clock,
+        compression: str | None = None,
     ) -> None:
         self.description = description
         self._target = target
         self._schema = schema
         self._clock = clock
+        self._compression = compression
         self._router = Router(description.levels)
         self._schema_text = None if schema is None else str(schema)
         self._spark = description.mover is Mover.SPARK
@@ -115,6 +118,7 @@ class Routing:
             self._target,
             env.check_id(message_id) if message_id is not None else None,
             self._schema,
+            compression=self._compression,
         )
         if decision.hop is Hop.DUE or (decision.hop is Hop.WINDOW and not self._window):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
@@ -172,6 +176,8 @@ class Routing:
             own[env.ID] = env.check_id(message_id)
         if self._schema_text is not None:
             own[env.SCHEMA] = self._schema_text
+        if self._compression is not None:
+            own[env.COMPRESSION] = self._compression
         for level, (unit_ms, last) in enumerate(self._units):
             if remaining >= unit_ms:
                 partition = remaining // unit_ms - 1
@@ -182,7 +188,7 @@ class Routing:
 
     def with_description(self, description: LevelTopicDescription) -> Routing:
         """Return the routing by another description of the level topic."""
-        return Routing(description, self._target, self._schema, self._clock)
+        return Routing(description, self._target, self._schema, self._clock, self._compression)
 
     def topic_of(self, route: Route) -> str:
         """Return the full name of the partition for a parked message."""

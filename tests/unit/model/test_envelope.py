@@ -12,6 +12,8 @@ from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import (
     ATTEMPT,
+    COMPRESSION,
+    COMPRESSIONS,
     DUE,
     ID,
     PREFIX,
@@ -35,6 +37,7 @@ envelopes = st.builds(
     id=st.none() | st.text(min_size=1),
     schema=st.none() | schemas,
     attempt=st.integers(0, 10**6),
+    compression=st.none() | st.sampled_from(sorted(COMPRESSIONS)),
 )
 applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(PREFIX)), st.text())
 
@@ -62,7 +65,7 @@ def test_a_business_message_keeps_only_id_and_due_time(
 
 
 def test_the_names_of_the_properties_are_fixed() -> None:
-    envelope = Envelope(1_800_000_000_000, ORDERS, "a", SchemaRef.of("STRING", "s"), 2)
+    envelope = Envelope(1_800_000_000_000, ORDERS, "a", SchemaRef.of("STRING", "s"), 2, "LZ4")
     digest = hashlib.sha256(b"s").hexdigest()[:16]
     assert envelope.parked_properties({"color": "red"}) == {
         "color": "red",
@@ -71,6 +74,7 @@ def test_the_names_of_the_properties_are_fixed() -> None:
         "delaylevel.id": "a",
         "delaylevel.schema": f"STRING:{digest}",
         "delaylevel.attempt": "2",
+        "delaylevel.compression": "LZ4",
     }
     assert envelope.held_again().attempt == 3
     first = Envelope(1, ORDERS)
@@ -81,6 +85,20 @@ def test_the_first_hop_assigns_the_id_and_later_hops_keep_it() -> None:
     envelope = Envelope(1, ORDERS).identified("t:1:2:3")
     assert envelope.id == "t:1:2:3"
     assert envelope.identified("t:9:9:9").id == "t:1:2:3"
+
+
+def test_every_hop_keeps_the_compression_and_the_business_message_has_none() -> None:
+    parked = Envelope(1, ORDERS, compression="ZSTD").parked_properties({})
+    envelope = Envelope.read(parked).identified("t:1:2:3")
+    again = envelope.parked_again_properties(parked)
+    held = envelope.held_again().parked_properties({})
+    assert [found[COMPRESSION] for found in (parked, again, held)] == ["ZSTD"] * 3
+    assert COMPRESSION not in envelope.delivered_properties({})
+
+
+@pytest.mark.parametrize("name", ["", "lz4", "NONE", "BROTLI", "LZ4 "])
+def test_an_unknown_compression_is_none_and_no_error(name: str) -> None:
+    assert Envelope.read({**GOOD, COMPRESSION: name}).compression is None
 
 
 def test_application_properties_are_not_changed_in_place() -> None:
@@ -153,7 +171,11 @@ def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
 
 
 @quick
-@given(st.dictionaries(st.sampled_from([DUE, TARGET, ID, SCHEMA, ATTEMPT, "other"]), st.text()))
+@given(
+    st.dictionaries(
+        st.sampled_from([DUE, TARGET, ID, SCHEMA, ATTEMPT, COMPRESSION, "other"]), st.text()
+    )
+)
 def test_any_properties_are_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:
     try:
         envelope = Envelope.read(properties)

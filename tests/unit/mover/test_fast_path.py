@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Sequence
-from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET
+from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import RawMessage, parked_message
 from delaylevel.model.source_partition import source_partitions
@@ -39,9 +39,9 @@ class Client:
     outcome: Any = pulsar.Result.Ok
     last: int = -1
 
-    def create_producer(self, topic: str, **_: Any) -> pulsar.Producer:
+    def create_producer(self, topic: str, **settings: Any) -> pulsar.Producer:
         producer = pulsar.Producer()
-        producer._producer = Core(self, topic)
+        producer._producer = Core(self, topic, settings.get("compression_type"))
         return producer
 
 
@@ -49,6 +49,7 @@ class Client:
 class Core:
     client: Client
     topic: str
+    compression_type: Any
 
     def send_async(self, message: Any, callback: Any) -> None:
         value = None if message.has_null_value() else message.data()
@@ -60,6 +61,7 @@ class Core:
                 message.partition_key(),
                 message.ordering_key(),
                 message.event_timestamp(),
+                self.compression_type,
             )
         )
         self.client.callbacks.append(callback)
@@ -119,11 +121,17 @@ ours = st.fixed_dictionaries(
         TARGET: st.sampled_from([ORDERS, "orders", "persistent://public/default/other", "a b"]),
         ID: st.sampled_from(["", "mine", "public/default/x:1:2:3"]),
         SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "AVRO", ""]),
+        COMPRESSION: st.sampled_from(["LZ4", "BROTLI"]),
         ATTEMPT: st.sampled_from(["1", "x"]),
     },
 )
 good = st.fixed_dictionaries(
-    {DUE: dues, TARGET: st.just(ORDERS)}, optional={ID: st.just("mine"), "color": keys}
+    {DUE: dues, TARGET: st.just(ORDERS)},
+    optional={
+        ID: st.just("mine"),
+        "color": keys,
+        COMPRESSION: st.sampled_from(["LZ4", "ZSTD", "BROTLI"]),
+    },
 )
 messages_given = st.lists(
     st.tuples(
@@ -174,6 +182,18 @@ def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
     dead = [value for topic, value, *_ in client.sent if "-DLQ-" in topic]
     assert parked == [b"first", b"second", b"last"]
     assert dead == [b"key", b"ordering", b"properties"]
+
+
+def test_a_message_is_parked_again_with_the_compression_of_its_producer() -> None:
+    client = Client()
+    properties = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}
+    given: list[dict[str, str]] = [{}, {COMPRESSION: "LZ4"}, {COMPRESSION: "ZSTD"}, {}]
+    rows = [raw(number, {**properties, **own}) for number, own in enumerate(given)]
+    found = forwarder(client)
+    forward_range(found, SOURCE, rows, lambda: T0)
+    types = pulsar.CompressionType
+    assert [sent[-1] for sent in client.sent] == [None, types.LZ4, types.ZSTD, None]
+    assert found._report.parked.total() == 4
 
 
 def test_few_messages_have_a_callback() -> None:

@@ -67,6 +67,7 @@ def outcome(call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     window=st.sampled_from(list(FinalWindow)),
     mover=st.sampled_from(list(Mover)),
     schema=st.sampled_from([None, SchemaRef("AVRO", "0123456789abcdef")]),
+    compression=st.sampled_from([None, "LZ4"]),
 )
 def test_the_fast_path_gives_the_same_route_or_none(
     moment: dict[str, Any],
@@ -77,9 +78,11 @@ def test_the_fast_path_gives_the_same_route_or_none(
     window: FinalWindow,
     mover: Mover,
     schema: SchemaRef | None,
+    compression: str | None,
 ) -> None:
-    routes = routing(overflow, final_window=window, mover=mover)
-    routes = Routing(routes.description, routes.description.targets[0], schema, ManualClock(T0))
+    described = routing(overflow, final_window=window, mover=mover).description
+    routes = Routing(described, described.targets[0], schema, ManualClock(T0), compression)
+    routes = routes.with_description(described)
     arguments = (moment.get("deliver_at"), moment.get("deliver_after"), own, message_id, key)
     before = None if own is None else dict(own)
     placed, found = outcome(routes.route, arguments), outcome(routes.route_fast, arguments)
@@ -88,6 +91,9 @@ def test_the_fast_path_gives_the_same_route_or_none(
         return
     assert own == before  # the dict of the application is unchanged
     usual = not any(name.startswith("delaylevel.") for name in own or ())
+    if placed.level != BUSINESS:
+        assert placed.properties is not None
+        assert placed.properties.get("delaylevel.compression") == compression
     if mover is Mover.SPARK and placed.level != BUSINESS and usual:
         assert placed.properties is not None
         longest = (
