@@ -1,4 +1,4 @@
-"""``delaylevel dlq``: dead letters, the messages in level topics with unreadable properties."""
+"""``delaylevel dlq``: dead letters, the messages that could not be read or delivered."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ _reason = click.option("--reason", metavar="TEXT", help="Part of the reason to m
 def dlq() -> None:
     """Show, replay or discard dead letters.
 
-    A dead letter is a message in a level topic whose properties a mover could not read.
+    A dead letter is a message in a level topic that a mover or dispatcher could not read, or that
+    its target refused because of its size.
     """
 
 
@@ -137,7 +138,7 @@ def replay(
 
     Use it, for example, after `delaylevel levels create` has added the target that they name. They
     keep their IDs, and their due times unless --at replaces them. Those that still cannot be read
-    stay dead letters.
+    or delivered stay dead letters.
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None

@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 #: The result that the client passes to a callback when the broker has stored the message.
 OK = pulsar.Result.Ok
 
+#: The client's name of the error for a message above the broker's maximum message size. The client
+#: refuses such a message before it sends it.
+TOO_LARGE = "MessageTooBig"
+
 # The broker has a problem, not the topic: setting the message aside would fail as well.
 _TRANSIENT_ERRORS = (
     pulsar.ConnectError,
@@ -53,6 +57,11 @@ def close_quietly(resource: Any, kind: str) -> None:
 def error_name(error: BaseException) -> str:
     """Return the client's name of an error, e.g. ``TopicTerminated``."""
     return type(error).__name__
+
+
+def is_too_large(reason: str) -> bool:
+    """Return True if this name of an error means that a message is too large for its topic."""
+    return reason == TOO_LARGE
 
 
 def result_name(result: Any) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from delaylevel.errors import BrokerError, ClientError
+from delaylevel.model.message import Payload
 
 from .failures import translate_errors
-from .publisher import Payload, Publisher, close_all, open_producer
+from .publisher import Publisher, close_all, open_producer
 
 #: A message, its properties, and the time until which the broker holds it (None: not at all).
 Outgoing: TypeAlias = "tuple[Payload, dict[str, str], int | None]"

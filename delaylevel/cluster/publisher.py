@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import _pulsar
 import pulsar
+
+from delaylevel.model.message import Payload
 
 from .batch_acks import BatchAckTracker, await_outcomes
 from .failures import OK, close_quietly, error_name, result_name, translate_errors
@@ -66,30 +68,6 @@ CERTAIN_REFUSALS = frozenset(
         "ProducerFenced",
     )
 )
-
-
-class Payload(Protocol):
-    """The parts of a message that an application sets."""
-
-    @property
-    def value(self) -> bytes | None:
-        """The payload; None for a null value."""
-
-    @property
-    def key(self) -> str:
-        """The partition key; empty for none."""
-
-    @property
-    def ordering_key(self) -> str:
-        """The ordering key; empty for none."""
-
-    @property
-    def event_ms(self) -> int:
-        """The event time, ms since the epoch; 0 for none."""
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """All properties, ours included."""
 
 
 class Publisher(Generic[Item]):

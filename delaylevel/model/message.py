@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from .envelope import due_of
 from .position import Position, stable_id
 from .unreadable import readable_fields, text_of
+
+
+class Payload(Protocol):
+    """The parts of a message that an application sets."""
+
+    @property
+    def value(self) -> bytes | None:
+        """The payload; None for a null value."""
+
+    @property
+    def key(self) -> str:
+        """The partition key; empty for none."""
+
+    @property
+    def ordering_key(self) -> str:
+        """The ordering key; empty for none."""
+
+    @property
+    def event_ms(self) -> int:
+        """The event time, ms since the epoch; 0 for none."""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, ours included."""
 
 
 class ParkedMessage(NamedTuple):

@@ -1,7 +1,8 @@
-"""Dead letters: messages that could not be read, to look at, replay or discard.
+"""Dead letters: messages that could not be read or delivered, to look at, replay or discard.
 
 They are in the level topic's dead-letter topic, unchanged, with the reason. A batched entry is
 acknowledged as a whole: if only some of its messages are removed, the others are appended again.
+A message that was too large for the topic is there in chunks (see :mod:`delaylevel.model.chunks`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaylevel.cluster.own_topic import OwnTopic
+from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
-from delaylevel.cluster.publisher import UNBATCHED_SETTINGS
 from delaylevel.cluster.reader import read_unacknowledged
 from delaylevel.errors import EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
+from delaylevel.model.chunks import ChunkJoiner, Letter
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
@@ -29,22 +30,30 @@ from delaylevel.model.source_partition import SourcePartition
 from .forwarder import Forwarder
 from .hop import open_envelope
 
+# A letter with missing chunks may be complete soon, if its latest chunk is younger than this.
+_STORING_MS = 10 * 60_000
+
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message in the dead-letter topic, which a mover or dispatcher could not read."""
+    """A message in the dead-letter topic, which a mover or dispatcher could not read or deliver."""
 
-    message: ParkedMessage
+    letter: Letter
+
+    @property
+    def message(self) -> ParkedMessage:
+        """The message; the first chunk of a damaged letter."""
+        return self.letter.message
 
     @property
     def position(self) -> Position:
-        """Position in the dead-letter topic."""
+        """Position in the dead-letter topic; that of its first chunk if it is in chunks."""
         return self.message.position
 
     @property
     def reason(self) -> str:
         """Reason for the dead letter, in one line."""
-        return self.message.properties.get(env.REASON, "")
+        return self.letter.damage or self.message.properties.get(env.REASON, "")
 
     @property
     def source(self) -> str:
@@ -111,15 +120,20 @@ def dead_letters(
 ) -> Iterator[DeadLetter]:
     """Yield the messages in the dead-letter topic, oldest first, without a lock.
 
-    Nothing is acknowledged.
+    Nothing is acknowledged. A message in chunks comes when it is complete. Letters of which chunks
+    are missing come last.
     """
     source = source_of(description)
     last = admin.last_message_id(source.name)
     if last is None:
         return
     start = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
+    joiner = ChunkJoiner()
     for message in read_unacknowledged(client, admin, source, start, last.next_entry):
-        yield DeadLetter(message)
+        letter = joiner.add(message)
+        if letter is not None:
+            yield DeadLetter(letter)
+    yield from map(DeadLetter, joiner.incomplete())
 
 
 def replay(
@@ -156,9 +170,12 @@ def replay(
         closing(Forwarder(client, admin, description, clock)) as forwarder,
     ):
         letters = list(dead_letters(client, admin, description))
-        taken = set()
+        taken = []
         for letter in letters:
             if not chosen(letter):
+                continue
+            if letter.letter.damage:
+                report.refused[letter.letter.damage] += 1
                 continue
             mended = letter.mended(target, due_ms)
             try:
@@ -167,7 +184,7 @@ def replay(
                 report.refused[error.reason] += 1
                 continue
             forwarder.forward(source, mended, clock.now_ms())
-            taken.add(letter.position)
+            taken.append(letter)
         report.forwarded.add(forwarder.flush())
         _remove(client, lock, source, letters, taken)
     return report
@@ -192,18 +209,28 @@ def discard(
 
     Raises:
         StillPendingError: another number of messages is chosen.
+        LevelTopicError: a chosen message may still be being stored in chunks.
         AlreadyRunningError: another replay or discard is running.
     """
+    now_ms = SystemClock().now_ms()
     source = source_of(description)
     with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
         letters = list(dead_letters(client, admin, description))
-        taken = {letter.position for letter in letters if chosen(letter)}
+        taken = [letter for letter in letters if chosen(letter)]
         if len(taken) != count:
             raise StillPendingError(
                 f"{len(taken)} dead letters of {description.topic} are chosen, not {count}: "
                 "nothing was deleted",
                 len(taken),
             )
+        for letter in taken:
+            if letter.letter.damage and letter.letter.latest_ms > now_ms - _STORING_MS:
+                # Chunks that follow would never be complete, and the message would be lost.
+                raise LevelTopicError(
+                    f"{letter.position} may still be being stored ({letter.reason}): nothing was "
+                    f"deleted. Discard it {_STORING_MS // 60_000} minutes after its last chunk, or "
+                    "choose other dead letters"
+                )
         _remove(client, lock, source, letters, taken)
     return count
 
@@ -230,17 +257,19 @@ def _remove(
     lock: PartitionLock,
     source: SourcePartition,
     letters: Collection[DeadLetter],
-    taken: Collection[Position],
+    taken: Collection[DeadLetter],
 ) -> None:
     """Acknowledge the entries of the taken messages, after a copy of the others in them."""
-    entries = {position.entry_start for position in taken}
+    positions = {letter.position for letter in taken}
+    entries = {position.entry_start for letter in taken for position in letter.letter.positions}
+    # Chunks are not batched, so they share no entry.
     rest = [
         letter
         for letter in letters
-        if letter.position.entry_start in entries and letter.position not in taken
+        if letter.position.entry_start in entries and letter.position not in positions
     ]
     if rest:
-        with closing(OwnTopic(client, source.topic, UNBATCHED_SETTINGS)) as own:
+        with closing(DeadLetterTopic(client, source.topic)) as own:
             own.store((letter.message, letter.message.properties, None) for letter in rest)
     for position in sorted(entries):
         lock.acknowledge_entry(source, position)

@@ -10,15 +10,15 @@ import logging
 from typing import Any, NamedTuple
 
 from delaylevel.cluster import schemas
+from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import Payload
 from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
-from delaylevel.model.message import ParkedMessage
+from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.router import Router
 from delaylevel.model.topic_name import TopicName
 
@@ -117,24 +117,52 @@ def set_aside(
 ) -> SetAside:
     """Return the place of a message whose target cannot be written now, for this reason.
 
+    A message that is too large becomes a dead letter, whatever the policy: it would be refused
+    again and again.
+
     Args:
         dead_letters: False to hold a message that the level topic's policy makes a dead letter.
     """
+    if is_too_large(reason):
+        return too_large(description, message, envelope, envelope.target)
     policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
     if policy is MissingTarget.DROP:
         return SetAside("dropped", envelope.target, "", {}, None)
-    application = env.application_properties(message.properties)
     if policy is MissingTarget.DEAD_LETTER and dead_letters:
         missing = f"target {envelope.target} does not exist"
-        properties = {**envelope.parked_properties(application), env.REASON: missing}
-        topic = description.dead_letter_topic.partition(0).full
-        return SetAside("dead", missing, topic, properties, None)
+        return _readable_dead_letter(description, message, envelope, missing)
+    application = env.application_properties(message.properties)
     properties = {**envelope.held_again().parked_properties(application), env.REASON: reason}
     topic = description.held_topic.partition(0).full
     # Every mover but a Function waits itself.
     by_broker = description.mover is Mover.FUNCTION
     until_ms = now_ms + description.hold_pause_ms if by_broker else None
     return SetAside("held", envelope.target, topic, properties, until_ms)
+
+
+def too_large(
+    description: LevelTopicDescription, message: Payload, envelope: Envelope, topic: str
+) -> SetAside:
+    """Return the place of a message that a topic refuses because of its size.
+
+    It keeps its envelope, so that it can be replayed once the limit is raised. Store it with
+    :class:`delaylevel.cluster.dead_letter_topic.DeadLetterTopic`: it may be too large for the
+    dead-letter topic, too.
+
+    Args:
+        topic: full name of the topic that refused it: its target, or a topic of our own, where a
+            message has more properties.
+    """
+    return _readable_dead_letter(description, message, envelope, f"too large for {topic}")
+
+
+def _readable_dead_letter(
+    description: LevelTopicDescription, message: Payload, envelope: Envelope, reason: str
+) -> SetAside:
+    application = env.application_properties(message.properties)
+    properties = {**envelope.parked_properties(application), env.REASON: reason}
+    topic = description.dead_letter_topic.partition(0).full
+    return SetAside("dead", reason, topic, properties, None)
 
 
 def dead_letter(
