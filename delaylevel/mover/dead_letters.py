@@ -196,6 +196,7 @@ def discard(
     description: LevelTopicDescription,
     chosen: Callable[[DeadLetter], bool],
     count: int,
+    clock: Clock | None = None,
 ) -> int:
     """Delete dead letters.
 
@@ -203,6 +204,7 @@ def discard(
         client: a ``pulsar.Client``; it is not closed here.
         chosen: function that returns True for a dead letter to delete.
         count: expected number of chosen messages; if it differs, nothing is deleted.
+        clock: clock for the age of incomplete messages.
 
     Returns:
         The number of deleted messages.
@@ -212,7 +214,7 @@ def discard(
         LevelTopicError: a chosen message may still be being stored in chunks.
         AlreadyRunningError: another replay or discard is running.
     """
-    now_ms = SystemClock().now_ms()
+    now_ms = (clock or SystemClock()).now_ms()
     source = source_of(description)
     with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
         letters = list(dead_letters(client, admin, description))

@@ -155,6 +155,16 @@ def test_a_body_beyond_the_limit_is_refused(world: Any) -> None:
         producer.send(b"x" * (5 * 1024 * 1024 + 1000))
 
 
+def test_the_limit_applies_to_the_compressed_body_with_its_properties(world: Any) -> None:
+    client, topic = world.client(), world.topic("t")
+    producer = client.create_producer(topic)
+    with pytest.raises(pulsar.MessageTooBig):
+        producer.send(b"x" * (5 * 1024 * 1024 - 100), properties={"a": "b" * 100})
+    producer.send(b"x" * (5 * 1024 * 1024 - 200), properties={"a": "b" * 100})
+    compressing = client.create_producer(topic, compression_type=pulsar.CompressionType.LZ4)
+    compressing.send(bytes(6 * 1024 * 1024))
+
+
 def test_arguments_are_checked_as_in_pulsar(world: Any) -> None:
     client = world.client()
     producer = client.create_producer(world.topic("t"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from .broker import MAX_MESSAGE_BYTES, Broker, Partition
 from .log import NO_POSITION, Entry, StoredMessage, message_id
 
 Callback = Callable[[Any, Any], Any]
+# As measured: the metadata without properties and keys, and the fields around each text.
+_METADATA_BYTES = 26
+_TEXT_BYTES = 3
 BatchItem = tuple[StoredMessage, int, Callback]
 
 
@@ -106,7 +110,7 @@ class ProducerLink:
         if sequence_id is None:  # an explicit ID does not advance the counter
             sequence_id, self._next_sequence = self._next_sequence, self._next_sequence + 1
         size = len(message.value or b"")
-        if size > MAX_MESSAGE_BYTES:
+        if self._entry_bytes(message) > MAX_MESSAGE_BYTES:
             done(pulsar.Result.MessageTooBig, message_id(NO_POSITION))
         elif not self._options["batching_enabled"] or outgoing.deliver_at_ms is not None:
             self._store(
@@ -145,6 +149,20 @@ class ProducerLink:
         if waiting.items:
             self._broker.timed_tasks.remove(self)
         return waiting
+
+    def _entry_bytes(self, message: StoredMessage) -> int:
+        """Return about the bytes that the client counts: compressed payload, and metadata."""
+        texts = [text for pair in message.properties.items() for text in pair]
+        texts += filter(None, (message.key, message.ordering_key))
+        metadata = _METADATA_BYTES + sum(_TEXT_BYTES + len(text.encode()) for text in texts)
+        payload = message.value or b""
+        if len(payload) + metadata > MAX_MESSAGE_BYTES and self._compresses:
+            payload = zlib.compress(payload, 1)
+        return len(payload) + metadata
+
+    @property
+    def _compresses(self) -> bool:
+        return bool(self._options["compression_type"] != pulsar.CompressionType.NONE)
 
     def _add(self, message: StoredMessage, size: int, sequence_id: int, done: Callback) -> None:
         batch, options = self._batch, self._options

@@ -1,0 +1,178 @@
+"""Tests of dead letters in chunks, and of messages that become dead letters by their size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel import topics
+from delaylevel.cluster.compression import compression_name, compression_settings
+from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.errors import LevelTopicError, StillPendingError
+from delaylevel.model.envelope import (
+    CHUNK,
+    COMPRESSION,
+    COMPRESSIONS,
+    DUE,
+    ID,
+    REASON,
+    TARGET,
+    Envelope,
+)
+from delaylevel.model.level_topic import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    MissingTarget,
+)
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import dead_letters as deadletters
+from delaylevel.mover import hop
+from delaylevel.testing import ManualClock, MemoryPulsar
+from fakes import describe
+
+LIMIT = 5 * 1024 * 1024
+ORDERS = "persistent://public/default/orders"
+LARGE = bytes(range(256)) * (LIMIT // 256)
+
+
+class World:
+    """A level topic in memory, with dead letters."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.memory = MemoryPulsar(clock)
+        self.client, self.admin = self.memory.client(), self.memory.admin
+        self.client.create_producer(ORDERS).close()
+        self.description: LevelTopicDescription = topics.create(
+            self.admin, describe(final_window=FinalWindow.BROKER)
+        )
+        self.topic = deadletters.source_of(self.description).topic
+
+    def store(self, value: bytes, **properties: str) -> None:
+        """Store a letter: too large for every topic if the value is ``LARGE``."""
+        own = {DUE: "1000", TARGET: ORDERS, ID: "a", REASON: "too large", **properties}
+        topic = DeadLetterTopic(self.client, self.topic)
+        topic.store([(ParkedMessage(7, 1, -1, 0, "k", "", 0, {}, value), own, None)])
+        topic.close()
+
+    def leave_behind(self, *entries: int) -> None:
+        """Acknowledge entries by their numbers, as an interrupted discard does."""
+        source = deadletters.source_of(self.description)
+        first = self.letters()[0].position
+        lock = PartitionLock(self.client, self.admin, [source], "test")
+        for number in entries:
+            lock.acknowledge_entry(source, Position(first.ledger, number))
+        lock.close()
+
+    def letters(self) -> list[deadletters.DeadLetter]:
+        return list(deadletters.dead_letters(self.client, self.admin, self.description))
+
+    def discard(self, count: int) -> int:
+        return deadletters.discard(
+            self.client, self.admin, self.description, lambda _: True, count, self.memory.clock
+        )
+
+    def backlog(self) -> int:
+        stats = self.admin.partition_stats(TopicName.parse(self.topic))
+        return int(stats.subscriptions[SUBSCRIPTION].backlog_entries)
+
+    def replay(self, description: LevelTopicDescription | None = None) -> Any:
+        return deadletters.replay(
+            self.client,
+            self.admin,
+            description or self.description,
+            lambda _: True,
+            clock=self.memory.clock,
+        )
+
+
+@pytest.fixture
+def world() -> World:
+    return World(ManualClock())
+
+
+def test_a_letter_in_chunks_is_one_dead_letter(world: World) -> None:
+    world.store(b"small")
+    world.store(LARGE)
+    small, large = world.letters()
+    assert (small.message.value, large.message.value) == (b"small", LARGE)
+    assert (large.reason, large.target, large.due) == ("too large", ORDERS, "1000")
+    assert CHUNK not in large.message.properties
+    assert large.position.entry == 1
+    found = deadletters.find(world.client, world.admin, world.description, large.position)
+    assert found == large
+    assert world.backlog() == 1 + 6
+
+
+def test_a_letter_in_chunks_is_discarded_with_all_its_entries(world: World) -> None:
+    world.store(LARGE)
+    with pytest.raises(StillPendingError, match="1 dead letters"):
+        world.discard(6)
+    assert world.discard(1) == 1
+    assert (world.letters(), world.backlog()) == ([], 0)
+
+
+def test_a_letter_in_chunks_is_replayed_once_the_limit_is_raised(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.store(LARGE[10:])
+    monkeypatch.setattr("delaylevel.testing.memory.link.MAX_MESSAGE_BYTES", LIMIT + 10_000)
+    assert world.replay().replayed == 1
+    (delivered,) = world.memory.delivered(ORDERS)
+    assert (delivered.data, delivered.key) == (LARGE[10:], "k")
+    assert delivered.properties == {DUE: "1000", ID: "a"}
+    assert (world.letters(), world.backlog()) == ([], 0)
+
+
+def test_an_incomplete_letter_is_shown_not_replayed_and_discarded_only_later(
+    world: World,
+) -> None:
+    world.store(LARGE)
+    world.leave_behind(0, 3)
+    (letter,) = world.letters()
+    assert letter.reason.startswith("incomplete: 4 of 6 chunks")
+    report = world.replay()
+    assert (report.replayed, report.refused.total()) == (0, 1)
+    with pytest.raises(LevelTopicError, match="may still be being stored"):
+        world.discard(1)
+    assert len(world.letters()) == 1
+    world.memory.clock.advance(timedelta(minutes=11))
+    assert world.discard(1) == 1
+    assert (world.letters(), world.backlog()) == ([], 0)
+
+
+@pytest.mark.parametrize("policy", list(MissingTarget))
+@pytest.mark.parametrize("dead_letters", [True, False])
+def test_a_message_too_large_for_its_target_is_a_dead_letter_under_every_policy(
+    world: World, policy: MissingTarget, dead_letters: bool
+) -> None:
+    description = replace(world.description, on_missing_target=policy)
+    properties = {DUE: "5", TARGET: ORDERS, "color": "red", COMPRESSION: "LZ4"}
+    message = ParkedMessage(7, 1, -1, 0, "k", "", 0, properties, LARGE)
+    envelope = Envelope.read(properties).identified("a")
+    aside = hop.set_aside(
+        description, message, envelope, "MessageTooBig", 10, dead_letters=dead_letters
+    )
+    reason = f"too large for {ORDERS}"
+    assert aside == hop.SetAside(
+        "dead", reason, world.topic, {**properties, ID: "a", REASON: reason}, None
+    )
+
+
+def test_every_compression_of_the_client_has_a_name() -> None:
+    types = pulsar.CompressionType
+    assert compression_name(None) is None
+    assert compression_name(types.NONE) is None
+    assert compression_settings(None) == {}
+    found = {str(name): kind for name, kind in types.__members__.items() if kind != types.NONE}
+    assert set(found) == COMPRESSIONS
+    for name, kind in found.items():
+        assert compression_name(kind) == name
+        assert compression_settings(name) == {"compression_type": kind}
