@@ -17,7 +17,7 @@ from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.connections import TargetClients
 from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import STALL_S, Relay
-from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, TARGET
+from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -522,3 +522,17 @@ def test_acknowledgements_leave_few_holes_and_skip_no_message(
     taken += [found.number for found in order.take_confirmed() if isinstance(found, Slot)]
     assert sorted(taken) == [slot.number for slot in slots if slot.confirmed]
     assert len(order) == 0
+
+
+def test_our_own_topics_get_a_producer_for_each_compression(world: RelayWorld) -> None:
+    relay = world.relay()
+    properties = {DUE: str(T0 + 3 * DAY), TARGET: ORDERS}
+    for entry, own in enumerate(({}, {COMPRESSION: "LZ4"}, {COMPRESSION: "BROTLI"}, {})):
+        relay.offer(received(entry, {**properties, **own}))
+    found = [item for item in world.producers if item.topic.startswith(LEVEL_TOPIC)]
+    assert [item.settings.get("compression_type") for item in found] == [
+        None,
+        pulsar.CompressionType.LZ4,
+    ]
+    assert [len(item.sent) for item in found] == [3, 1]
+    assert found[1].sent[0].given["properties"][COMPRESSION] == "LZ4"
