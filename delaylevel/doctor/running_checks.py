@@ -150,7 +150,7 @@ def dead_letters(context: LevelTopicContext) -> Outcome:
     """Check that there are no dead letters."""
     return _empty(
         context.status.dead_letter_entries,
-        "entries are dead letters: the mover could not interpret them",
+        "entries are dead letters: messages that could not be read or delivered",
         f"list them with `delaylevel dlq list {context.description.topic}`, then replay or discard "
         "them",
     )

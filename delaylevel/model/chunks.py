@@ -7,7 +7,7 @@ acknowledged entry by entry, and what is left of an interrupted attempt can be s
 The payloads of all chunks together are the letter: the length of a header (4 bytes, big-endian),
 the header as JSON (properties, keys, event time, a null value), then the value. Properties are in
 there because they may be large, too. Each chunk has the property ``delaylevel.chunk``
-(``digest:index:count``), and the reason for people who look at the topic with other tools.
+(``digest:number:total``), and the reason for people who look at the topic with other tools.
 
 The digest is that of the content. So, if a letter is stored again after an unknown outcome, its
 copies are one letter, and the chunks of both attempts complete each other.
@@ -48,16 +48,16 @@ class ChunkRef(NamedTuple):
 
     Attributes:
         digest: hexadecimal digest of the letter's content.
-        index: number of the chunk, from 0.
-        count: number of chunks of the letter.
+        number: number of the chunk, from 0.
+        total: number of chunks of the letter.
     """
 
     digest: str
-    index: int
-    count: int
+    number: int
+    total: int
 
     def __str__(self) -> str:
-        return f"{self.digest}:{self.index}:{self.count}"
+        return f"{self.digest}:{self.number}:{self.total}"
 
     @classmethod
     def read(cls, message: ParkedMessage) -> ChunkRef | None:
@@ -66,7 +66,7 @@ class ChunkRef(NamedTuple):
         if match is None:
             return None
         ref = cls(match[1], int(match[2]), int(match[3]))
-        return ref if ref.index < ref.count else None
+        return ref if ref.number < ref.total else None
 
 
 class Letter(NamedTuple):
@@ -109,8 +109,8 @@ def split(message: Payload, properties: dict[str, str], chunk_bytes: int) -> lis
     slices = [content[at : at + chunk_bytes] for at in range(0, len(content), chunk_bytes)]
     reason = properties.get(env.REASON, "")[:_LONGEST_REASON]
     return [
-        Chunk({env.CHUNK: str(ChunkRef(digest, index, len(slices))), env.REASON: reason}, part)
-        for index, part in enumerate(slices)
+        Chunk({env.CHUNK: str(ChunkRef(digest, number, len(slices))), env.REASON: reason}, part)
+        for number, part in enumerate(slices)
     ]
 
 
@@ -129,26 +129,26 @@ class ChunkJoiner:
         ref = ChunkRef.read(message)
         if ref is None:
             return Letter(message, [message.position], message.publish_ms)
-        group = (ref.digest, ref.count)
+        group = (ref.digest, ref.total)
         positions = self._positions.setdefault(group, [])
         positions.append(message.position)
         if len(positions) > 1 and group not in self._parts:
             return None
         parts = self._parts.setdefault(group, {})
-        parts.setdefault(ref.index, message)
-        if len(parts) < ref.count:
+        parts.setdefault(ref.number, message)
+        if len(parts) < ref.total:
             return None
         del self._parts[group]
-        return _joined(ref.digest, [parts[index] for index in range(ref.count)], positions)
+        return _joined(ref.digest, [parts[number] for number in range(ref.total)], positions)
 
     def incomplete(self) -> Iterable[Letter]:
         """Yield the letters with missing chunks, once all messages of the topic were added."""
-        for (digest, count), parts in self._parts.items():
+        for (digest, total), parts in self._parts.items():
             damage = (
-                f"incomplete: {len(parts)} of {count} chunks of a message that is being stored, or "
+                f"incomplete: {len(parts)} of {total} chunks of a message that is being stored, or "
                 "that was left behind when storing, replaying or discarding it was interrupted"
             )
-            yield _letter(list(parts.values()), self._positions[digest, count], damage)
+            yield _letter(list(parts.values()), self._positions[digest, total], damage)
 
 
 def _joined(digest: str, parts: Sequence[ParkedMessage], positions: list[Position]) -> Letter:

@@ -53,7 +53,8 @@ class MemoryPulsar:
     raises ``pulsar.Timeout`` at once if there is no message, and time passes only in
     :meth:`advance`. Inactive topics are not deleted, and nothing expires. There is no
     deduplication, replication, compaction or transaction. Level topics with a tracker have a
-    simple dispatcher without a journal.
+    simple dispatcher without a journal. As in a real client, a message has at most 5 MiB,
+    compressed and with its properties.
 
     Args:
         clock: the clock; by default a new :class:`ManualClock`.
