@@ -30,6 +30,7 @@ def read_range(
     start: Position,
     end: Position,
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
+    queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Iterator[ParkedMessage]:
     """Yield the messages of a partition in [start, end), in their order.
 
@@ -41,24 +42,31 @@ def read_range(
         start: the first position; it may lie inside a batch.
         end: the first position that is not read.
         poll_timeout_ms: longest wait for a message that the broker reports as available, ms.
+        queue: number of messages that the client prefetches.
 
     Raises:
         BrokerError: the broker has more messages of the range and does not deliver them.
     """
-    with closing(messages_in_range(client, partition_topic, start, end, poll_timeout_ms)) as found:
+    messages = messages_in_range(client, partition_topic, start, end, poll_timeout_ms, queue)
+    with closing(messages) as found:
         yield from starmap(parked_message, found)
 
 
 def read_unacknowledged(
-    client: Any, admin: OperatorAdmin, source: SourcePartition, start: Position, end: Position
+    client: Any,
+    admin: OperatorAdmin,
+    source: SourcePartition,
+    start: Position,
+    end: Position,
+    queue: int = RECEIVER_QUEUE_SIZE,
 ) -> Iterator[ParkedMessage]:
     """Yield the messages in [start, end) that the mover's subscription has not acknowledged.
 
     A cumulative acknowledgement leaves no gaps behind ``start``, but a Function acknowledges one by
-    one.
+    one. ``queue`` is the number of messages that the client prefetches.
     """
     acknowledged = admin.acknowledged_ranges(source.name, SUBSCRIPTION)
-    for message in read_range(client, source.topic, start, end):
+    for message in read_range(client, source.topic, start, end, queue=queue):
         if not any(message.position in item for item in acknowledged):
             yield message
 

@@ -30,6 +30,8 @@ from delaylevel.model.source_partition import SourcePartition
 from .forwarder import Forwarder
 from .hop import open_envelope
 
+# Dead letters and chunks may be large, so the client prefetches few of them.
+_PREFETCH = 100
 # A letter with missing chunks may be complete soon, if its latest chunk is younger than this.
 _STORING_MS = 10 * 60_000
 
@@ -129,7 +131,7 @@ def dead_letters(
         return
     start = admin.mark_delete_position(source.name, SUBSCRIPTION).next_entry
     joiner = ChunkJoiner()
-    for message in read_unacknowledged(client, admin, source, start, last.next_entry):
+    for message in read_unacknowledged(client, admin, source, start, last.next_entry, _PREFETCH):
         letter = joiner.add(message)
         if letter is not None:
             yield DeadLetter(letter)
