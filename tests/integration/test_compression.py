@@ -43,11 +43,14 @@ def parked(world: RealWorld, clock: Any) -> LevelTopicDescription:
     made = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, window_partitions=1)
     client, target = world.client(clock), made.targets[0]
     zipped = client.create_producer(
-        target, enable_delay_level_topic=True, compression_type=pulsar.CompressionType.LZ4
+        target,
+        enable_delay_level_topic=True,
+        compression_type=pulsar.CompressionType.LZ4,
+        block_if_queue_full=True,
     )
     plain_producer = client.create_producer(target)
     wrapped = wrap(plain_producer, client, compression_type=pulsar.CompressionType.ZSTD)
-    plain = client.create_producer(target, enable_delay_level_topic=True)
+    plain = client.create_producer(target, enable_delay_level_topic=True, block_if_queue_full=True)
     for body in (*SMALL, LARGE, *SMALL):
         zipped.send_async(body, lambda *_: None, deliver_after=timedelta(minutes=90))
     wrapped.send(LARGE, deliver_after=timedelta(minutes=90))
