@@ -58,6 +58,10 @@ class EnvelopeError(InvalidInputError):
         self.reason = reason
 
 
+class UnknownTargetError(EnvelopeError):
+    """A parked message whose business topic the level topic's description does not list."""
+
+
 class MissingExtraError(DelayLevelError, ImportError):
     """A name whose optional dependency is not installed."""
 

@@ -33,7 +33,7 @@ from delaylevel.mover import hop
 from .ack_order import AckOrder
 from .publisher import Item, Starter, TrackedProducer, in_thread
 from .recent_ids import RecentIds
-from .routing import MessageRouter
+from .routing import MessageRouter, UndecidedError
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Relay:
         self._consumer = consumer
         self._raw_consumer = getattr(consumer, "_consumer", consumer)  # past the client's wrapper
         self._clock = clock or SystemClock()
-        self._router = MessageRouter(description, describe, self._clock)
+        self._router = MessageRouter(description, describe, self._clock, start, now_s)
         self._limit = in_flight
         self._start = start
         self.now_s = now_s
@@ -175,12 +175,20 @@ class Relay:
         self.in_flight += 1
         self.unacknowledged += 1
         self._bytes += len(message.value or b"")
+        self._route(item)
+
+    def _route(self, item: Item, *, decide: bool = False) -> None:
+        message, source = item.message, item.topic
+        assert message is not None
         try:
-            topic = self._router.route(item, message)
+            topic = self._router.route(item, message, decide=decide)
             if topic is None:
                 self._hand_off(item)
             else:
                 self._own_producer(topic, item.properties).send(item)
+        except UndecidedError:
+            self._router.wait(item)
+            self._route_decidable()
         except EnvelopeError as error:
             description = self._router.description
             self._set_aside(item, hop.dead_letter(description, message, source, error.reason))
@@ -188,8 +196,15 @@ class Relay:
             log.exception("a message of %s is given back to the broker", source)
             self._give_back(item, error_name(error))
 
+    def _route_decidable(self) -> None:
+        for item in self._router.take_decidable():
+            self._route(item, decide=True)
+
     def poll(self) -> None:
         """Acknowledge messages that are confirmed, and set aside those that were refused."""
+        self._route_decidable()
+        for item in self._router.take_given_up():
+            self._give_back(item, "the description cannot be read")
         now_s = self.now_s()
         for key, producer in list(self._targets.items()):
             self._poll_target(key, producer)

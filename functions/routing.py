@@ -2,50 +2,123 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Callable
 
-from delaylevel.errors import BrokerError, EnvelopeError
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.errors import BrokerError, UnknownTargetError
 from delaylevel.model.clock import Clock
-from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop
+from delaylevel.topics.description_cache import DescriptionCache
 
-from .publisher import Item
+from .publisher import Item, Starter
 
-# The most that the clocks of clients are ahead when they use a target that was added just now.
-_CLOCKS_MS = 60_000
+log = logging.getLogger(__name__)
+
 # The broker releases a message up to a tick early. A message that it would release at once is not
 # parked again and again, but goes to the final window (of units of a second or so).
 _BROKER_TICK_MS = 1000
 
 
+class UnknownSourceError(BrokerError):
+    """A partition that the level topic's description does not have."""
+
+
+class UndecidedError(Exception):
+    """A target or partition that may be new: the description must be read again first."""
+
+
 class MessageRouter:
-    """Next hop of each message; it calls ``describe`` again for targets that were added."""
+    """Next hop of each message.
+
+    A target that was added is missing from an earlier description. Its messages wait here until
+    the description has been read after their arrival; all others continue.
+
+    Args:
+        description: description that was read before.
+        describe: function that reads it again; None if it never changes.
+        clock: clock for routing.
+        start: function that runs slow work.
+        now_s: the monotonic clock, in seconds.
+    """
 
     def __init__(
         self,
         description: LevelTopicDescription,
         describe: Callable[[], LevelTopicDescription] | None,
         clock: Clock,
+        start: Starter,
+        now_s: Callable[[], float],
     ) -> None:
-        self._describe = describe
+        self._descriptions = DescriptionCache(
+            describe or (lambda: description), description, now_s=now_s
+        )
         self._clock = clock
+        self._start = start
+        self._now_s = now_s
+        self._waiting: deque[tuple[Item, float]] = deque()  # with the time of arrival
+        self._reading = False
+        self._failure: Exception | None = None
+        self._warning = RepeatedWarning(log, description.topic, now_s)
         self._use(description)
 
-    def route(self, item: Item, message: ParkedMessage) -> str | None:
+    def wait(self, item: Item) -> None:
+        """Keep a message that is undecided, and read the description in the background."""
+        arrived_s = self._now_s()
+        self._waiting.append((item, arrived_s))
+        if self._descriptions.read_since(arrived_s) is None:
+            self._read_again()
+
+    def take_decidable(self) -> list[Item]:
+        """Remove and return the messages that can be routed now."""
+        found = []
+        # In the order of arrival: the first one has waited longest.
+        while self._waiting and self._descriptions.read_since(self._waiting[0][1]) is not None:
+            found.append(self._waiting.popleft()[0])
+        if self._waiting and self._failure is None:
+            self._read_again()
+        return found
+
+    def take_given_up(self) -> list[Item]:
+        """Remove and return all waiting messages if the description cannot be read."""
+        failure, self._failure = self._failure, None
+        if failure is None:
+            return []
+        found = [item for item, _ in self._waiting]
+        self._waiting.clear()
+        return found
+
+    def route(self, item: Item, message: ParkedMessage, *, decide: bool = False) -> str | None:
         """Fill in what to send; return the topic of our own, or None for the message's target.
 
+        Args:
+            decide: True for a message that has waited: its target is unknown if the latest
+                description does not have it.
+
         Raises:
+            UndecidedError: the message has to :meth:`wait`.
             EnvelopeError: the message cannot be read.
             BrokerError: its partition is not a source of the level topic.
         """
+        if decide and self._descriptions.latest() is not self.description:
+            self._use(self._descriptions.latest())
+        try:
+            return self._route(item, message)
+        except (UnknownTargetError, UnknownSourceError) as error:
+            if decide:
+                raise
+            raise UndecidedError from error
+
+    def _route(self, item: Item, message: ParkedMessage) -> str | None:
         now_ms = self._clock.now_ms()
         source = self._source(item.topic)
-        envelope = item.envelope = self._open_envelope(source, message)
         description = self.description
+        envelope = item.envelope = hop.open_envelope(description, source.topic, message)
         item.lag_ms = max(0, now_ms - message.publish_ms - source.hand_off_after_ms)
         decision = self._router.decide(envelope.due_ms, now_ms, came_from=source.level)
         if decision.hop is Hop.PARK:
@@ -74,24 +147,30 @@ class MessageRouter:
         self.description = description
         self._router = Router(description.levels)
         self._sources = {source.topic: source for source in source_partitions(description)}
-        self._described_ms = self._clock.now_ms()
 
     def _source(self, topic: str) -> SourcePartition:
-        """Return a source partition, also a new one of an expanded level topic."""
         source = self._sources.get(topic)
-        if source is None and self._describe is not None:
-            self._use(self._describe())
-            source = self._sources.get(topic)
         if source is None:
-            raise BrokerError(f"{topic} is not a source of level topic {self.description.topic}")
+            raise UnknownSourceError(
+                f"{topic} is not a source of level topic {self.description.topic}"
+            )
         return source
 
-    def _open_envelope(self, source: SourcePartition, message: ParkedMessage) -> Envelope:
+    def _read_again(self) -> None:
+        """Start to read the description, unless that is under way."""
+        if not self._reading:
+            self._reading = True
+            self._start(self._read)
+
+    def _read(self) -> None:
         try:
-            return hop.open_envelope(self.description, source.topic, message)
-        except EnvelopeError:
-            Envelope.read(message.properties)  # if only the target is unknown, it may be new
-            if self._describe is None or self._described_ms > message.publish_ms + _CLOCKS_MS:
-                raise
-            self._use(self._describe())
-        return hop.open_envelope(self.description, source.topic, message)
+            self._descriptions.refresh(self._now_s())
+            self._warning.over()
+        except Exception as error:  # whatever it is, the messages must not wait for ever
+            self._warning.failed(
+                f"a message has a target that may be new, and the description cannot be read "
+                f"({error}): the broker delivers such messages again"
+            )
+            self._failure = error
+        finally:
+            self._reading = False

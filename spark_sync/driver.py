@@ -18,7 +18,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import ReadyBound, ready_bound
+from delaylevel.mover.ready import NextChecks, ReadyBound, ready_bound
 
 from .input_range import InputRange
 from .offsets import Offset, make_offset, positions_of, skipped_of
@@ -46,7 +46,7 @@ class Driver:
         self._sources: dict[str, SourcePartition] = {}
         self._first: dict[str, Position] = {}
         self._acknowledged: dict[str, Position] = {}
-        self._next_check_ms: dict[str, int] = {}
+        self._next_checks = NextChecks(self._clock)
         self._fixed_now_ms: int | None = None
         self._warm = False
         self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
@@ -80,7 +80,9 @@ class Driver:
         if not self._warm and self._fixed_now_ms is None:
             self._warm = True
             return make_offset(self._clock.now_ms(), {**self._first, **positions_of(start)})
-        now_ms = self._clock.now_ms() if self._fixed_now_ms is None else self._fixed_now_ms
+        now_ms = self._next_checks.start_pass()
+        if self._fixed_now_ms is not None:
+            now_ms = self._fixed_now_ms
         positions = positions_of(start)
         # A partition that is new to this query starts at its first unacknowledged message. Its
         # start is logged before anything of it is read, so that a replay reads the same.
@@ -88,7 +90,7 @@ class Driver:
         due = [
             source
             for topic, source in self._sources.items()
-            if topic in positions and self._next_check_ms.get(topic, 0) <= now_ms
+            if topic in positions and self._next_checks[topic] <= now_ms
         ]
         found = self._threads.map(
             lambda source: self._search(source, positions[source.topic], now_ms), due
@@ -96,7 +98,7 @@ class Driver:
         skipped: dict[str, Position] = {}
         ready: list[tuple[SourcePartition, Position]] = []
         for source, (begin, bound) in zip(due, list(found), strict=True):
-            self._next_check_ms[source.topic] = bound.next_check_ms
+            self._next_checks[source.topic] = bound.next_check_ms
             if begin != positions[source.topic]:
                 skipped[source.topic] = positions[source.topic] = begin
             if bound.end > begin:
@@ -200,7 +202,7 @@ class Driver:
                 left -= count
                 chosen.append((source, until))
             if until < end:
-                self._next_check_ms[source.topic] = 0
+                self._next_checks[source.topic] = 0
         return chosen
 
     def _refresh(self) -> None:

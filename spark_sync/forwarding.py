@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ class TaskForwarders:
     """
 
     def __init__(self, here: Runtime, delivery: Delivery) -> None:
+        here.start_task()
         self._here = here
         self._once = delivery is Delivery.EFFECTIVELY_ONCE
         self._clock = SystemClock()
@@ -99,6 +101,7 @@ class TaskForwarders:
             self._here.admin,
             self._here.describe(source.level_topic),
             sequence=Sequence(identity, source.topic),
+            refreshed=partial(self._here.refreshed, source.level_topic),
         )
 
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import gc
 import os
+import time
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerError, ConfigError
-from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.forwarder import Forwarder
 from delaylevel.topics import registry as topics
+from delaylevel.topics.description_cache import DescriptionCache
 
 from .options import SyncOptions
-
-# A change of a level topic (an expansion, a new target) is noticed after at most this time.
-DESCRIPTION_LIFETIME_MS = 5000
 
 
 class Runtime:
@@ -46,18 +45,25 @@ class Runtime:
                 raise
             # A token file may be missing for a moment while it is renewed: not fatal for the job.
             raise BrokerError(str(error)) from error
-        self._clock = SystemClock()
-        self._described: dict[str, tuple[int, LevelTopicDescription]] = {}
+        self._descriptions: dict[str, DescriptionCache] = {}
+        self._task_s = time.monotonic()
         self._forwarders: dict[str, tuple[LevelTopicDescription, Forwarder]] = {}
 
+    def start_task(self) -> None:
+        """Note the start of a task: all its messages were stored before, when it was planned."""
+        self._task_s = time.monotonic()
+
     def describe(self, level_topic: str) -> LevelTopicDescription:
-        """Return the description of a level topic, at most some seconds old."""
-        now_ms = self._clock.now_ms()
-        read_ms, description = self._described.get(level_topic, (0, None))
-        if description is None or now_ms - read_ms > DESCRIPTION_LIFETIME_MS:
-            description = topics.describe(self.admin, level_topic)
-            self._described[level_topic] = (now_ms, description)
-        return description
+        """Return the description of a level topic; a change is noticed after some seconds."""
+        return self._cache(level_topic).current()
+
+    def refreshed(self, level_topic: str) -> LevelTopicDescription:
+        """Return a description whose reading began in this task, for targets that may be new.
+
+        Raises:
+            BrokerError: the description cannot be read.
+        """
+        return self._cache(level_topic).refresh(self._task_s)
 
     def forwarder(self, level_topic: str) -> Forwarder:
         """Return the forwarder for a level topic; a changed description gets a new one."""
@@ -66,9 +72,21 @@ class Runtime:
         if forwarder is None or known != description:
             if forwarder is not None:
                 forwarder.close()
-            forwarder = Forwarder(self.client, self.admin, description)
+            forwarder = Forwarder(
+                self.client,
+                self.admin,
+                description,
+                refreshed=partial(self.refreshed, level_topic),
+            )
             self._forwarders[level_topic] = (description, forwarder)
         return forwarder
+
+    def _cache(self, level_topic: str) -> DescriptionCache:
+        cache = self._descriptions.get(level_topic)
+        if cache is None:
+            cache = DescriptionCache(partial(topics.describe, self.admin, level_topic))
+            self._descriptions[level_topic] = cache
+        return cache
 
     def reset_forwarders(self) -> None:
         """Close every forwarder and discard its unconfirmed messages."""

@@ -32,19 +32,26 @@ class HandClock:
     """A clock that changes only when a test sets it, also backwards (``ManualClock`` cannot).
 
     Attributes:
-        at_ms: the current time, in ms since the epoch; initially the machine's time.
+        at_ms: the current time, in ms since the epoch; initially the machine's time. A test that
+            sets it makes the wall clock step, while no time passes.
     """
 
     def __init__(self) -> None:
         self.at_ms = SystemClock().now_ms()
+        self._passed_ms = 0
 
     def now_ms(self) -> int:
         """Return the current time, in ms since the epoch."""
         return self.at_ms
 
+    def monotonic_s(self) -> float:
+        """Return the time that has passed, in s."""
+        return self._passed_ms / 1000
+
     def advance(self, ms: int) -> None:
-        """Move the clock by a number of ms; a negative number moves it back."""
+        """Let a number of ms pass; a negative number only moves the wall clock back."""
         self.at_ms += ms
+        self._passed_ms += max(ms, 0)
 
 
 class SkewedClock:
@@ -62,6 +69,10 @@ class SkewedClock:
     def now_ms(self) -> int:
         """Return the wrong time, in ms since the epoch."""
         return self._clock.now_ms() + self._ahead_ms
+
+    def monotonic_s(self) -> float:
+        """Return the monotonic time of the correct clock, in s."""
+        return self._clock.monotonic_s()
 
 
 # -- level topics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,17 +10,23 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.reader import PartitionReader
-from delaylevel.model.message import ParkedMessage, batch_size, parked_message
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.errors import BrokerError
+from delaylevel.model.message import batch_size, parked_message
 from delaylevel.model.position import Position
 
 from .batches import FetchedBatch
-from .record import WindowMessage
+from .record import Recorder
+
+log = logging.getLogger(__name__)
 
 BATCH_MESSAGES = 1000
 # Number of fetched batches that may wait for the owner; then reading pauses.
 BATCHES_AHEAD = 4
 _GATHER_S = 0.02
 _IDLE_MS = 200
+# Pause after a description could not be read.
+_RETRY_S = 1.0
 
 #: Lock that a thread holds while it works on a batch during a takeover. Each call of the client
 #: releases the interpreter's lock, so threads that worked at once would switch for every message.
@@ -44,7 +51,7 @@ class Fetcher(threading.Thread):
         topic: full name of the window partition.
         start: first position to read.
         end: last position that was stored at the takeover; None for an empty partition.
-        record: function that turns a message into a record.
+        record: recorder of the partition's messages.
         put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
             when no further message is stored, or with the error that ended the reading.
     """
@@ -55,7 +62,7 @@ class Fetcher(threading.Thread):
         topic: str,
         start: Position,
         end: Position | None,
-        record: Callable[[ParkedMessage], WindowMessage],
+        record: Recorder,
         put: Callable[[Any], None],
     ) -> None:
         super().__init__(name=f"fetcher {topic}", daemon=True)
@@ -68,6 +75,8 @@ class Fetcher(threading.Thread):
         self._stopping = threading.Event()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._last: Any = None  # ID of the last message, until the end of its entry is known
+        self._undecided: Any = None  # message whose target may be new
+        self._warning = RepeatedWarning(log, f"window partition {topic}")
 
     def batch_taken(self) -> None:
         """Allow one further batch: the owner has taken one."""
@@ -97,37 +106,57 @@ class Fetcher(threading.Thread):
 
     def _gather(self, reader: PartitionReader) -> None:
         """Read the messages that are available, up to one batch, and pass them on."""
-        message = reader.receive(_IDLE_MS)
+        message, self._undecided = self._undecided, None
+        if message is None:
+            message = reader.receive(_IDLE_MS)
         if message is None:
             self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
             return
         with nullcontext() if self._end is None else TURN:
             batch = self._fill(reader.burst(message))
-        self._ahead.acquire()
-        self._put(batch)
-        self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
+        if batch.records:
+            self._ahead.acquire()
+            self._put(batch)
+            self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
+        if self._undecided is not None:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Read the description for a message whose target may be new; everything else waits."""
+        try:
+            self._record.refresh()
+        except BrokerError as error:
+            self._warning.failed(f"a message has a target that may be new: {error}")
+            self._stopping.wait(_RETRY_S)
+        else:
+            self._warning.over()
 
     def _fill(self, messages: Iterable[Any]) -> FetchedBatch:
-        """Return the next messages, up to one batch; there is at least one."""
+        """Return the next messages, up to one batch, and up to one that is undecided."""
         record = self._record
         ledgers: list[int] = []
         entries: list[int] = []
         dues: list[int] = []
         records: list[tuple[Any, ...]] = []
+        last = self._last
         until = time.monotonic() + _GATHER_S
         for message in messages:
             message_id = message.message_id()
             ledger, entry = message_id.ledger_id(), message_id.entry_id()
             batch = message_id.batch_index()
             found = record(parked_message(message, ledger, entry, batch))
+            if found is None:
+                self._undecided = message
+                break
+            last = message_id
             ledgers.append(ledger)
             entries.append(entry << 10 | (batch if batch > 0 else 0))
             dues.append(found.due_ms)
             records.append(tuple(found))
             if len(records) == BATCH_MESSAGES or time.monotonic() > until:
                 break
-        self._last = message_id
+        self._last = last
         return FetchedBatch(ledgers, entries, dues, records)
 
     def _report_entry_end(self) -> None:

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,23 @@ from delaylevel.structures.segments.pending import (
     PendingSegments,
     SpillError,
 )
+from delaylevel.topics.description_cache import DescriptionCache
 
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
 from .offers import OfferQueue
 from .publishing import BatchPublisher
-from .record import recorder
+from .record import Recorder
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
 from .stats import SharedOwnerStats
 from .targets import TargetBatch, Targets
 
 log = logging.getLogger(__name__)
+
+#: Failures of the broker or the disk, which last or come back.
+FAILURES = (BrokerError, SpillError, DamagedSegmentError)
 
 # Minimum time between two batches: below it, every journal record would name a message or two.
 _CYCLE_S = 0.008
@@ -60,7 +64,7 @@ class PartitionOwner(threading.Thread):
     """The owner of one window partition, until it is stopped or loses the partition.
 
     Args:
-        description: function that returns the current description of the level topic.
+        descriptions: description of the level topic.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use.
 
@@ -74,21 +78,22 @@ class PartitionOwner(threading.Thread):
         self,
         client: Any,
         admin: TopicAdmin,
-        description: Callable[[], LevelTopicDescription],
+        descriptions: DescriptionCache,
         partition: int,
         lock: PartitionLock,
         directory: Path,
         settings: DispatchSettings,
         clock: Clock,
     ) -> None:
-        now = description()
+        now = descriptions.latest()
         super().__init__(name=f"window {now.topic} {partition}", daemon=True)
         self.partition = partition
         self.stats = SharedOwnerStats()
         self.failure: Exception | None = None
         self._client = client
         self._admin = admin
-        self._description = description
+        self._descriptions = descriptions
+        self._description = descriptions.latest
         self._lock = lock
         self._directory = directory
         self._settings = settings
@@ -107,9 +112,7 @@ class PartitionOwner(threading.Thread):
                 self._own()
         except Exception as error:
             self.failure = error
-            if isinstance(error, (BrokerError, SpillError, DamagedSegmentError)):
-                log.warning("window partition %s: %s", self._source.topic, _text(error))
-            else:
+            if not isinstance(error, FAILURES):  # the dispatcher logs those
                 log.exception("window partition %s", self._source.topic)
         finally:
             self.stats.set(state="stopped")
@@ -185,7 +188,8 @@ class PartitionOwner(threading.Thread):
         if low_watermark:
             start = max(start, entry_of(low_watermark))
         end = self._admin.last_message_id(self._source.name)
-        record = recorder(self._description, self._source.topic)
+        last_stored = partial(self._admin.last_message_id, self._source.name)
+        record = Recorder(self._descriptions, self._source.topic, last_stored)
         fetcher = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
         fetcher.start()
         return fetcher

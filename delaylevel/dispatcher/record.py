@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from delaylevel.errors import EnvelopeError
+from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model.envelope import Envelope, SchemaRef, compression_of
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
+from delaylevel.topics.description_cache import DescriptionCache
 
 #: An ID from which the compact form can be restored. Other spellings of the same numbers (01, +1,
 #: 1_0, digits of other scripts) are other IDs. A source is not empty, because the key would be that
@@ -90,28 +92,55 @@ def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
     return f"{target}\n{suffix}", int.from_bytes(digest, "big") >> 1
 
 
-def recorder(
-    description: Callable[[], LevelTopicDescription], topic: str
-) -> Callable[[ParkedMessage], WindowMessage]:
-    """Return a function that turns the messages of one window partition into records.
+class Recorder:
+    """Conversion of the messages of one window partition into records.
 
-    A message that cannot be understood, or whose target the level topic does not allow, becomes a
+    A message that cannot be understood, or whose target the level topic does not have, becomes a
     dead letter that is due at once.
 
     Args:
-        description: function that returns the current description of the level topic.
+        descriptions: description of the level topic.
         topic: full name of the window partition.
+        last_stored: function that returns the position of the last message in the partition.
+        now_s: the monotonic clock of ``descriptions``, in seconds.
     """
 
-    def record(message: ParkedMessage) -> WindowMessage:
+    def __init__(
+        self,
+        descriptions: DescriptionCache,
+        topic: str,
+        last_stored: Callable[[], Position | None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._descriptions = descriptions
+        self._topic = topic
+        self._last_stored = last_stored
+        self._now_s = now_s
+        self._undecided = EARLIEST
+        # All messages before this position are known to be stored at this monotonic time.
+        self._stored = EARLIEST
+        self._stored_s = float("-inf")
+
+    def __call__(self, message: ParkedMessage) -> WindowMessage | None:
+        """Return the record of a message; None if :meth:`refresh` has to be called first.
+
+        A flood of messages with unknown targets needs few reads: one read decides about everything
+        that was stored before it.
+        """
         try:
-            envelope = hop.open_envelope(description(), topic, message)
+            envelope = hop.open_envelope(self._descriptions.latest(), self._topic, message)
+        except UnknownTargetError:
+            stored_s = self._stored_s if message.position < self._stored else self._now_s()
+            description = self._descriptions.read_since(stored_s)
+            if description is None:
+                self._undecided = message.position
+                return None
+            try:
+                envelope = hop.open_envelope(description, self._topic, message)
+            except EnvelopeError as error:
+                return self._dead_letter(message, error.reason)
         except EnvelopeError as error:
-            properties = hop.dead_letter_properties(message, topic, error.reason)
-            return WindowMessage(
-                "", 0, 0, "", "", 0, "", message.key, message.ordering_key, message.event_ms,
-                properties, message.value, compression_of(message.properties) or "",
-            )  # fmt: skip
+            return self._dead_letter(message, error.reason)
         assert envelope.id is not None
         id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
         return WindowMessage(
@@ -130,4 +159,21 @@ def recorder(
             envelope.compression or "",
         )
 
-    return record
+    def refresh(self) -> None:
+        """Read the description again, for messages with a target that it does not have.
+
+        Raises:
+            BrokerError: it cannot be read; the messages have to wait.
+        """
+        last = self._last_stored()
+        stored_s = self._now_s()
+        self._descriptions.refresh(stored_s)
+        self._stored = max(self._undecided.next, EARLIEST if last is None else last.next_entry)
+        self._stored_s = stored_s
+
+    def _dead_letter(self, message: ParkedMessage, reason: str) -> WindowMessage:
+        properties = hop.dead_letter_properties(message, self._topic, reason)
+        return WindowMessage(
+            "", 0, 0, "", "", 0, "", message.key, message.ordering_key, message.event_ms,
+            properties, message.value, compression_of(message.properties) or "",
+        )  # fmt: skip

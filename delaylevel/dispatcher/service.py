@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from delaylevel.cluster.failures import translate_errors
+from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
@@ -23,10 +25,11 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
+from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import Membership, assign
-from .owner import PartitionOwner, window_sources
+from .owner import FAILURES, PartitionOwner, window_sources
 from .settings import DispatchSettings
 from .stats import OwnerStats
 
@@ -38,21 +41,38 @@ _LOOK_S = 1.0
 _PROBE_S = 3.0
 # Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
-# Time between two reads of the description, which may get further targets.
-_DESCRIBE_S = 5.0
 
 
 @dataclass(eq=False)
 class _ServedTopic:
     """A level topic that is served, and the partitions of it that this process owns."""
 
-    description: LevelTopicDescription
+    descriptions: DescriptionCache
     membership: Membership
-    described_s: float
+    warning: RepeatedWarning
     owners: dict[int, PartitionOwner] = field(default_factory=dict)
+    owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
     probe_s: float = 0.0
     probes: int = 0
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The latest description of the level topic."""
+        return self.descriptions.latest()
+
+    def watch_owner(self, owner: PartitionOwner) -> None:
+        """Log the failure of an owner, and the end of the failure once it releases messages."""
+        warning = self.owner_warnings.get(owner.partition)
+        if owner.is_alive():
+            if warning is not None and owner.stats.now().state == "releasing":
+                warning.over()
+        elif isinstance(owner.failure, FAILURES):
+            if warning is None:
+                partition = self.description.window_topic.partition(owner.partition).full
+                warning = RepeatedWarning(log, f"window partition {partition}")
+                self.owner_warnings[owner.partition] = warning
+            warning.failed(str(owner.failure) or error_name(owner.failure))
 
 
 class Dispatcher:
@@ -93,7 +113,9 @@ class Dispatcher:
         sweep(settings.directory)
         for description in described:
             membership = Membership(client, admin, description, settings.name)
-            self._topics.append(_ServedTopic(description, membership, time.monotonic()))
+            descriptions = DescriptionCache(partial(served, admin, description.topic), description)
+            warning = RepeatedWarning(log, description.topic)
+            self._topics.append(_ServedTopic(descriptions, membership, warning))
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
@@ -130,7 +152,10 @@ class Dispatcher:
                         with translate_errors():
                             self._reassign(topic)
                     except BrokerError as error:
-                        log.warning("%s: %s", topic.description.topic, error)
+                        topic.warning.failed(error)
+                    else:
+                        if not topic.descriptions.failing:
+                            topic.warning.over()
                 if tick is not None:
                     tick()
                 self._stopping.wait(_LOOK_S)
@@ -148,13 +173,13 @@ class Dispatcher:
         """Read the group, and acquire or revoke partitions."""
         now = time.monotonic()
         for index, owner in list(topic.owners.items()):
-            if not owner.is_alive():
+            alive = owner.is_alive()
+            topic.watch_owner(owner)
+            if not alive:
                 with self._lock:
                     del topic.owners[index]
                 topic.retry_s[index] = now + _RETRY_S
-        if now - topic.described_s > _DESCRIBE_S:
-            topic.described_s = now
-            topic.description = served(self._admin, topic.description.topic)
+        topic.descriptions.current()
         moves = assign(
             topic.membership.read_group(),
             topic.membership.name,
@@ -182,7 +207,7 @@ class Dispatcher:
         owner = PartitionOwner(
             self._client,
             self._admin,
-            lambda: topic.description,
+            topic.descriptions,
             index,
             lock,
             directory / str(index),
@@ -199,6 +224,7 @@ class Dispatcher:
             topic.owners[index].stop()
         for topic, index in partitions:
             topic.owners[index].join()
+            topic.watch_owner(topic.owners[index])
             with self._lock:
                 del topic.owners[index]
 

@@ -7,6 +7,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# A smaller difference is a pause between two reads, or a correction that every host tolerates.
+_STEP_MS = 1000
 
 
 class Clock(Protocol):
@@ -15,13 +17,47 @@ class Clock(Protocol):
     def now_ms(self) -> int:
         """Return the present time in milliseconds since the epoch, UTC."""
 
+    def monotonic_s(self) -> float:
+        """Return the monotonic time in seconds, for durations: it never steps."""
+
 
 class SystemClock:
-    """The machine's wall clock."""
+    """The machine's clocks."""
 
     def now_ms(self) -> int:
         """Return ``time.time()`` in whole milliseconds."""
         return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        """Return ``time.monotonic()``."""
+        return time.monotonic()
+
+
+class StepDetector:
+    """Detector of steps of a wall clock, by comparison with its monotonic clock.
+
+    A step is a correction of the wall clock, forward or back. A machine that was suspended looks
+    the same, because its monotonic clock stops meanwhile.
+
+    Args:
+        clock: the clock to watch.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ms = clock.now_ms() - 1000 * clock.monotonic_s()
+
+    def read(self) -> tuple[int, bool]:
+        """Return the present time, and True if the wall clock has stepped since the last step.
+
+        The time is the one that was compared: a step after this call is found by the next call.
+        """
+        now_ms = self._clock.now_ms()
+        offset_ms = now_ms - 1000 * self._clock.monotonic_s()
+        if abs(offset_ms - self._offset_ms) <= _STEP_MS:
+            return now_ms, False
+        self._offset_ms = offset_ms
+        return now_ms, True
 
 
 def duration_ms(value: timedelta) -> int:

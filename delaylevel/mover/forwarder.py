@@ -6,10 +6,11 @@ acknowledges a source message only after :meth:`Forwarder.flush` has returned.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import DelayLevelError, EnvelopeError
+from delaylevel.errors import DelayLevelError, EnvelopeError, UnknownTargetError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery, Sequence, sequence_id
 from delaylevel.model.envelope import Envelope, compression_of
@@ -40,6 +41,9 @@ class Forwarder:
             with sequence ids. The forwarder then serves this one partition, in its order. Not for
             a level topic with a tracker: see :func:`delaylevel.mover.hop.check_delivery`.
         router: router of the messages; the level topic's own by default.
+        refreshed: function that returns a description whose reading began after the messages were
+            stored; it is called for a target that ``description`` does not have. By default, such
+            a target is unknown.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Forwarder:
         clock: Clock | None = None,
         sequence: Sequence | None = None,
         router: Router | None = None,
+        refreshed: Callable[[], LevelTopicDescription] | None = None,
     ) -> None:
         if sequence is not None:
             hop.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
@@ -62,6 +67,7 @@ class Forwarder:
         if sequence is not None:
             self.sequencer = Sequencer(sequence, self._flush, self._held_ids)
         self._clock = clock or SystemClock()
+        self._refreshed = refreshed
         self._tracked = description.final_window is FinalWindow.TRACKER
         self._refused = hop.RefusedTargets(self._clock)
         self._to_hold: list[tuple[HandOff, str]] = []
@@ -77,8 +83,9 @@ class Forwarder:
             now_ms: present time for routing, ms since the epoch.
 
         Raises:
-            BrokerError: a topic of our own cannot be written. Acknowledge none of the source
-                messages since the last flush, and forward all of them again.
+            BrokerError: a topic of our own cannot be written, or the description cannot be read,
+                so that a target may be new or unknown. Acknowledge none of the source messages
+                since the last flush, and forward all of them again.
             InvalidInputError: with a sequence, messages out of order or of another partition.
         """
         try:
@@ -136,7 +143,7 @@ class Forwarder:
         if self.sequencer is not None:
             number = self.sequencer.next(source, *message[:3], len(message.value or b""))
         try:
-            envelope = hop.open_envelope(self.description, source.topic, message)
+            envelope = self._open_envelope(source, message)
         except EnvelopeError as error:
             letter = hop.dead_letter(self.description, message, source.topic, error.reason)
             self._set_aside(message, letter, number)
@@ -156,6 +163,14 @@ class Forwarder:
         self._epoch_bytes += len(message.value or b"")
         if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
             self._flush()
+
+    def _open_envelope(self, source: SourcePartition, message: ParkedMessage) -> Envelope:
+        try:
+            return hop.open_envelope(self.description, source.topic, message)
+        except UnknownTargetError:
+            if self._refreshed is None:
+                raise
+        return hop.open_envelope(self._refreshed(), source.topic, message)
 
     def _park(
         self, message: ParkedMessage, envelope: Envelope, decision: Decision, number: int | None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from delaylevel.cluster import schemas
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import EnvelopeError, InvalidInputError
+from delaylevel.errors import InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
@@ -51,11 +51,13 @@ def open_envelope(
         topic: full name of the partition where the message was read.
 
     Raises:
-        EnvelopeError: the envelope cannot be read, or the level topic does not have its target.
+        EnvelopeError: the envelope cannot be read.
+        UnknownTargetError: the description does not have its target. The target may be new: only a
+            description that was read after the message was stored shows that it is unknown.
     """
     envelope = Envelope.read(message.properties)
     if envelope.target not in description.targets:
-        raise EnvelopeError(
+        raise UnknownTargetError(
             f"target {envelope.target} is not one of level topic {description.topic}"
         )
     if envelope.id is None:

@@ -6,6 +6,7 @@ Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.partition_lock import PartitionLock
@@ -17,12 +18,10 @@ from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
+from delaylevel.topics.description_cache import DescriptionCache
 
 from .forwarder import Forwarder
-from .ready import ready_bound
-
-# The longest time until an expansion is noticed; messages in new partitions are ready much later.
-DESCRIPTION_LIFETIME_MS = 5000
+from .ready import NextChecks, ready_bound
 
 
 class LocalMover:
@@ -52,9 +51,14 @@ class LocalMover:
         self._sources = source_partitions(description)
         self._lock = PartitionLock(client, admin, self._sources, "local")
         self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
-        self._next_check_ms: dict[str, int] = {}
-        self._described_ms = self._clock.now_ms()
-        self._forwarder = Forwarder(client, admin, description, self._clock)
+        self._next_checks = NextChecks(self._clock)
+        self._descriptions = DescriptionCache(
+            partial(topics.describe, admin, description.topic),
+            description,
+            now_s=self._clock.monotonic_s,
+        )
+        self._planned_s = self._clock.monotonic_s()
+        self._forwarder = self._open_forwarder()
 
     def run_once(self) -> ForwardReport:
         """Hand off all messages that are ready now, and acknowledge them.
@@ -64,31 +68,33 @@ class LocalMover:
                 it again.
         """
         total = ForwardReport()
-        now_ms = self._clock.now_ms()
-        if not 0 <= now_ms - self._described_ms < DESCRIPTION_LIFETIME_MS:
-            self._refresh_description(now_ms)
+        now_ms = self._next_checks.start_pass()
+        self._use(self._descriptions.current())
         lead_ms = self._description.levels.smallest_lead_ms
+        bounds = [
+            (source, ready_bound(self._admin, source, self._next[source.topic], now_ms, lead_ms))
+            for source in self._sources
+            if now_ms >= self.next_check_ms(source)
+        ]
+        # All messages before these bounds are stored by now, so one read of the description after
+        # this moment decides which targets are unknown.
+        self._planned_s = self._clock.monotonic_s()
         try:
-            for source in self._sources:
-                if now_ms < self.next_check_ms(source):
-                    continue
+            for source, bound in bounds:
                 start = self._next[source.topic]
-                bound = ready_bound(self._admin, source, start, now_ms, lead_ms)
                 if bound.end > start:
                     for message in read_range(self._client, source.topic, start, bound.end):
                         self._forwarder.forward(source, message, now_ms)
                     total.add(self._forwarder.flush())
                     self._lock.acknowledge(source, bound.end)
                     self._next[source.topic] = bound.end
-                self._next_check_ms[source.topic] = bound.next_check_ms
+                self._next_checks[source.topic] = bound.next_check_ms
         finally:
             self._forwarder.close_targets()
         return total
 
-    def _refresh_description(self, now_ms: int) -> None:
-        """Read the description again, and lock new partitions."""
-        description = topics.describe(self._admin, self._description.topic)
-        self._described_ms = now_ms
+    def _use(self, description: LevelTopicDescription) -> None:
+        """Use a description that was read again, and lock new partitions."""
         if description == self._description:
             return
         sources = source_partitions(description)
@@ -100,14 +106,23 @@ class LocalMover:
         self._sources = sources
         self._description = description
         self._forwarder.close()
-        self._forwarder = Forwarder(self._client, self._admin, description, self._clock)
+        self._forwarder = self._open_forwarder()
+
+    def _open_forwarder(self) -> Forwarder:
+        return Forwarder(
+            self._client,
+            self._admin,
+            self._description,
+            self._clock,
+            refreshed=lambda: self._descriptions.refresh(self._planned_s),
+        )
 
     def next_check_ms(self, source: SourcePartition) -> int:
         """Return the time at which a pass checks a partition again, in ms since the epoch.
 
         A message that arrives before is not ready sooner, unless its publish time is wrong.
         """
-        return self._next_check_ms.get(source.topic, 0)
+        return self._next_checks[source.topic]
 
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from delaylevel.cluster.entries import EntryRange
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import LedgerInfo
+from delaylevel.model.clock import Clock, StepDetector
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
@@ -38,6 +39,36 @@ class ReadyBound:
 
     end: Position
     next_check_ms: int
+
+
+class NextChecks:
+    """The next check of each partition, by its topic.
+
+    These times are computed from publish times, so they are times of the wall clock. When it steps,
+    all of them are discarded: a time that was computed by a clock that is ahead could be weeks too
+    late, and a clock that was set back reaches it too late.
+
+    Args:
+        clock: the mover's clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._steps = StepDetector(clock)
+        self._times_ms: dict[str, int] = {}
+
+    def start_pass(self) -> int:
+        """Return the present time for a pass, ms since the epoch, and look for a step."""
+        now_ms, stepped = self._steps.read()
+        if stepped:
+            self._times_ms.clear()
+        return now_ms
+
+    def __getitem__(self, topic: str) -> int:
+        """Return the next check, ms since the epoch; 0 for a partition to check at once."""
+        return self._times_ms.get(topic, 0)
+
+    def __setitem__(self, topic: str, time_ms: int) -> None:
+        self._times_ms[topic] = time_ms
 
 
 def ready_bound(

@@ -1,4 +1,4 @@
-"""A clock that only moves when a test advances it."""
+"""A clock that only moves when a test moves it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from delaylevel.model.clock import SystemClock, duration_ms
 
 
 class ManualClock:
-    """A :class:`~delaylevel.model.clock.Clock` that only moves in :meth:`advance`.
+    """A :class:`~delaylevel.model.clock.Clock` that only moves in :meth:`advance` and :meth:`step`.
 
     Args:
         start_ms: initial time, ms since the epoch; by default the current time, so that it agrees
@@ -19,11 +19,16 @@ class ManualClock:
 
     def __init__(self, start_ms: int | None = None) -> None:
         self._now_ms = SystemClock().now_ms() if start_ms is None else start_ms
+        self._passed_ms = 0
         self._watchers: list[Callable[[], None]] = []
 
     def now_ms(self) -> int:
         """Return the time, ms since the epoch, UTC."""
         return self._now_ms
+
+    def monotonic_s(self) -> float:
+        """Return the time that has passed, in seconds, without the steps."""
+        return self._passed_ms / 1000
 
     def now(self) -> datetime:
         """Return the time as an aware datetime in UTC."""
@@ -48,10 +53,22 @@ class ManualClock:
         """Move the clock to a time, ms since the epoch; ignore an earlier time."""
         if now_ms <= self._now_ms:
             return
-        self._now_ms = now_ms
-        for watcher in tuple(self._watchers):
-            watcher()
+        self._passed_ms += now_ms - self._now_ms
+        self._set(now_ms)
+
+    def step(self, delta: timedelta) -> None:
+        """Correct the wall clock, forward or back, while no time passes.
+
+        Args:
+            delta: correction, rounded up to a millisecond; negative to set the clock back.
+        """
+        self._set(self._now_ms + duration_ms(delta))
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call a function after every move of the clock."""
         self._watchers.append(watcher)
+
+    def _set(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        for watcher in tuple(self._watchers):
+            watcher()

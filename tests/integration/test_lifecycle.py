@@ -27,7 +27,6 @@ from delaylevel.errors import (
 from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover import local as mover_module
 from delaylevel.mover.drain import drain
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
@@ -76,7 +75,7 @@ class Moving(Background):
 def test_an_expansion_of_a_level_topic_in_use_loses_nothing(
     world: RealWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mover_module, "DESCRIPTION_LIFETIME_MS", 50)
+    monkeypatch.setattr("delaylevel.topics.description_cache.LIFETIME_S", 0.05)
     description = world.level_topic(BRIEF)
     get = world.arrivals(description.targets[0])
     moving = Moving(world.mover(description))

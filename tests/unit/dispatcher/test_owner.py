@@ -13,6 +13,7 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
+from delaylevel.topics.description_cache import DescriptionCache
 from fakes import FakeClient, describe
 
 
@@ -33,7 +34,7 @@ def test_a_damaged_journal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     owner = PartitionOwner(
         client,
         unused,
-        lambda: description,
+        DescriptionCache(lambda: description),
         0,
         lock,  # type: ignore[arg-type]
         tmp_path,
