@@ -66,7 +66,7 @@ class RepeatedWarning:
             if not self._count:
                 return
             self._log.warning(
-                "%s: works again after %s (%d failed attempts)",
+                "%s: works again after %s (failures: %d)",
                 self._subject,
                 self._lasted(),
                 self._count,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from delaylevel.cluster.partition_lock import PartitionLock
@@ -16,6 +18,8 @@ from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.router import DUE, WINDOW, Decision, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.registry import describe
 from delaylevel.topics.subscriptions import early_subscriptions
 
 from .forwarder import Forwarder
@@ -74,9 +78,20 @@ def drain(
     total = ForwardReport()
     sources = source_partitions(description)
     router = _NoLevels(description.levels)
+    descriptions = DescriptionCache(partial(describe, admin, description.topic), description)
+    stored_s = time.monotonic()  # what is read next was stored before this time
     with (
         closing(PartitionLock(client, admin, sources, "drain")) as lock,
-        closing(Forwarder(client, admin, description, clock, router=router)) as forwarder,
+        closing(
+            Forwarder(
+                client,
+                admin,
+                description,
+                clock,
+                router=router,
+                refreshed=lambda: descriptions.refresh(stored_s),
+            )
+        ) as forwarder,
     ):
         at = dict(lock.start_positions(sources))
         # A message whose target is still missing returns to the held topic, so that is read once.
@@ -90,6 +105,7 @@ def drain(
                 if end is None or end <= at[source.topic]:
                     continue
                 moved = True
+                stored_s = time.monotonic()
                 messages = read_unacknowledged(client, admin, source, at[source.topic], end)
                 for count, message in enumerate(messages, 1):
                     forwarder.forward(source, message, clock.now_ms())

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel.model.clock import SystemClock, duration_ms, instant_ms
+from delaylevel.model.clock import StepDetector, SystemClock, duration_ms, instant_ms
+from delaylevel.testing import ManualClock
 
 quick = settings(max_examples=200)
 
@@ -39,3 +40,32 @@ def test_the_system_clock_is_the_wall_clock_in_milliseconds() -> None:
     now = SystemClock().now_ms()
     assert before <= now <= time.time_ns() // 1_000_000
     assert isinstance(now, int)
+
+
+def test_the_monotonic_time_is_that_of_the_machine() -> None:
+    before = time.monotonic()
+    assert before <= SystemClock().monotonic_s() <= time.monotonic()
+
+
+@pytest.mark.parametrize("step_s", [60, -60, 2, -2])
+def test_a_step_of_the_wall_clock_is_detected_once(step_s: int) -> None:
+    clock = ManualClock()
+    steps = StepDetector(clock)
+    clock.advance(timedelta(days=40))
+    assert steps.read() == (clock.now_ms(), False)
+    clock.step(timedelta(seconds=step_s))
+    assert steps.read() == (clock.now_ms(), True)
+    clock.advance(timedelta(hours=1))
+    assert steps.read() == (clock.now_ms(), False)
+    clock.step(timedelta(seconds=-step_s))
+    assert steps.read() == (clock.now_ms(), True)
+
+
+def test_many_small_corrections_are_a_step() -> None:
+    clock = ManualClock()
+    steps = StepDetector(clock)
+    found = []
+    for _ in range(10):
+        clock.step(timedelta(milliseconds=250))
+        found.append(steps.read()[1])
+    assert found == [False] * 4 + [True] + [False] * 4 + [True]

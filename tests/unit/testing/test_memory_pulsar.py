@@ -58,6 +58,19 @@ def test_a_manual_clock_only_moves_when_advanced() -> None:
             move(timedelta(seconds=-1))
 
 
+def test_a_step_moves_only_the_wall_clock() -> None:
+    clock = ManualClock(start_ms=NOON_MS)
+    called: list[int] = []
+    clock.watch(lambda: called.append(clock.now_ms()))
+    clock.advance(timedelta(seconds=5))
+    assert clock.monotonic_s() == 5
+    clock.step(timedelta(seconds=-60))
+    assert (clock.now_ms(), clock.monotonic_s()) == (NOON_MS - 55_000, 5)
+    clock.step(timedelta(seconds=60))
+    assert (clock.now_ms(), clock.monotonic_s()) == (NOON_MS + 5_000, 5)
+    assert called == [NOON_MS + 5_000, NOON_MS - 55_000, NOON_MS + 5_000]
+
+
 def test_a_manual_clock_starts_at_the_system_time() -> None:
     assert abs(ManualClock().now() - datetime.now(timezone.utc)) < timedelta(minutes=1)
 

@@ -1,0 +1,79 @@
+"""Tests of warnings about lasting failures: few lines, and one at the end."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+
+log = logging.getLogger(__name__)
+
+
+class Failing:
+    """A warning with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+        self.warning = RepeatedWarning(log, "orders", lambda: self.now_s)
+
+    def fail(self, seconds: int, reason: str = "no broker answers") -> None:
+        """Fail once a second."""
+        for _ in range(seconds):
+            self.warning.failed(reason)
+            self.now_s += 1
+
+
+def test_a_lasting_failure_is_logged_at_growing_intervals(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing()
+    failing.fail(1500)
+    failing.warning.over()
+    failing.warning.over()
+    assert caplog.messages == [
+        "orders: no broker answers",
+        "orders: no broker answers (failure 11 in 10.0s)",
+        "orders: no broker answers (failure 71 in 1m10s)",
+        "orders: no broker answers (failure 671 in 11m10s)",
+        "orders: no broker answers (failure 1271 in 21m10s)",
+        "orders: works again after 25m00s (failures: 1500)",
+    ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_each_outage_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Failing()
+    for _ in range(2):
+        failing.fail(1)
+        failing.warning.over()
+    assert (
+        caplog.messages
+        == [
+            "orders: no broker answers",
+            "orders: works again after 1.0s (failures: 1)",
+        ]
+        * 2
+    )
+
+
+def test_a_new_reason_is_logged_at_once_and_changing_reasons_do_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing()
+    failing.fail(2)
+    failing.fail(2, "the token expired")
+    failing.fail(2)
+    assert caplog.messages == [
+        "orders: no broker answers",
+        "orders: the token expired (failure 3 in 2.0s)",
+    ]
+    for number in range(60):
+        failing.fail(1, f"connection {number} was refused")
+    assert len(caplog.messages) < 8
+
+
+def test_nothing_is_logged_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    Failing().warning.over()
+    assert caplog.messages == []
