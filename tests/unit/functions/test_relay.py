@@ -297,6 +297,68 @@ def test_a_target_added_later_is_looked_up_once(world: RelayWorld) -> None:
     assert len(world[DEAD].sent) == 1
 
 
+def test_a_target_is_unknown_only_by_a_read_that_began_after_the_arrival(
+    world: RelayWorld,
+) -> None:
+    added = "persistent://public/default/added"
+    descriptions = [world.description, replace(world.description, targets=(ORDERS, added))]
+    world.describe = lambda: descriptions.pop(0)
+    relay = world.relay()
+    # Publish times are those of a clock that is far behind; they do not matter.
+    relay.offer(parked(0, target=added, published_ms=T0 - DAY))
+    assert len(world[DEAD].sent) == 1
+    world.advance(1)
+    relay.offer(parked(1, target=added, published_ms=T0 - DAY))
+    assert len(world[added].sent) == 1
+    assert len(world[DEAD].sent) == 1
+    assert descriptions == []
+
+
+def test_other_messages_continue_while_one_waits_for_the_description(world: RelayWorld) -> None:
+    world.describe = lambda: world.description
+    relay = world.relay(later=True)
+    relay.offer(parked(0, target="persistent://public/default/never"))
+    relay.offer(parked(1))
+    read, opening = world.openings
+    opening()
+    relay.poll()
+    world[ORDERS].answer()
+    relay.poll()
+    assert (world.acknowledged, relay.in_flight) == ([1], 1)
+    read()
+    relay.poll()
+    world.openings[-1]()
+    relay.poll()
+    world[DEAD].answer()
+    relay.poll()
+    assert (world.acknowledged, relay.in_flight) == ([1, 0], 0)
+
+
+def test_unknown_targets_cause_one_read_for_all_that_wait(world: RelayWorld) -> None:
+    reads: list[int] = []
+
+    def describe() -> LevelTopicDescription:
+        reads.append(world.clock.now_ms())
+        return world.description
+
+    world.describe = describe
+    relay = world.relay(later=True)
+    for entry in range(500):
+        relay.offer(parked(entry, target=f"persistent://public/default/never-{entry}"))
+    (read,) = world.openings
+    world.openings.clear()
+    read()
+    relay.poll()
+    assert len(reads) == 1
+    (opening,) = world.openings
+    opening()
+    relay.poll()
+    assert len(world[DEAD].sent) == 500
+    world[DEAD].answer()
+    relay.poll()
+    assert len(world.acknowledged) == 500
+
+
 def test_a_message_is_given_back_if_the_description_cannot_be_read(world: RelayWorld) -> None:
     def describe() -> LevelTopicDescription:
         raise BrokerUnreachableError("no broker answers")
