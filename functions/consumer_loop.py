@@ -16,6 +16,7 @@ import pulsar
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
@@ -83,6 +84,7 @@ class ConsumerLoop:
         self._settings = settings
         self._name = name
         self._report = report
+        self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -117,7 +119,7 @@ class ConsumerLoop:
                 log.info("the client is closed: this instance stops")
                 return
             except (DelayLevelError, pulsar.PulsarException) as error:
-                log.error("not moving (%s): %s", error_name(error), error)
+                self._warning.failed(f"not moving ({error_name(error)}): {error}")
             except Exception:
                 log.exception("not moving: this should not happen")
             self._stop.wait(_RETRY_S)
@@ -178,6 +180,8 @@ class ConsumerLoop:
             if received >= POLL_EVERY:
                 received = 0
                 relay.poll()
-                if self._report is not None and relay.now_s() >= report_at_s:
+                if relay.now_s() >= report_at_s:
                     report_at_s = relay.now_s() + _REPORT_S
-                    self._report(relay.take_report(), relay)
+                    self._warning.over()
+                    if self._report is not None:
+                        self._report(relay.take_report(), relay)

@@ -14,7 +14,7 @@ from delaylevel.cluster.data_loss import find_lost_range
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import AlreadyRunningError, DataLossError, LevelTopicError
-from delaylevel.model.clock import SystemClock
+from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
@@ -35,12 +35,16 @@ _WARM_UP_RANGES = 4
 
 
 class Driver:
-    """State of the streaming source on the driver: partition locks, and the next searches."""
+    """State of the streaming source on the driver: partition locks, and the next searches.
 
-    def __init__(self, options: SyncOptions) -> None:
+    Args:
+        clock: the driver's clock.
+    """
+
+    def __init__(self, options: SyncOptions, clock: Clock | None = None) -> None:
         self._options = options
         self._runtime: Runtime = runtime(options)
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._locks: dict[str, PartitionLock] = {}
         self._described: dict[str, LevelTopicDescription] = {}
         self._sources: dict[str, SourcePartition] = {}

@@ -20,6 +20,7 @@ from pyspark.sql.streaming import DataStreamReader
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.partition_lock import describe_owner
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import (
     AlreadyRunningError,
     BrokerError,
@@ -108,6 +109,7 @@ class SparkSyncJob:
         self._ready = threading.Event()
         self._stop_requested_s: float | None = None
         self._control_dir = ""
+        self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
         self.stats = JobStats()
         with Admin.from_connection(connection) as admin:
             self.descriptions = tuple(describe(admin, name) for name in settings.level_topics)
@@ -179,10 +181,9 @@ class SparkSyncJob:
                 self.stats.add_failure()
                 if time.monotonic() - started > 2 * _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
-                log.warning(
-                    "the query failed (%s); it starts again from its checkpoint in %.0f s",
-                    _first_cause(error),
-                    pause_s,
+                self._warning.failed(
+                    f"the query failed ({_first_cause(error)}); it starts again from its "
+                    "checkpoint after a pause"
                 )
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -253,6 +254,8 @@ class SparkSyncJob:
             while not query.awaitTermination(_POLL_S):
                 if listener.warm.is_set():
                     self._ready.set()
+                if listener.moving.is_set():
+                    self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
                     return
         finally:

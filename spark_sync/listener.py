@@ -47,12 +47,14 @@ class SyncListener(StreamingQueryListener):
         self._run_id: str | None = None
         self._ended = threading.Event()
         self.warm = threading.Event()
+        self.moving = threading.Event()  # the running query has completed a batch
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         """Remember the identity of our run."""
         if event.name == self._query_name:
             self._run_id = str(event.runId)
             self._ended.clear()
+            self.moving.clear()
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
         """Log and count a batch."""
@@ -60,6 +62,7 @@ class SyncListener(StreamingQueryListener):
         if progress.name != self._query_name:
             return
         self.warm.set()
+        self.moving.set()
         report = control.take_report(self._control_dir, progress.batchId)
         if progress.numInputRows:
             batch = BatchStats(

@@ -11,6 +11,8 @@ from delaylevel.model.formatting import format_duration
 
 # Pauses between the lines about one failure, in s; the last one repeats.
 _PAUSES_S = (10.0, 60.0, 600.0)
+# A failure that returns within this time belongs to the earlier one.
+_CALM_S = 60.0
 # A new reason is logged at once. A reason with a changing part must not fill the log.
 _REASONS = 5
 
@@ -33,21 +35,24 @@ class RepeatedWarning:
         self._subject = subject
         self._now_s = now_s
         self._lock = threading.Lock()
+        self._failing = self._logged = False  # since the last end
+        self._ended_s = float("-inf")
         self._reasons: set[str] = set()
         self._count = self._lines = 0
         self._since_s = self._next_s = 0.0
 
     def failed(self, reason: object) -> None:
-        """Count a failure, and log it unless this was done a moment ago."""
+        """Count a failure, and log it unless that was done a moment ago."""
         with self._lock:
             text, now_s = str(reason), self._now_s()
-            if not self._count:
-                self._since_s = now_s
+            if not self._failing:
+                self._start(now_s)
             self._count += 1
             is_new = text not in self._reasons and len(self._reasons) < _REASONS
             if not is_new and now_s < self._next_s:
                 return
             self._reasons.add(text)
+            self._logged = True
             if self._count == 1:
                 self._log.warning("%s: %s", self._subject, text)
             else:
@@ -60,19 +65,28 @@ class RepeatedWarning:
 
     def over(self) -> None:
         """Log the end of the failure, if there was one."""
-        if not self._count:
+        if not self._failing:
             return  # the usual case: without the lock
         with self._lock:
-            if not self._count:
-                return
-            self._log.warning(
-                "%s: works again after %s (failures: %d)",
-                self._subject,
-                self._lasted(),
-                self._count,
-            )
-            self._reasons.clear()
-            self._count = self._lines = 0
+            if self._logged:
+                self._log.warning(
+                    "%s: works again after %s (failures: %d)",
+                    self._subject,
+                    self._lasted(),
+                    self._count,
+                )
+            self._failing = self._logged = False
+            self._ended_s = self._now_s()
+
+    def _start(self, now_s: float) -> None:
+        self._failing = True
+        if now_s < self._ended_s + _CALM_S:
+            # It comes and goes: do not log each time, but do not keep it back for long either.
+            self._next_s = min(self._next_s, now_s + _PAUSES_S[0])
+            return
+        self._reasons.clear()
+        self._count = self._lines = 0
+        self._since_s = now_s
 
     def _lasted(self) -> str:
         return format_duration(1000 * (self._now_s() - self._since_s))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError, DelayTooLongError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 
@@ -48,6 +49,7 @@ class LevelTopicCache:
         self._lock = threading.Lock()
         self._read_s = now_s()
         self._refreshing = False
+        self._warning = RepeatedWarning(log, f"level topic {routing.description.topic}", now_s)
 
     @property
     def description(self) -> LevelTopicDescription:
@@ -119,11 +121,12 @@ class LevelTopicCache:
         try:
             found = self._describe()
         except BrokerError as error:
-            log.warning("level topic %s cannot be read again (%s)", known.topic, error)
+            self._warning.failed(f"it cannot be read again ({error})")
             return False
         if found is None:
-            log.warning("level topic %s does not exist any more", known.topic)
+            self._warning.failed("it does not exist any more")
             return False
+        self._warning.over()
         if found.levels == known.levels:
             return False
         if not found.accepts(known.levels) or found.mover is not known.mover:

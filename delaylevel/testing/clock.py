@@ -57,7 +57,7 @@ class ManualClock:
         self._set(now_ms)
 
     def step(self, delta: timedelta) -> None:
-        """Correct the wall clock, forward or back, while no time passes.
+        """Set the wall clock forward or back while no time passes.
 
         Args:
             delta: correction, rounded up to a millisecond; negative to set the clock back.

@@ -48,6 +48,7 @@ def test_each_outage_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None
     for _ in range(2):
         failing.fail(1)
         failing.warning.over()
+        failing.now_s += 60
     assert (
         caplog.messages
         == [
@@ -77,3 +78,17 @@ def test_a_new_reason_is_logged_at_once_and_changing_reasons_do_not_fill_the_log
 def test_nothing_is_logged_without_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     Failing().warning.over()
     assert caplog.messages == []
+
+
+def test_a_failure_that_comes_and_goes_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing()
+    for _ in range(720):  # an hour
+        failing.fail(2)
+        failing.warning.over()
+        failing.now_s += 3
+    begun, ended = caplog.messages[::2], caplog.messages[1::2]
+    assert all("no broker answers" in line for line in begun)
+    assert all("works again" in line for line in ended)
+    assert len(begun) == len(ended) <= 3600 / 10

@@ -31,6 +31,9 @@ class InMemoryRuntime:
         self.client, self.admin = memory.client(), memory.admin
         self._description = description
 
+    def start_task(self) -> None:
+        pass
+
     def forwarder(self, level_topic: str) -> Forwarder:
         assert level_topic == self._description.topic
         return Forwarder(self.client, self.admin, self._description)

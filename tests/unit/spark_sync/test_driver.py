@@ -1,0 +1,62 @@
+"""Tests of the streaming source's driver on the in-memory Pulsar: searches after clock steps."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.spark_sync import driver as driver_module
+from delaylevel.spark_sync.driver import Driver
+from delaylevel.spark_sync.offsets import positions_of
+from delaylevel.spark_sync.options import SyncOptions
+from delaylevel.testing import ManualClock, MemoryPulsar
+
+DAY = timedelta(days=1)
+WEEK = PartitionStrategy(maximum_delay=7 * DAY)
+
+
+class InMemoryRuntime:
+    """The runtime of Spark's driver, on the in-memory Pulsar."""
+
+    def __init__(self, memory: MemoryPulsar, description: LevelTopicDescription) -> None:
+        self.client, self.admin = memory.client(), memory.admin
+        self._description = description
+
+    def describe(self, level_topic: str) -> LevelTopicDescription:
+        assert level_topic == self._description.topic
+        return self._description
+
+
+@pytest.mark.parametrize("step", [timedelta(seconds=60), 20 * DAY, -20 * DAY], ids=str)
+def test_a_clock_that_was_wrong_for_a_moment_delays_no_search(
+    step: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryPulsar() as memory:
+        clock = ManualClock(memory.clock.now_ms())
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        description = producer.description
+        first = description.name.partition(0).full
+        ready = timedelta(milliseconds=description.levels[0].hand_off_after_ms(0))
+        here = InMemoryRuntime(memory, description)
+        monkeypatch.setattr(driver_module, "runtime", lambda options: here)
+        with closing(Driver(SyncOptions((), (description.topic,)), clock)) as driver:
+            clock.step(step)
+            offset = driver.latest_offset(driver.initial_offset(), None)
+            offset = driver.latest_offset(offset, None)
+            clock.step(-step)
+            offset = driver.latest_offset(offset, None)
+            start = positions_of(offset)[first]
+            producer.send(b"pay me", deliver_after=DAY + timedelta(seconds=5))
+            for delta in (ready - timedelta(seconds=1), timedelta(seconds=2)):
+                assert positions_of(driver.latest_offset(offset, None))[first] == start
+                memory.clock.advance(delta)
+                clock.advance(delta)
+            assert positions_of(driver.latest_offset(offset, None))[first] > start, "late"
