@@ -55,6 +55,8 @@ _BATCH = 1000
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
 _STOP_S = 15.0
+# The longest wait for a due time. The wall clock may be corrected meanwhile.
+_CLOCK_S = 1.0
 # A callback that is missing after a flush comes within milliseconds.
 _LOOK_EVERY_S = 0.001
 _SNAPSHOT_BYTES = 8 << 20
@@ -225,7 +227,7 @@ class PartitionOwner(threading.Thread):
         if not self._events.empty():
             return None
         now = time.monotonic()
-        until = min(checkpoint_s, self._offers.retry_s or checkpoint_s)
+        until = min(checkpoint_s, self._offers.retry_s or checkpoint_s, now + _CLOCK_S)
         if self._caught_up and self._publisher.ready:
             due_ms = self._queue.next_due_ms()
             if due_ms is not None:

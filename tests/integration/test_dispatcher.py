@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient
+from fakes import HandClock
 from world import Eventually, MakeLevelTopic, RealWorld
 
 pytestmark = pytest.mark.broker
@@ -46,9 +48,12 @@ def serve(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., Serving]]:
             description: LevelTopicDescription,
             clock: Clock | None = None,
             delivery: Delivery = Delivery.AT_LEAST_ONCE,
+            checkpoint_ms: int = 200,
         ) -> Serving:
             settings = DispatchSettings(
-                directory=tmp_path / uuid.uuid4().hex, delivery=delivery, checkpoint_ms=200
+                directory=tmp_path / uuid.uuid4().hex,
+                delivery=delivery,
+                checkpoint_ms=checkpoint_ms,
             )
             dispatcher = Dispatcher(
                 world.plain_client, world.admin, [description.topic], settings, clock
@@ -115,6 +120,25 @@ def test_release_is_by_due_time_then_order_of_sending_and_never_early(
         lambda: backlog(world.admin, description) == 0, "the acknowledgement of all", 60
     )
     assert serving.total("released") == 300
+
+
+def test_a_clock_that_is_corrected_while_a_message_waits_makes_it_no_later(
+    tracked: MakeLevelTopic, serve: Callable[..., Serving], world: RealWorld, clock: HandClock
+) -> None:
+    description = tracked(window_partitions=1)
+    get = world.arrivals(description.targets[0])
+    serving = serve(description, clock, checkpoint_ms=60_000)
+    world.eventually(lambda: serving.owned == [0], "the takeover")
+    with producer_of(world.client, description) as producer:
+        producer.send(b"pay me", deliver_at=clock.now_ms() + 40_000)
+    (owner,) = serving.dispatcher._topics[0].owners.values()
+    # From then on, no event wakes the owner.
+    world.eventually(lambda: owner._entry_end > 0, "the end of reading")
+    clock.at_ms += 40_000
+    begin = time.monotonic()
+    (arrival,) = get(1, seconds=30)
+    assert arrival.message.data() == b"pay me"
+    assert time.monotonic() - begin < 10
 
 
 def test_copies_are_dropped_by_the_next_owner_too(
