@@ -11,19 +11,12 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import OK, close_quietly, error_name, result_name
 from delaylevel.cluster.publisher import build_message
 from delaylevel.errors import ClientError
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.message import ParkedMessage
-
-# Runs slow work: opening a producer waits for the broker.
-Starter = Callable[[Callable[[], None]], None]
-
-
-def in_thread(work: Callable[[], None]) -> None:
-    """Run work in a new thread that does not keep the process alive."""
-    threading.Thread(target=work, name="delaylevel-open", daemon=True).start()
 
 
 @dataclass(slots=True, eq=False)

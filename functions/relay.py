@@ -18,10 +18,12 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS, open_producer
+from delaylevel.cluster.target_schema import target_schema
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import SchemaRef, compression_of
@@ -31,7 +33,7 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.mover import hop
 
 from .ack_order import AckOrder
-from .publisher import Item, Starter, TrackedProducer, in_thread
+from .publisher import Item, TrackedProducer
 from .recent_ids import RecentIds
 from .routing import MessageRouter, UndecidedError
 
@@ -295,7 +297,7 @@ class Relay:
 
     def _open_target(self, target: str, reference: SchemaRef | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""
-        schema = hop.target_schema(self._admin, target, reference)
+        schema = target_schema(self._admin, target, reference)
         if isinstance(schema, str):
             return schema
         return open_producer(self._target_client(target), target, _TARGET_SETTINGS, schema=schema)

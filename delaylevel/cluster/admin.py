@@ -223,6 +223,17 @@ class Admin(OperatorAdmin):
             replication_clusters=frozenset(clusters) if clusters else None,
         )
 
+    def max_message_size(self, topic: TopicName) -> int | None:
+        try:
+            limit = self._rest.get(f"{topic.rest_path}/maxMessageSize")
+        except (NotFoundError, PermissionDeniedError):
+            return None
+        except AdminError as error:
+            if error.status == 405:
+                return None  # the broker has no policies for single topics
+            raise
+        return int(limit) if limit else None
+
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         path = topic.rest_path
         if policies.message_ttl_s is not None:

@@ -145,6 +145,9 @@ class TopicAdmin(Protocol):
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         """Return the policies that are set for the topic itself."""
 
+    def max_message_size(self, topic: TopicName) -> int | None:
+        """Return the topic's own limit for an entry, in bytes; None without one."""
+
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         """Set policies of a topic; :meth:`topic_policies` returns them a moment later.
 

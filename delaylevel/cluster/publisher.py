@@ -219,6 +219,7 @@ def open_producer(
     schema: Any = None,
     name: str | None = None,
     retry_s: float = 0.1,
+    patience_s: float = NAME_PATIENCE_S,
 ) -> Any:
     """Open a producer of payloads that are encoded already.
 
@@ -227,8 +228,9 @@ def open_producer(
         settings: arguments of ``create_producer``, e.g. ``PRODUCER_SETTINGS``.
         schema: the schema to declare; plain bytes if None.
         name: the producer's name; the client makes one if None. While another producer has the
-            name, the call retries for up to ``NAME_PATIENCE_S``.
+            name, the call retries for up to ``patience_s``.
         retry_s: pause before each retry, in seconds.
+        patience_s: limit of the retries, in seconds.
 
     Raises:
         ClientError: the client refused.
@@ -236,7 +238,7 @@ def open_producer(
     arguments = {**settings, "schema": bytes_schema() if schema is None else schema}
     if name is not None:
         arguments["producer_name"] = name
-    deadline = time.monotonic() + NAME_PATIENCE_S
+    deadline = time.monotonic() + patience_s
     with translate_errors():
         while True:
             try:

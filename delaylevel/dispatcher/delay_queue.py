@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from delaylevel.dispatcher.journal.records import (
     Commit,
     Intent,
     LowWatermark,
+    Refused,
     Resolved,
     pack,
     unpack,
@@ -26,6 +27,7 @@ from delaylevel.structures.segments.pending import PendingSegments
 from .batches import DueBatch, FetchedBatch, MessageRecord, OfferResult
 from .ids import contained, id_columns, save_ids, to_array, unseen_ids
 from .pending import PendingIndex
+from .waiting import WaitingQueues
 
 
 class DelayQueue:
@@ -40,15 +42,25 @@ class DelayQueue:
     Attributes:
         state: the state of the journal.
         pending: the pending messages; ``pending.segments`` answers queries about them.
+        waiting: due messages whose targets are not ready.
     """
 
-    def __init__(self, state: JournalState, segments: PendingSegments, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        state: JournalState,
+        segments: PendingSegments,
+        *,
+        clock: Clock,
+        overflow: Callable[[], PendingSegments] | None = None,
+    ) -> None:
         """Create a queue without pending messages.
 
         Args:
             state: state at the end of the journal, owned by the queue from now on. The open
                 intents in it have to be resolved.
             segments: empty segments with precision_ms=1, owned by the queue from now on.
+            overflow: function that returns further empty segments, for the due messages of a target
+                that takes them slowly; None to keep these in memory.
 
         Raises:
             InvalidInputError: the segments have another precision, or are not empty.
@@ -61,6 +73,7 @@ class DelayQueue:
         self._low_watermark = state.low_watermark
         self._last_offered = state.low_watermark - 1
         self._in_flight: dict[int, DueBatch] = {}
+        self.waiting = WaitingQueues(clock, overflow)
         self._next_number = state.next_number
         self._unresolved = dict(state.open_intents)
         # Positions in unresolved intents, and those of them that were offered again meanwhile.
@@ -69,7 +82,7 @@ class DelayQueue:
 
     def __len__(self) -> int:
         """Return the number of pending messages, without those in flight."""
-        return len(self.pending)
+        return len(self.pending) + len(self.waiting)
 
     @property
     def in_flight(self) -> int:
@@ -80,7 +93,7 @@ class DelayQueue:
     def memory_bytes(self) -> int:
         """Approximate memory in use, without messages in flight."""
         ids = len(self._offered_ids) + len(self.state.memory)
-        return self.pending.memory_bytes + 8 * ids
+        return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
     def offer(self, fetched: FetchedBatch) -> OfferResult:
         """Add messages from the window topic: all of them, or none.
@@ -136,10 +149,40 @@ class DelayQueue:
         dues, positions, records = self.pending.take(now_ms, max_messages)
         if not records:
             return None
-        batch = DueBatch(self._next_number, dues, positions, records)
-        self._next_number += 1
-        self._in_flight[batch.number] = batch
-        return batch
+        return self._put_in_flight(dues, positions, records)
+
+    def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
+        """Replace a batch without an intent by several ones.
+
+        Args:
+            parts: ascending indices of each part's messages. Together they are the whole batch.
+        """
+        del self._in_flight[self._batch(batch.number).number]
+        divided = []
+        for part in parts:
+            index = np.asarray(part, dtype=np.int64)
+            records = [batch.records[each] for each in part]
+            divided.append(
+                self._put_in_flight(batch.due_ms[index], batch.positions[index], records)
+            )
+        return divided
+
+    def defer(self, batch: DueBatch, target: Hashable) -> None:
+        """Let the messages of a batch without an intent wait until their target takes them.
+
+        Raises:
+            SpillError: the disk is full, or cannot be written. The batch is still in flight.
+        """
+        self.waiting.put(target, self._batch(batch.number))
+        del self._in_flight[batch.number]
+
+    def advance_waiting(self, target: Hashable, max_messages: int) -> DueBatch:
+        """Return the first messages that wait for a target, and put them in flight.
+
+        Raises:
+            DamagedSegmentError: a spill file is gone. Start again from the journal.
+        """
+        return self._put_in_flight(*self.waiting.take(target, max_messages))
 
     def intent(
         self,
@@ -212,6 +255,27 @@ class DelayQueue:
         self._release(batch.positions)
         return commit
 
+    def refuse(self, positions: Int64s) -> Refused:
+        """Return the record of messages that will be set aside, to be confirmed before they are.
+
+        Args:
+            positions: packed positions of messages in flight, shape (k,).
+        """
+        record = Refused(positions)
+        self.state.apply(record)
+        return record
+
+    def refused_earlier(self, batch: DueBatch) -> list[int]:
+        """Return the indices of the messages that were to be set aside before a takeover."""
+        if not self.state.refused:
+            return []
+        aside = self.state.refused
+        return [index for index, each in enumerate(batch.positions.tolist()) if each in aside]
+
+    def unresolved_intents(self) -> list[Intent]:
+        """Return the intents from before the takeover that are not resolved."""
+        return list(self._unresolved.values())
+
     def resolve(self, number: int, stored: npt.ArrayLike) -> Resolved:
         """Close an intent from before the takeover. The messages not stored are pending again.
 
@@ -275,6 +339,7 @@ class DelayQueue:
     def close(self) -> None:
         """Delete the spill files. The topic still has the pending messages."""
         self.pending.segments.close()
+        self.waiting.close()
 
     def _unknown(self, positions: Int64s, candidates: npt.NDArray[np.bool_]) -> Int64s:
         """Return the indices of the candidates that are not pending yet, each position once."""
@@ -306,6 +371,14 @@ class DelayQueue:
         for each in tracked[withheld].tolist():
             again = int(rows[DUE, each]), tuple(records[each])
             self._offered_again[int(positions[each])] = again
+
+    def _put_in_flight(
+        self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]
+    ) -> DueBatch:
+        batch = DueBatch(self._next_number, due_ms, positions, records)
+        self._next_number += 1
+        self._in_flight[batch.number] = batch
+        return batch
 
     def _batch(self, number: int) -> DueBatch:
         batch = self._in_flight.get(number)

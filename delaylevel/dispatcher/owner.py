@@ -15,14 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.target_pool import TargetPool
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of, pack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
@@ -36,13 +39,14 @@ from delaylevel.topics.description_cache import DescriptionCache
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
+from .flights import Flight
 from .offers import OfferQueue
 from .publishing import BatchPublisher
 from .record import Recorder
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
 from .stats import SharedOwnerStats
-from .targets import TargetBatch, Targets
+from .target_names import TargetPartitions
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +63,11 @@ _STOP_S = 15.0
 _CLOCK_S = 1.0
 # A callback that is missing after a flush comes within milliseconds.
 _LOOK_EVERY_S = 0.001
+# Time between two looks at targets that do not answer.
+_CHECK_EVERY_S = 0.1
 _SNAPSHOT_BYTES = 8 << 20
+#: An event without content: there is something to process.
+_WAKE = object()
 
 
 class PartitionOwner(threading.Thread):
@@ -69,6 +77,8 @@ class PartitionOwner(threading.Thread):
         descriptions: description of the level topic.
         lock: lock on the window and the journal partition; closed at the end.
         directory: directory for spill files, which nothing else may use.
+        client_of: function that returns the ``pulsar.Client`` for a target; always ``client`` if
+            None.
 
     Attributes:
         partition: index of the window partition.
@@ -86,6 +96,7 @@ class PartitionOwner(threading.Thread):
         directory: Path,
         settings: DispatchSettings,
         clock: Clock,
+        client_of: Callable[[str], Any] | None = None,
     ) -> None:
         now = descriptions.latest()
         super().__init__(name=f"window {now.topic} {partition}", daemon=True)
@@ -93,6 +104,7 @@ class PartitionOwner(threading.Thread):
         self.stats = SharedOwnerStats()
         self.failure: Exception | None = None
         self._client = client
+        self._client_of = client_of or (lambda target: client)
         self._admin = admin
         self._descriptions = descriptions
         self._description = descriptions.latest
@@ -103,6 +115,7 @@ class PartitionOwner(threading.Thread):
         self._source, self._journal_source = window_sources(now, partition)
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._overflows = 0
         self._caught_up = False
         self._entry_end = -1
         self._acknowledged = Position(-1, -1)
@@ -148,39 +161,54 @@ class PartitionOwner(threading.Thread):
             precision_ms=1,
             clock=self._clock.now_ms,
         )
-        self._queue = DelayQueue(state, segments, clock=self._clock)
+        self._queue = DelayQueue(
+            state, segments, clock=self._clock, overflow=self._overflow_segments
+        )
         self._offers = OfferQueue(self._queue, self._source.topic)
         opened.callback(self._queue.close)
-        set_aside = SetAsideTopics(self._client, self._description, self._clock, self.stats)
-        opened.callback(set_aside.close)
-        self._targets = Targets(
-            self._client,
-            self._admin,
-            f"delaylevel-dispatch-{self._source.topic.removeprefix('persistent://')}",
-            settings.delivery,
-            lambda name: state.sequences.get(name, 1),
-            description.hold_pause_ms,
+        set_aside: SetAsideTopics[Flight] = SetAsideTopics(
+            self._client, self._description, self._clock, self.stats, wake=self._wake
         )
-        opened.callback(self._targets.close)
+        opened.callback(set_aside.close)
+        numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
+        window = self._source.topic.removeprefix("persistent://")
+        pool: TargetPool[Any] = TargetPool(
+            self._client_of,
+            self._admin,
+            # Each window partition has a name of its own, so that the broker accepts no other
+            # publisher for it while this owner is connected.
+            name=f"delaylevel-dispatch-{window}" if numbered else "",
+            pause_s=lambda: self._description().hold_pause_ms / 1000,
+            wake=self._wake,
+        )
+        opened.callback(pool.close)
         self._publisher = BatchPublisher(
             self._queue,
-            self._targets,
+            pool,
             self._journal,
             set_aside,
+            partitions=TargetPartitions(self._admin, in_thread, self._wake) if numbered else None,
             clock=self._clock,
             stats=self.stats,
-            answered=self._events.put,
+        )
+
+    def _wake(self) -> None:
+        self._events.put(_WAKE)
+
+    def _overflow_segments(self) -> PendingSegments:
+        """Return segments for the due messages of a slow target."""
+        self._overflows += 1
+        return PendingSegments(
+            self._directory / f"slow-{self._overflows}",
+            budget_bytes=1 << 20,
+            bucket_ms=65_536,
+            precision_ms=1,
+            clock=self._clock.now_ms,
         )
 
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
-        last: dict[str, int] = {}
-        for number, intent in list(self._queue.state.open_intents.items()):
-            if self._targets.numbered:
-                for name, _ in intent.targets:
-                    if name not in last:
-                        last[name] = self._targets.last_stored(name)
-            self._journal.append_soon(self._queue.resolve(number, intent.stored(last)))
+        self._publisher.resolve_earlier()
         self._write_snapshot()
 
     def _start_fetcher(self) -> Fetcher:
@@ -204,6 +232,7 @@ class PartitionOwner(threading.Thread):
         while not self._stopping.is_set():
             event = self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
             self._take_events(fetcher, event)
+            self._publisher.process()
             now = time.monotonic()
             if not self._caught_up and now - self._started_s > _CATCH_UP_S:
                 log.warning("%s: publishing before everything is read", self._source.topic)
@@ -233,8 +262,10 @@ class PartitionOwner(threading.Thread):
             if due_ms is not None:
                 due_s = now + (due_ms - self._clock.now_ms()) / 1000
                 until = min(until, max(due_s, at_s))
-        if self._publisher.unanswered:
+        if self._publisher.owes_answers:
             until = min(until, now + _LOOK_EVERY_S)
+        elif self._publisher.busy:
+            until = min(until, now + _CHECK_EVERY_S)
         if until > now:
             with contextlib.suppress(queue.Empty):
                 return self._events.get(timeout=until - now)
@@ -242,16 +273,13 @@ class PartitionOwner(threading.Thread):
 
     def _take_events(self, fetcher: Fetcher, event: Any) -> None:
         fetched = 0
-        self._publisher.finish_unanswered()
         while fetched < 2:
             if event is None:
                 try:
                     event = self._events.get_nowait()
                 except queue.Empty:
                     return
-            if isinstance(event, TargetBatch):
-                self._publisher.finish(event)
-            elif isinstance(event, FetchedBatch):
+            if isinstance(event, FetchedBatch):
                 fetched += 1
                 self._offer(fetcher, event)
             elif isinstance(event, EntryEnd):
@@ -280,6 +308,7 @@ class PartitionOwner(threading.Thread):
             self.stats.set(state=self._offers.state)
 
     def _release(self) -> None:
+        self._publisher.publish_waiting()
         while self._publisher.ready:
             batch = self._queue.advance(self._clock.now_ms(), _BATCH)
             if batch is None:
@@ -297,7 +326,7 @@ class PartitionOwner(threading.Thread):
         self._acknowledge()
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        self._publisher.check_targets()
+        self._publisher.close_idle()
         waiting = self._queue
         self.stats.set(
             pending=len(waiting),
@@ -316,14 +345,9 @@ class PartitionOwner(threading.Thread):
         """Wait a while for the messages in flight, so that the next owner has less to recover."""
         deadline = time.monotonic() + _STOP_S
         while self._publisher and time.monotonic() < deadline:
-            self._publisher.finish_unanswered()
-            timeout_s = _LOOK_EVERY_S if self._publisher.unanswered else 0.2
-            try:
-                event = self._events.get(timeout=timeout_s)
-            except queue.Empty:
-                continue
-            if isinstance(event, TargetBatch):
-                self._publisher.finish(event)
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=_LOOK_EVERY_S if self._publisher.owes_answers else 0.1)
+            self._publisher.process()
         self._write_snapshot()
         self._acknowledge()
 

@@ -31,6 +31,7 @@ class PendingIndex:
     Attributes:
         segments: the records, which also answer queries by due time and attribute.
         tracker: the due times.
+        last_due_ms: highest due time so far, ms since the epoch.
 
     Raises:
         InvalidInputError: the segments have another precision than 1 ms, or are not empty.
@@ -45,6 +46,7 @@ class PendingIndex:
         self.tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
         self._clock = clock
         self._lowest_due: int | None = None
+        self.last_due_ms = 0
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -81,6 +83,7 @@ class PendingIndex:
             raise InvalidInputError(f"a record cannot be stored: {error}") from None
         self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
         self._lowest_due = int(rows[DUE].min())
+        self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self.tracker.add_messages(rows[LEDGER], rows[ENTRY], rows[DUE])
         self._lowest_due = None
 

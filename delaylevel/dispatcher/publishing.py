@@ -1,225 +1,386 @@
-"""Publication of due batches, and the outcome of each of their messages.
+"""Publication of due messages, and the outcome of each of them.
 
-The owner's thread calls everything here. The client's thread only reports that the broker has
-answered for a target batch, by adding it to the owner's events.
+The owner's thread calls everything here, and nothing here waits for a target: messages of a target
+that is not open, or takes them slowly, wait in the delay queue.
+
+A batch with an intent has messages of one target only, so that no target delays the commit of
+another one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from delaylevel.cluster.send_state import SendOutcome, Settled
+from delaylevel.cluster.target_pool import TargetKey, TargetPool
+from delaylevel.cluster.target_producer import TargetProducer
+from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
+from delaylevel.structures.segments.pending import SpillError
 
 from .batches import DueBatch
 from .delay_queue import DelayQueue
+from .flights import Flight, PoolItem, Recall
 from .record import WindowMessage
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
-from .targets import Target, TargetBatch, Targets, is_certain
+from .target_names import TargetPartitions, parse_target, target_name
 
-# Number of unconfirmed batches at which no further batch is taken. Batches that wait only for
-# paused targets do not count, up to the second number.
-_BATCHES_AHEAD = 8
-_MAX_OPEN = 400
-
-
-@dataclass
-class _UncommittedBatch:
-    """A batch with an intent and without a commit."""
-
-    batch: DueBatch
-    messages: list[WindowMessage]
-    left: int = 0  # target batches without an outcome
-    refused: dict[int, str] = field(default_factory=dict)  # reasons by index
+# Limits of one target's messages in flight. Beyond them its messages wait.
+IN_FLIGHT_MESSAGES = 8_000
+IN_FLIGHT_BYTES = 16 << 20
+# A target that needs longer for what is in flight is slow: its messages make way for others.
+_SLOW_S = 0.5
+_BATCH = 1_000
+# The partition of a message before the number of its topic's partitions is known.
+_UNKNOWN_PARTITION = -2
+_REFUSED_EARLIER = "its target refused it before a takeover"
 
 
 class BatchPublisher:
     """Publisher of batches: it writes their intents and commits, and sets refused messages aside.
 
-    The client's thread calls ``answered`` with each target batch that has been flushed. The owner
-    then passes the target batch to :meth:`finish`.
+    Args:
+        pool: the producers of the targets.
+        partitions: partition of each message, with deduplication; None without.
     """
 
     def __init__(
         self,
         delay_queue: DelayQueue,
-        targets: Targets,
+        pool: TargetPool[PoolItem],
         journal: Journal,
-        set_aside: SetAsideTopics,
+        set_aside: SetAsideTopics[Flight],
         *,
+        partitions: TargetPartitions | None,
         clock: Clock,
         stats: SharedOwnerStats,
-        answered: Callable[[TargetBatch], None],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = delay_queue
-        self._targets = targets
+        self._pool = pool
         self._journal = journal
         self._set_aside = set_aside
+        self._partitions = partitions
         self._clock = clock
         self._stats = stats
-        self._answered = answered
-        self._open: dict[int, _UncommittedBatch] = {}
-        self._unanswered: list[TargetBatch] = []
+        self._now_s = now_s
+        self._flights: set[Flight] = set()
+        self._recalls: dict[int, Recall] = {}
+        self._blocked: list[tuple[DueBatch, TargetKey]] = []
+        self._blocked_s = 0.0
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
-        return len(self._open)
+        return len(self._flights)
 
     @property
-    def unanswered(self) -> bool:
-        """True if callbacks are about to come; :meth:`finish_unanswered` has to follow soon."""
-        return bool(self._unanswered)
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`process` has to follow soon."""
+        return self._pool.owes_answers or self._set_aside.owes_answers
+
+    @property
+    def busy(self) -> bool:
+        """True while messages or earlier intents wait for a target."""
+        waiting = bool(self._flights or self._recalls or self._blocked)
+        return waiting or bool(self._queue.waiting.targets)
 
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        if len(self._open) < _BATCHES_AHEAD:
-            return True
-        return len(self._open) < _MAX_OPEN and not self._waits_for_healthy_target()
+        return not self._blocked
+
+    @property
+    def numbered(self) -> bool:
+        """True if the messages have sequence IDs."""
+        return self._partitions is not None
+
+    def resolve_earlier(self) -> None:
+        """Begin to resolve the intents that the last owner left open.
+
+        Without deduplication nothing is known, and all messages count as not stored. With it, the
+        broker is asked; `process` writes the record when all targets of an intent have answered.
+        """
+        for intent in self._queue.unresolved_intents():
+            aside = set(self._queue.state.refused)
+            recall = Recall(intent)
+            for index, (number, position) in enumerate(
+                zip(intent.sequence_ids().tolist(), intent.positions.tolist(), strict=True)
+            ):
+                if number and position not in aside:
+                    name, _ = intent.targets[int(intent.target_index[index])]
+                    self._pool.producer(parse_target(name)).recall((recall, index), number)
+                    recall.left += 1
+            self._recalls[intent.number] = recall
+            if not recall.left:
+                self._resolve(recall)
 
     def publish(self, batch: DueBatch) -> None:
-        """Write the intent of a batch, and pass its messages to their targets.
+        """Write intents for the messages of a batch, and pass them to their targets.
+
+        Messages of targets that are not ready wait in the delay queue.
 
         Raises:
-            BrokerError: the intent was not confirmed, or no broker serves a target now.
+            BrokerError: an intent was not confirmed, or messages could not be set aside.
         """
         messages = [WindowMessage._make(record) for record in batch.records]
-        opened = _UncommittedBatch(batch, messages)
-        parts: dict[int, TargetBatch] = {}
-        find = self._targets.find
+        groups: dict[tuple[str, str, str], list[int]] = {}
         for index, message in enumerate(messages):
-            if not message.target:
-                opened.refused[index] = ""
-                continue
-            target = find(message)
-            if isinstance(target, str):
-                opened.refused[index] = target
-                continue
-            part = parts.get(id(target))
-            if part is None:
-                part = parts[id(target)] = TargetBatch(target, batch.number)
-            part.indices.append(index)
-        self._write_intent(batch, list(parts.values()))
-        self._open[batch.number] = opened
-        opened.left = len(parts)
-        for part in parts.values():
-            part.started_s = time.monotonic()
-            part.target.send(part, [messages[index] for index in part.indices])
-            self._flush(part)
-        if not parts:
-            self._commit(opened)
+            group = message.target, message.schema, message.compression
+            indices = groups.get(group)
+            if indices is None:
+                groups[group] = [index]
+            else:
+                indices.append(index)
+        parts = [batch]
+        if len(groups) > 1:
+            parts = self._queue.divide(batch, groups.values())
+        flights: list[Flight] = []
+        for key, part in zip(groups, parts, strict=True):
+            self._place(part, TargetKey(*key), flights)
+        self._send(flights)
 
-    def finish(self, part: TargetBatch) -> None:
-        """Process a target batch after its flush."""
-        if part not in part.target.unconfirmed:
-            return  # it has its outcome already
-        if part.answered:
-            self._judge(part)
+    def publish_waiting(self) -> None:
+        """Publish messages that have waited for their targets, as far as these are ready now.
+
+        Raises:
+            BrokerError: as for `publish`.
+        """
+        flights: list[Flight] = []
+        blocked, self._blocked = self._blocked, []
+        for batch, key in blocked:
+            self._place(batch, key, flights)
+        for waiting in self._queue.waiting.targets:
+            assert isinstance(waiting, TargetKey)
+            key = waiting
+            while self._queue.waiting.count(key) and self._is_ready(key):
+                part = self._queue.advance_waiting(key, _BATCH)
+                if key.partition == _UNKNOWN_PARTITION:
+                    self._place(part, key._replace(partition=-1), flights)
+                else:
+                    self._launch(part, key, flights)
+                self._send(flights)
+                flights = []
+        self._send(flights)
+
+    def process(self) -> None:
+        """Process the outcomes of messages that were sent.
+
+        Raises:
+            BrokerError: as for `publish`.
+        """
+        refused: list[tuple[Flight, int]] = []
+        done: list[Flight] = []
+        for _, settled in self._pool.poll():
+            self._settle(settled, refused, done)
+        for flight in self._set_aside.confirmed():
+            flight.aside -= 1
+            if not flight.aside:
+                self._commit(flight)
+        if refused and self.numbered:
+            positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
+            self._journal.append(self._queue.refuse(positions))
+        if self.numbered:
+            self._resume()
+        for flight in done:
+            self._finish(flight)
+
+    def close_idle(self) -> None:
+        """Close producers that are not used."""
+        self._pool.close_idle()
+
+    # -- the way of a batch
+
+    def _place(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Launch a batch of one target, or let it wait."""
+        if not key.topic:
+            self._put_aside(batch, dict.fromkeys(range(len(batch)), ""), flights)
+            return
+        aside = self._queue.refused_earlier(batch)
+        if aside and self._pool.refusal(key.topic, key.schema) is None:
+            rest = sorted(set(range(len(batch))) - set(aside))
+            parts = [batch] if not rest else self._queue.divide(batch, [aside, rest])
+            self._put_aside(parts[0], dict.fromkeys(range(len(aside)), _REFUSED_EARLIER), flights)
+            if not rest:
+                return
+            batch = parts[1]
+        if self._partitions is None or key.partition >= 0:
+            self._launch_or_wait(batch, key, flights)
+            return
+        reason = self._pool.refusal(key.topic, key.schema)
+        unknown = key._replace(partition=_UNKNOWN_PARTITION)
+        count = self._partitions.count(key.topic)
+        if count is None and reason is None:
+            self._defer(batch, unknown, flights)
+            return
+        if reason is None and isinstance(count, str):
+            reason = count
+            self._pool.refuse(key.topic, key.schema, reason)
+        if reason is not None or isinstance(count, str):
+            reason = reason or str(count)
+            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason), flights)
+            return
+        if not count:
+            self._launch_or_wait(batch, key, flights)
+            return
+        groups: dict[int, list[int]] = {}
+        for index, record in enumerate(batch.records):
+            partition = self._partitions.of(WindowMessage._make(record), count)
+            groups.setdefault(partition, []).append(index)
+        parts = [batch] if len(groups) == 1 else self._queue.divide(batch, groups.values())
+        for partition, part in zip(groups, parts, strict=True):
+            self._launch_or_wait(part, key._replace(partition=partition), flights)
+
+    def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        if self._queue.waiting.count(key):
+            self._defer(batch, key, flights)
+        elif self._is_ready(key):
+            self._launch(batch, key, flights)
+        elif self._has_room(key) or self._is_slow(key):
+            self._defer(batch, key, flights)
         else:
-            # A flush does not wait for messages that the client has just taken from its queue.
-            # Their callbacks are about to come, and nothing has failed.
-            self._unanswered.append(part)
+            self._blocked.append((batch, key))
 
-    def finish_unanswered(self) -> None:
-        """Process the target batches that lacked callbacks after their flush."""
-        unanswered, self._unanswered = self._unanswered, []
-        for part in unanswered:
-            self.finish(part)
+    def _is_ready(self, key: TargetKey) -> bool:
+        """Return True if messages of a target can be launched now, to be sent or set aside."""
+        if self._pool.refusal(key.topic, key.schema) is not None:
+            return True
+        if key.partition == _UNKNOWN_PARTITION:
+            assert self._partitions is not None
+            return self._partitions.count(key.topic) is not None
+        producer = self._pool.producer(key)
+        if not producer.is_open:
+            producer.open()
+        return producer.is_open and not producer.is_unclear and self._has_room(key)
 
-    def check_targets(self) -> None:
-        """Give up answers that are overdue, and retry targets that lost their producer."""
-        for part in self._targets.find_stalled():
-            self._judge(part)
-        for target in self._targets.without_producer():
-            self._recover(target)
+    def _has_room(self, key: TargetKey) -> bool:
+        messages, size = self._pool.load(key.topic)
+        return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
-    def _waits_for_healthy_target(self) -> bool:
-        return any(
-            part.number in self._open
-            for target in self._targets.all()
-            if not self._targets.is_paused(target)
-            for part in target.unconfirmed
+    def _is_slow(self, key: TargetKey) -> bool:
+        return self._pool.producer(key).oldest_s > _SLOW_S
+
+    def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        reason = self._pool.refusal(key.topic, key.schema)
+        if reason is not None:
+            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason), flights)
+            return
+        messages = [WindowMessage._make(record) for record in batch.records]
+        flights.append(Flight(batch, messages, key, left=len(messages)))
+
+    def _put_aside(self, batch: DueBatch, reasons: dict[int, str], flights: list[Flight]) -> None:
+        messages = [WindowMessage._make(record) for record in batch.records]
+        flights.append(Flight(batch, messages, None, refused=reasons))
+
+    def _defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        try:
+            self._queue.defer(batch, key)
+        except SpillError as error:
+            reasons = dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
+            self._put_aside(batch, reasons, flights)
+
+    def _send(self, flights: list[Flight]) -> None:
+        """Write the intents of flights, and send their messages once all intents are confirmed."""
+        if not flights:
+            return
+        producers: dict[TargetKey, TargetProducer[PoolItem]] = {}
+        records: list[Record] = []
+        aside: list[int] = []
+        for flight in flights:
+            records.append(self._intent(flight))
+            if flight.key is None:
+                aside += flight.batch.positions.tolist()
+        if aside and self.numbered:
+            records.append(self._queue.refuse(np.array(aside, dtype=np.int64)))
+        *before, last = records
+        for record in before:
+            self._journal.append_soon(record)
+        self._journal.append(last)
+        for flight in flights:
+            self._flights.add(flight)
+            if flight.key is None:
+                self._finish(flight)
+                continue
+            producer = producers[flight.key] = self._pool.producer(flight.key)
+            number, send = flight.first_number, producer.send
+            for index, message in enumerate(flight.messages):
+                send((flight, index), message, message.properties, None, number and number + index)
+        for producer in producers.values():
+            producer.flush()
+
+    def _intent(self, flight: Flight) -> Intent:
+        size = len(flight.batch)
+        if flight.key is None or not self.numbered:
+            # Without a target: one past the last.
+            index = np.zeros(size if self.numbered else 0, dtype=np.uint16)
+            return self._queue.intent(flight.batch, (), index)
+        name = target_name(flight.key)
+        last = self._pool.producer(flight.key).last_number
+        flight.first_number = max(self._queue.state.sequences.get(name, 1), last + 1, 1)
+        return self._queue.intent(
+            flight.batch, ((name, flight.first_number),), np.zeros(size, dtype=np.uint16)
         )
 
-    def _write_intent(self, batch: DueBatch, parts: list[TargetBatch]) -> None:
-        targets: list[tuple[str, int]] = []
-        target_index = np.empty(0, dtype=np.uint16)
-        if self._targets.numbered:
-            # A message that is set aside has no target: its index is one past the last.
-            target_index = np.full(len(batch.records), len(parts), dtype=np.uint16)
-            for place, part in enumerate(parts):
-                target, count = part.target, len(part.indices)
-                first = target.next_sequence_id
-                targets.append((target.name, first))
-                target_index[part.indices] = place
-                part.sequence_ids = range(first, first + count)
-                target.next_sequence_id = first + count
-        intent = self._queue.intent(batch, tuple(targets), target_index)
-        began = time.monotonic()
-        self._journal.append(intent)
-        if time.monotonic() - began > 1:
-            # This process or the broker was suspended, so no target is to blame for its delay.
-            self._targets.restart_timers()
+    # -- outcomes
 
-    def _flush(self, part: TargetBatch) -> None:
-        answered = self._answered
-        part.target.producer._producer.flush_async(lambda _result: answered(part))
-
-    def _judge(self, part: TargetBatch) -> None:
-        """Decide on a target batch by its callbacks; a missing one counts as a failure."""
-        target = part.target
-        failures = part.failures()
-        unsure = any(not is_certain(reason) for _, reason in failures)
-        if unsure and self._targets.numbered:
-            # Only a new producer with the same name can tell what the broker has stored.
-            if target.producer is not None:
-                self._targets.close_producer(target)
+    def _settle(
+        self, settled: Settled, refused: list[tuple[Flight, int]], done: list[Flight]
+    ) -> None:
+        owner, index = settled.item.item
+        stored = settled.outcome is SendOutcome.STORED
+        if isinstance(owner, Recall):
+            if stored:
+                owner.stored.add(index)
+            owner.left -= 1
+            if not owner.left:
+                self._resolve(owner)
             return
-        self._complete(part, dict(failures))
-        if failures and target.producer is not None and not target.unconfirmed:
-            self._targets.remove(target)
+        if not stored:
+            owner.refused[index] = settled.reason
+            refused.append((owner, index))
+        owner.left -= 1
+        if not owner.left:
+            done.append(owner)
 
-    def _complete(self, part: TargetBatch, failures: dict[int, str]) -> None:
-        target = part.target
-        target.complete(part)
-        opened = self._open[part.number]
-        if failures:
-            topic, schema, _ = target.key
-            self._targets.pause(topic, schema, next(iter(failures.values())))
-            opened.refused.update(failures)
-        elif not target.unconfirmed:
-            self._targets.resume(target)
-        opened.left -= 1
-        if not opened.left:
-            self._commit(opened)
+    def _resolve(self, recall: Recall) -> None:
+        number = recall.intent.number
+        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
+        mask[list(recall.stored)] = True
+        del self._recalls[number]
+        self._journal.append_soon(self._queue.resolve(number, mask))
 
-    def _commit(self, opened: _UncommittedBatch) -> None:
-        """Set the refused messages aside, and write the commit."""
-        batch = opened.batch
-        del self._open[batch.number]
-        held: list[int] = []
-        if opened.refused:
-            held = batch.positions[self._set_aside.store(opened.messages, opened.refused)].tolist()
+    def _resume(self) -> None:
+        """Let producers go on whose refusals are in the journal."""
+        suspended = self._pool.suspended()
+        unresolved = {name for each in self._recalls.values() for name, _ in each.intent.targets}
+        ready = [key for key in suspended if target_name(key) not in unresolved]
+        if ready:
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            for key in ready:
+                self._pool.producer(key).resume()
+
+    def _finish(self, flight: Flight) -> None:
+        """Set the refused messages of a flight aside, or commit it."""
+        if not flight.refused:
+            self._commit(flight)
+            return
+        flight.aside, flight.may_return, flight.counted = self._set_aside.send(
+            flight, flight.messages, flight.refused
+        )
+        if not flight.aside:
+            self._commit(flight)
+
+    def _commit(self, flight: Flight) -> None:
+        batch = flight.batch
+        self._flights.discard(flight)
+        held = batch.positions[flight.may_return].tolist()
         self._journal.append_soon(self._queue.commit(batch.number, held))
         due_ms = batch.due_ms
-        if opened.refused:
-            due_ms = np.delete(due_ms, list(opened.refused))
+        self._set_aside.count(flight.counted)
+        if flight.refused:
+            due_ms = np.delete(due_ms, list(flight.refused))
         self._stats.released(due_ms, self._clock.now_ms())
-
-    def _recover(self, target: Target) -> None:
-        """Ask the broker what it has stored of a target's unconfirmed messages."""
-        last = self._targets.reopen(target)
-        if last is None:
-            return
-        for part in list(target.unconfirmed):
-            failures = {
-                index: "not confirmed"
-                for index, number in zip(part.indices, part.sequence_ids, strict=True)
-                if number > last
-            }
-            self._complete(part, failures)

@@ -17,6 +17,7 @@ from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.target_clients import TargetClients
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
@@ -84,6 +85,9 @@ class Dispatcher:
     Args:
         client: a ``pulsar.Client``, not closed here.
         level_topics: names of business topics or level topics.
+        target_client: function that returns a new client of the same cluster. Each target then has
+            a connection of its own, and a throttled one delays no other. None to publish with
+            ``client``.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -97,8 +101,10 @@ class Dispatcher:
         level_topics: Sequence[str],
         settings: DispatchSettings,
         clock: Clock | None = None,
+        target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
+        self._clients = None if target_client is None else TargetClients(target_client)
         self._admin = admin
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -163,6 +169,8 @@ class Dispatcher:
             self._revoke([(topic, index) for topic in self._topics for index in topic.owners])
             for topic in self._topics:
                 topic.membership.close()
+            if self._clients is not None:
+                self._clients.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def stop(self) -> None:
@@ -213,6 +221,7 @@ class Dispatcher:
             directory / str(index),
             self._settings,
             self._clock,
+            None if self._clients is None else self._clients.of,
         )
         with self._lock:
             topic.owners[index] = owner

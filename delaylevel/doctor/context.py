@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.topic_identity import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
     NamespacePolicies,
@@ -24,7 +25,7 @@ from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members
-from delaylevel.topics.stats import LevelTopicStats, read_stats, topic_stats
+from delaylevel.topics.stats import LevelTopicStats, read_stats
 from delaylevel.topics.status import LevelTopicStatus, status_of
 
 _THREADS = 8

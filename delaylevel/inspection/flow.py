@@ -16,6 +16,7 @@ from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import messages_in_range
+from delaylevel.cluster.topic_identity import topic_stats
 from delaylevel.cluster.values import PartitionStats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.envelope import due_of
@@ -23,7 +24,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Rol
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import properties_of
-from delaylevel.topics.stats import MemberStats, read_stats, topic_stats
+from delaylevel.topics.stats import MemberStats, read_stats
 
 _THREADS = 8
 # The lateness comes from the last messages of the first partitions of business topics.

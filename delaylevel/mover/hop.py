@@ -7,11 +7,10 @@ there, and the schema of its business topic. Nothing here sends, waits or acknow
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from delaylevel.cluster import schemas
 from delaylevel.cluster.failures import is_too_large
-from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.target_schema import NO_TOPIC
 from delaylevel.errors import InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.clock import Clock
@@ -20,12 +19,8 @@ from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.router import Router
-from delaylevel.model.topic_name import TopicName
 
 log = logging.getLogger(__name__)
-
-#: The reason for holding a message whose business topic does not exist.
-NO_TOPIC = "the topic does not exist"
 
 
 def check_delivery(description: LevelTopicDescription, delivery: Delivery) -> None:
@@ -82,20 +77,6 @@ def parked_until_ms(
     if description.mover is not Mover.FUNCTION:
         return None
     return router.hand_off_ms(level, partition, now_ms)
-
-
-def target_schema(admin: TopicAdmin, target: str, reference: SchemaRef | None) -> Any:
-    """Return the schema for a producer of a business topic, or the reason why there is none.
-
-    The check for the topic comes first, because opening a producer would create the topic. The
-    schema is a ``pulsar.schema.Schema``, the reason a string.
-    """
-    name = TopicName.parse(target)
-    if not admin.topic_exists(name):
-        return NO_TOPIC
-    if reference is None:
-        return schemas.bytes_schema()
-    return schemas.find(admin, name, reference) or f"its registry has no schema {reference}"
 
 
 class SetAside(NamedTuple):

@@ -17,14 +17,13 @@ from delaylevel.cluster.publisher import (
     close_all,
     open_producer,
 )
+from delaylevel.cluster.target_schema import NO_TOPIC, target_schema
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
-
-from . import hop
 
 # With sequence ids a send never waits for room in the queue: it would continue after a message
 # that the client has given up.
@@ -124,7 +123,7 @@ class PublisherPool:
             if count is None:
                 name = TopicName.parse(envelope.target)
                 if not self._admin.topic_exists(name):
-                    return hop.NO_TOPIC
+                    return NO_TOPIC
                 count = self._admin.partitioned_metadata(name).partitions
                 self._partition_counts[envelope.target] = count
             partition = sequence_id % count if count else None
@@ -198,7 +197,7 @@ class PublisherPool:
 
     def _open_target(self, target: str, reference: SchemaRef | None, partition: int | None) -> Any:
         """Return a producer for a business topic, or the reason why it cannot be written."""
-        schema = hop.target_schema(self._admin, target, reference)
+        schema = target_schema(self._admin, target, reference)
         if isinstance(schema, str):
             return schema
         topic = target

@@ -162,6 +162,9 @@ class MemoryAdmin(OperatorAdmin):
     def topic_policies(self, topic: TopicName) -> TopicPolicies:
         return self._broker.policies.get(topic, TopicPolicies())
 
+    def max_message_size(self, topic: TopicName) -> int | None:
+        return None
+
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         """Set policies of a topic; they are stored, but have no effect."""
         with self._lock:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.topic_identity import topic_stats
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
 
 from .members import WAIT_S, await_true
-from .stats import topic_stats
 
 
 def without_deduplication(

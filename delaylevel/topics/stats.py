@@ -15,7 +15,6 @@ from delaylevel.cluster.values import ConsumerStats, PartitionStats, Subscriptio
 from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
 from delaylevel.model.strategy import Level
-from delaylevel.model.topic_name import TopicName
 
 _THREADS = 8
 
@@ -202,22 +201,6 @@ def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> Membe
     """
     member = Member(description.window_topic, Role.WINDOW, description.window_partitions)
     return _member_stats(admin, description, member, False)
-
-
-def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:
-    """Request the statistics of any topic, e.g. a business topic.
-
-    Returns:
-        The statistics by partition; by the topic's own name if it is not partitioned. None if
-        the topic does not exist.
-    """
-    try:
-        if not admin.partitioned_metadata(topic).partitions:
-            return {topic: admin.partition_stats(topic)}
-        found = admin.partitioned_stats(topic)
-    except NotFoundError:
-        return None
-    return {topic.partition(index): stats for index, stats in found.items()}
 
 
 def pending_entries_in(stats: PartitionStats) -> int:

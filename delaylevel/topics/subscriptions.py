@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.topic_identity import topic_stats
 from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName
-
-from .stats import topic_stats
 
 _SUBSCRIBE_WAIT_S = 20.0
 _SUBSCRIBE_PAUSE_S = 0.1

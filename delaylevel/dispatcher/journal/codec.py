@@ -94,6 +94,11 @@ class Reader:
         self._at = end
         return part
 
+    @property
+    def at_end(self) -> bool:
+        """True if everything is read."""
+        return self._at == len(self._data)
+
     def int(self) -> int:
         """Return the next integer."""
         value: int = _INT.unpack(self._take(_INT.size))[0]

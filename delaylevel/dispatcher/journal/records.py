@@ -179,6 +179,21 @@ class LowWatermark(_Record):
 
 
 @dataclass(frozen=True, eq=False)
+class Refused(_Record):
+    """Messages that their target has certainly not stored, and that are set aside instead.
+
+    Only with deduplication. It is confirmed before a later sequence ID is sent to the target, and
+    before the messages are stored elsewhere. After a takeover they are set aside again, and not
+    published.
+
+    Attributes:
+        positions: packed positions of the messages, shape (k,).
+    """
+
+    positions: Int64s
+
+
+@dataclass(frozen=True, eq=False)
 class SnapshotChunk(_Record):
     """Part ``index`` of ``count`` of the snapshot with the number ``serial``."""
 
@@ -188,8 +203,8 @@ class SnapshotChunk(_Record):
     data: bytes
 
 
-Record: TypeAlias = "Intent | Commit | Resolved | LowWatermark | SnapshotChunk"
-_INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK = range(1, 6)
+Record: TypeAlias = "Intent | Commit | Resolved | LowWatermark | Refused | SnapshotChunk"
+_INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK, _REFUSED = range(1, 7)
 
 
 def encode(record: Record) -> bytes:
@@ -214,6 +229,9 @@ def encode(record: Record) -> bytes:
     elif isinstance(record, LowWatermark):
         kind = _LOW_WATERMARK
         writer.ints(record.position)
+    elif isinstance(record, Refused):
+        kind = _REFUSED
+        writer.column(record.positions)
     else:
         kind = _CHUNK
         writer.ints(record.serial, record.index, record.count)
@@ -242,6 +260,8 @@ def decode(data: bytes) -> Record:
             return Resolved(reader.int(), reader.column())
         if kind == _LOW_WATERMARK:
             return LowWatermark(reader.int())
+        if kind == _REFUSED:
+            return Refused(reader.column())
         if kind == _CHUNK:
             return SnapshotChunk(reader.int(), reader.int(), reader.int(), reader.blob())
     except (struct.error, ValueError, zlib.error) as error:

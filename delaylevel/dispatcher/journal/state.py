@@ -14,7 +14,17 @@ from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicato
 from delaylevel.structures.rows import Int64s
 
 from .codec import DamagedJournalError, Reader, Writer
-from .records import Commit, Intent, LowWatermark, Record, Resolved, SnapshotChunk, decode, encode
+from .records import (
+    Commit,
+    Intent,
+    LowWatermark,
+    Record,
+    Refused,
+    Resolved,
+    SnapshotChunk,
+    decode,
+    encode,
+)
 
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
@@ -30,6 +40,7 @@ class JournalState:
         open_intents: intents without a commit or resolved record, by number.
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
+        refused: packed positions of messages that are set aside, until they are released.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -47,6 +58,7 @@ class JournalState:
         self.open_intents: dict[int, Intent] = {}
         self.next_number = 0
         self.sequences: dict[str, int] = {}
+        self.refused = BitMap64()
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
@@ -105,6 +117,10 @@ class JournalState:
         elif isinstance(record, LowWatermark):
             self.low_watermark = max(self.low_watermark, record.position)
             self.released.remove_range(0, self.low_watermark)
+            if self.refused:
+                self.refused.remove_range(0, self.low_watermark)
+        elif isinstance(record, Refused):
+            self.refused.update(to_array(record.positions))
 
     def is_released(self, positions: Int64s) -> Mask:
         """Return which positions are released, shape (n,).
@@ -136,6 +152,8 @@ class JournalState:
             writer.blob(encode(intent))
         writer.texts(self.sequences)
         writer.ints(*self.sequences.values())
+        if self.refused:
+            writer.compressed(self.refused.serialize())
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
         serial, self._serial = self._serial, self._serial + 1
@@ -157,6 +175,8 @@ class JournalState:
                 self.open_intents[intent.number] = intent
             names = reader.texts()
             self.sequences = {name: reader.int() for name in names}
+            if not reader.at_end:
+                self.refused = BitMap64.deserialize(reader.compressed())
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
@@ -174,6 +194,8 @@ class JournalState:
             self._highest = max(self._highest, int(positions.max()))
         above = positions[positions >= self.low_watermark] if self.low_watermark else positions
         self.released.update(to_array(above))
+        if self.refused:
+            self.refused -= BitMap64(to_array(positions))
         if held is not None and held.size:
             keep = ~np.isin(positions, held)
             key_index, ids = key_index[keep], ids[keep]

@@ -8,7 +8,6 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster import publisher
 from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
 from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer, send_in_order
 from delaylevel.dispatcher.record import WindowMessage
@@ -99,10 +98,9 @@ def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> N
     busy = [pulsar.ProducerBusy("taken")] * 2
     assert open_producer(Client(*busy), TOPIC, {}, name="me", retry_s=0.2) == TOPIC
     assert pauses == [0.2, 0.2]
-    monkeypatch.setattr(publisher, "NAME_PATIENCE_S", -1.0)
     for name in ("me", None):
         with pytest.raises(ClientError) as raised:
-            open_producer(Client(*busy), TOPIC, {}, name=name)
+            open_producer(Client(*busy), TOPIC, {}, name=name, patience_s=-1.0)
         assert raised.value.name == "ProducerBusy"
     assert len(pauses) == 2
 

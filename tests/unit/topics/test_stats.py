@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from delaylevel.cluster.topic_identity import topic_stats
 from delaylevel.cluster.values import ConsumerStats, PartitionStats, SubscriptionStats
 from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
@@ -17,7 +18,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync.stats import Backlog
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics import lifecycle
-from delaylevel.topics.stats import MemberStats, read_stats, topic_stats, window_stats
+from delaylevel.topics.stats import MemberStats, read_stats, window_stats
 from delaylevel.topics.status import status, status_of
 
 HOUR_MS = 3_600_000

@@ -1,9 +1,9 @@
-"""A separate connection for each business topic that the Function writes to.
+"""A separate connection for each business topic.
 
-If a topic is fenced, as it is while it is deleted by force, the broker refuses a send. The C++
-client then closes the *whole* connection and resends everything that was in flight on it: to every
-topic, stored or not. So a target must not share a connection with other targets or with the level
-topics.
+A broker throttles a topic by not reading the connection, which delays everything else on it. If a
+topic is fenced, as it is while it is deleted by force, the broker refuses a send. The C++ client
+then closes the *whole* connection and resends everything that was in flight on it: to every topic,
+stored or not. So a target must not share a connection with other targets or with our own topics.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster.failures import error_name
-
-from .publisher import Starter, in_thread
+from .background import Starter, in_thread
+from .failures import error_name
 
 log = logging.getLogger(__name__)
 
-# Each client has some threads. More targets than this share the clients in turn.
-MOST_CLIENTS = 16
+# Each client has two threads and about 0.5 MB. More targets than this share the clients in turn.
+MOST_CLIENTS = 64
 
 
 class TargetClients:
@@ -63,7 +62,7 @@ class TargetClients:
 
 
 def close_anyway(resource: Any, kind: str) -> None:
-    """Close a client or consumer; the broker delivers again what it had not acknowledged."""
+    """Close a client or consumer; ignore a failure."""
     try:
         resource.close()
     except Exception as error:  # the worker may be closing it too

@@ -1,0 +1,195 @@
+"""Opening and closing of a producer in the background, with retries."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from delaylevel.errors import BrokerError, ClientError, DelayLevelError
+
+from .background import Starter
+from .failures import close_quietly, error_name
+
+log = logging.getLogger(__name__)
+
+# Another process has the producer's name. The broker keeps the name of one that has died, or
+# hangs, for some seconds.
+NAME_PATIENCE_S = 30.0
+# Other openings that fail or do not end are not waited for longer.
+PATIENCE_S = 5.0
+_RETRY_S = 0.1
+_LONGEST_RETRY_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+#: Partition (-1 without) and ledger ID.
+Ledger = tuple[int, int]
+
+
+class Refusal(Enum):
+    """Kind of a failed opening."""
+
+    GONE = "gone"  # the topic does not exist
+    REFUSED = "refused"  # the topic takes no producer now
+    UNAVAILABLE = "unavailable"  # no answer; it may be served in a moment
+
+
+class OpeningError(DelayLevelError):
+    """A topic that cannot be opened.
+
+    Attributes:
+        kind: kind of the failure.
+        reason: the broker's name for it, or a sentence.
+    """
+
+    def __init__(self, kind: Refusal, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+    @classmethod
+    def of(cls, error: Exception) -> OpeningError:
+        """Return the opening error for any error."""
+        if isinstance(error, OpeningError):
+            return error
+        if isinstance(error, ClientError):
+            kind = Refusal.UNAVAILABLE if error.transient else Refusal.REFUSED
+            return cls(kind, error.name)
+        if not isinstance(error, BrokerError):
+            log.error("opening a producer failed", exc_info=error)
+        return cls(Refusal.UNAVAILABLE, str(error) or error_name(error))
+
+
+@dataclass
+class Opened:
+    """A producer that was opened.
+
+    Attributes:
+        producer: a ``pulsar.Producer`` of payloads that are encoded already.
+        last_number: last sequence ID that the broker has stored, if it deduplicates.
+        is_same_topic: function that returns False if the topic was replaced since the opening, and
+            raises BrokerError if that is unknown now; None to trust every confirmation. It is
+            called whenever messages are stored in a ledger that was not seen before, with the
+            ledgers that were.
+        max_size: limit of the topic itself for an entry, in bytes; None without one.
+    """
+
+    producer: Any
+    last_number: int = -1
+    is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
+    max_size: int | None = None
+
+
+class Opener:
+    """Opens one producer at a time, and closes it, in threads of their own.
+
+    One thread uses it; results come through ``report``.
+
+    Args:
+        open_producer: function that opens a producer. It raises OpeningError, ClientError or
+            BrokerError.
+        opened: function that gets a new producer, or the error if nothing was opened.
+        start: function that runs slow work.
+        report: function that is called in any thread with work for the owner's thread.
+    """
+
+    def __init__(
+        self,
+        open_producer: Callable[[], Opened],
+        opened: Callable[[Opened | OpeningError], None],
+        *,
+        start: Starter,
+        report: Callable[[Callable[[], None]], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._open_producer = open_producer
+        self._opened = opened
+        self._start = start
+        self._report = report
+        self._now_s = now_s
+        self._working = False  # True while a thread opens or closes
+        self._ended = False
+        self._lock = threading.Lock()  # of _ended, which the opening thread reads
+        self._failure: str | None = None  # while openings fail, or one does not end
+        self._failing_since_s = 0.0
+        self._refusal: str | None = None
+        self._retry_at_s = 0.0
+        self._retry_s = _RETRY_S
+
+    @property
+    def hopeless(self) -> str | None:
+        """The reason why openings have failed for too long; None while success is likely."""
+        if self._failure is None:
+            return None
+        patience_s = NAME_PATIENCE_S if self._failure == "ProducerBusy" else PATIENCE_S
+        waited_s = self._now_s() - self._failing_since_s
+        return self._failure if waited_s > patience_s else None
+
+    def take_refusal(self) -> str | None:
+        """Return the reason of a refusal since the last call, or why no opening succeeds."""
+        refusal, self._refusal = self._refusal, None
+        return refusal or self.hopeless
+
+    def open(self) -> None:
+        """Open a producer, unless this goes on already or it is too early for another attempt."""
+        if self._working or self._ended or self._now_s() < self._retry_at_s:
+            return
+        self._working = True
+        if self._failure is None:
+            self._failure = "it does not answer"
+            self._failing_since_s = self._now_s()
+        self._start(self._open)
+
+    def close(self, opened: Opened) -> None:
+        """Close a producer; another one is opened only afterwards, as it may have the same name."""
+        self._working = True
+
+        def close() -> None:
+            close_quietly(opened.producer, "producer")
+            self._report(self._end_closing)
+
+        self._start(close)
+
+    def end(self) -> None:
+        """Open no more; close a producer that is being opened."""
+        with self._lock:
+            self._ended = True
+
+    def _open(self) -> None:
+        opened: Opened | OpeningError
+        try:
+            opened = self._open_producer()
+        except Exception as error:
+            opened = OpeningError.of(error)
+        with self._lock:
+            if not self._ended:
+                self._report(partial(self._take, opened))
+                return
+        if isinstance(opened, Opened):
+            close_quietly(opened.producer, "producer")
+
+    def _take(self, opened: Opened | OpeningError) -> None:
+        self._working = False
+        if isinstance(opened, Opened) and self._ended:
+            self.close(opened)
+            return
+        if isinstance(opened, Opened):
+            self._failure = None
+            self._retry_s = _RETRY_S
+        else:
+            unavailable = opened.kind is Refusal.UNAVAILABLE
+            if unavailable:
+                self._failure = opened.reason
+            else:
+                self._failure, self._refusal = None, opened.reason
+            self._retry_at_s = self._now_s() + self._retry_s
+            longest_s = _LONGEST_RETRY_S if unavailable else _LONGEST_PAUSE_S
+            self._retry_s = min(2 * self._retry_s, longest_s)
+        self._opened(opened)
+
+    def _end_closing(self) -> None:
+        self._working = False

@@ -1,0 +1,252 @@
+"""State of the messages given to one producer: which are stored, refused, or unknown.
+
+Theory of operation
+===================
+
+A client reports one result for each message, but a failure does not say that the broker has not
+stored the message: when a connection breaks, the client fails everything in flight with the error
+of its reconnect, stored or not. Only this is certain:
+
+- A message that the client itself refuses has not been sent (too large, for example).
+- A message that was never passed to a producer is not stored.
+- A topic that does not exist has stored nothing.
+- With sequence IDs (*numbered*), and broker deduplication: the broker stores the messages of a
+  producer's name in the order of their IDs, and reports the last one to a new producer of that
+  name. A message up to that ID is stored unless it was refused before; a later one is not.
+
+`SendState` applies these rules. It does no input or output: its owner (`TargetProducer`) tells it
+what happened, sends what it takes from it, and collects the outcomes.
+
+States of one message
+---------------------
+- *unsent*: not passed to a producer.
+- *in flight*: passed to the present producer, without an answer.
+- *unverified*: confirmed by a topic that may be a new one of the same name (see below).
+- *unclear* (numbered only): passed to a producer that is lost, without an answer.
+- *recalled* (numbered only): perhaps sent by an earlier process; its intent is in the journal.
+- *settled*: STORED, REFUSED (certainly not stored) or UNKNOWN (not numbered only).
+
+Event and state -> state; "-" marks pairs that cannot happen.
+
+=======================  ========  =============  ==========  =============  =============
+event                    unsent    in flight      unverified  unclear        recalled
+=======================  ========  =============  ==========  =============  =============
+taken for sending        in fl.    -              -           -              -
+rejected by the client   -         REFUSED        -           -              -
+confirmed                -         STORED or      -           -              -
+                                   unverified
+failed                   REFUSED   UNKNOWN        unverified  -              -
+  if numbered            unsent    unclear        unverified  unclear        recalled
+broken                   REFUSED   UNKNOWN        unverified  -              -
+  if numbered            unsent    unclear        unverified  unclear        recalled
+opened, ID <= last       unsent    -              unverified  STORED         STORED
+opened, ID > last        unsent    -              unverified  unsent         REFUSED
+opening refused          REFUSED   -              unverified  unclear        recalled
+topic is gone            REFUSED   -              unverified  REFUSED        REFUSED
+topic is the same        unsent    in flight      STORED      unclear        recalled
+topic was replaced       REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
+=======================  ========  =============  ==========  =============  =============
+
+With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal and
+called `resume`: a later sequence ID would make the refused message look stored.
+
+A deleted topic that the client creates again when it reconnects is a *replaced* one. It has no
+subscriptions, so its confirmations are worth nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+
+class SendOutcome(Enum):
+    """SendOutcome of a message."""
+
+    STORED = "stored"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+class Numbered(Protocol):
+    """A message with a sequence ID."""
+
+    @property
+    def number(self) -> int:
+        """The sequence ID; ignored without deduplication."""
+
+
+Item = TypeVar("Item", bound=Numbered)
+
+
+class Settled(NamedTuple):
+    """A message with its outcome.
+
+    Attributes:
+        reason: the client's or the broker's name of the failure; empty if the message is stored.
+    """
+
+    item: Any
+    outcome: SendOutcome
+    reason: str
+
+
+#: The reason for a message of an earlier process that the broker has not stored.
+NOT_STORED = "not stored"
+
+
+class SendState(Generic[Item]):
+    """The messages given to one producer, oldest first in each state.
+
+    Args:
+        numbered: True if the messages have sequence IDs, for broker deduplication.
+
+    Attributes:
+        is_open: True while there is a producer that messages may be passed to.
+        suspended: True after a refusal with sequence IDs, until `resume`.
+    """
+
+    def __init__(self, numbered: bool) -> None:
+        self.numbered = numbered
+        self.is_open = False
+        self.suspended = False
+        self.unsent: deque[Item] = deque()
+        self.in_flight: deque[Item] = deque()
+        self.unverified: deque[Item] = deque()
+        self._unclear: deque[Item] = deque()
+        self._recalled: deque[Item] = deque()
+        self._settled: list[Settled] = []
+
+    def __len__(self) -> int:
+        """Return the number of messages without an outcome."""
+        waiting = len(self.unsent) + len(self.in_flight) + len(self.unverified)
+        return waiting + len(self._unclear) + len(self._recalled)
+
+    @property
+    def wants_producer(self) -> bool:
+        """True if a new producer is needed, to send messages or to ask what is stored."""
+        return not self.is_open and bool(self.unsent or self._unclear or self._recalled)
+
+    @property
+    def is_unclear(self) -> bool:
+        """True while only a new producer can tell which messages are stored."""
+        return bool(self._unclear or self._recalled)
+
+    def add(self, item: Item) -> None:
+        """Add a message. With sequence IDs, they rise."""
+        self.unsent.append(item)
+
+    def recall(self, item: Item) -> None:
+        """Add a message that an earlier process may have sent; it is not sent again here."""
+        self._recalled.append(item)
+
+    def take(self) -> Item | None:
+        """Return the next message to pass to the producer; None if there is none now."""
+        if not self.is_open or self.suspended or not self.unsent:
+            return None
+        item = self.unsent.popleft()
+        self.in_flight.append(item)
+        return item
+
+    def rejected(self, reason: str) -> None:
+        """Settle the message that was taken last: the client has refused to send it."""
+        self._settle([self.in_flight.pop()], SendOutcome.REFUSED, reason)
+
+    def confirmed(self, count: int, verified: bool = True) -> None:
+        """Process the broker's confirmations of the oldest messages in flight.
+
+        Args:
+            count: number of messages.
+            verified: False if the topic may not be the one that was opened.
+        """
+        popleft = self.in_flight.popleft
+        items = [popleft() for _ in range(count)]
+        if verified:
+            self._settle(items, SendOutcome.STORED)
+        else:
+            self.unverified += items
+
+    def failed(self, reason: str) -> None:
+        """Process a failure that the client reported for the oldest message in flight."""
+        if self.numbered:
+            self.broken(reason)
+            return
+        # Other messages may still be confirmed, but this producer gets no more of them.
+        self._settle([self.in_flight.popleft()], SendOutcome.UNKNOWN, reason)
+        self.is_open = False
+        self.refuse_unsent(reason)
+
+    def broken(self, reason: str) -> None:
+        """Give up the producer; answers that are missing now will not come."""
+        self.is_open = False
+        if self.numbered:
+            self._unclear += self.in_flight
+            self.in_flight.clear()
+            return
+        self._settle_all(self.in_flight, SendOutcome.UNKNOWN, reason)
+        self.refuse_unsent(reason)
+
+    def opened(self, last_number: int) -> None:
+        """Use a new producer, and decide on the messages of earlier ones.
+
+        Args:
+            last_number: last sequence ID that the broker has stored; ignored without numbers.
+        """
+        self.is_open = True
+        again: list[Item] = []
+        while self._unclear:
+            item = self._unclear.popleft()
+            if item.number <= last_number:
+                self._settle([item], SendOutcome.STORED)
+            else:
+                again.append(item)
+        self.unsent.extendleft(reversed(again))
+        while self._recalled:
+            item = self._recalled.popleft()
+            if item.number <= last_number:
+                self._settle([item], SendOutcome.STORED)
+            else:
+                self._settle([item], SendOutcome.REFUSED, NOT_STORED)
+
+    def refuse_unsent(self, reason: str) -> None:
+        """Settle the messages that were not sent; those that may be stored stay as they are."""
+        self._settle_all(self.unsent, SendOutcome.REFUSED, reason)
+
+    def gone(self, reason: str) -> None:
+        """Settle all messages without a confirmation: the topic does not exist."""
+        for queue in (self.in_flight, self._unclear, self._recalled, self.unsent):
+            self._settle_all(queue, SendOutcome.REFUSED, reason)
+        self.is_open = False
+
+    def same_topic(self, count: int) -> None:
+        """Settle confirmations: the topic is still the one that was opened.
+
+        Args:
+            count: number of messages that were confirmed before the topic was looked at.
+        """
+        self._settle([self.unverified.popleft() for _ in range(count)], SendOutcome.STORED)
+
+    def replaced(self, reason: str) -> None:
+        """Settle all messages: the topic is a new one of the same name, and worth nothing."""
+        self._settle_all(self.unverified, SendOutcome.REFUSED, reason)
+        self.gone(reason)
+
+    def resume(self) -> None:
+        """Send again: the refusals that `settled` returned are recorded."""
+        self.suspended = False
+
+    def settled(self) -> list[Settled]:
+        """Return the outcomes since the last call."""
+        found, self._settled = self._settled, []
+        return found
+
+    def _settle_all(self, queue: deque[Item], outcome: SendOutcome, reason: str) -> None:
+        items = list(queue)
+        queue.clear()
+        self._settle(items, outcome, reason)
+
+    def _settle(self, items: list[Item], outcome: SendOutcome, reason: str = "") -> None:
+        self._settled += [Settled(item, outcome, reason) for item in items]
+        if items and outcome is SendOutcome.REFUSED and self.numbered:
+            self.suspended = True

@@ -1,0 +1,50 @@
+"""A message that was given to a producer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from delaylevel.model.message import Payload
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True, eq=False)
+class Sent(Generic[Item]):
+    """A message given to a producer.
+
+    Attributes:
+        item: the value that identifies it for the caller.
+        outcome: empty until the client has called back; then its key is the result.
+        sent_s: time at which the producer got it, by the monotonic clock.
+    """
+
+    item: Item
+    payload: Payload
+    properties: dict[str, str]
+    deliver_at_ms: int | None
+    number: int
+    size: int
+    sent_s: float
+    outcome: dict[Any, Any]
+
+    def exceeds(self, limit: int) -> bool:
+        """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""
+        properties = sum(len(key) + len(value) for key, value in self.properties.items())
+        keys = len(self.payload.key) + len(self.payload.ordering_key)
+        # Metadata takes some bytes for each field, and a character up to four.
+        metadata = 4 * (properties + keys) + 16 * len(self.properties) + 256
+        return self.size + metadata > limit
+
+
+class _NoPayload:
+    """The payload of a message that is not sent."""
+
+    value = None
+    key = ordering_key = ""
+    event_ms = 0
+    properties: dict[str, str] = {}  # noqa: RUF012
+
+
+NO_PAYLOAD = _NoPayload()

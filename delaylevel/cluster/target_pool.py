@@ -1,0 +1,269 @@
+"""The pool of business topics that one host publishes to: forwarder, Function or dispatcher.
+
+It opens a target for its first message, in the background and on the target's own connection. It
+checks the topic before, closes idle producers, and leaves targets alone that refuse or confirm
+nothing. The host decides what to do with messages that a target does not take, and when to
+acknowledge.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from delaylevel.errors import ClientError, NotFoundError
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.topic_name import TopicName
+
+from .background import Starter, in_thread
+from .compression import compression_settings
+from .opening import Ledger, Opened, OpeningError, Refusal
+from .port import TopicAdmin
+from .publisher import (
+    KEY_BATCHED_SETTINGS,
+    UNBATCHED_SETTINGS,
+    open_producer,
+)
+from .send_state import NOT_STORED, SendOutcome, Settled
+from .target_producer import MESSAGE_REFUSALS, REPLACED, STALL_S, TargetProducer
+from .target_schema import NO_TOPIC, target_schema
+from .topic_identity import TopicIdentity, identify, is_same_topic
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+#: The reason for holding a message that would be published effectively once.
+NO_DEDUPLICATION = "broker deduplication is off"
+# A connected producer creates a topic again that is deleted by force: none is kept while idle.
+IDLE_S = 2.0
+# Topics with a lower limit get unbatched messages.
+_SMALLEST_BATCHED = 64 << 10
+# The host limits the messages in flight, and a throttled target takes its time: the client neither
+# blocks nor gives up.
+_UNLIMITED: dict[str, Any] = {
+    "block_if_queue_full": False,
+    "max_pending_messages": 0,
+    "max_pending_messages_across_partitions": 1 << 30,
+    "send_timeout_millis": 0,
+}
+
+
+class TargetKey(NamedTuple):
+    """One producer of a business topic.
+
+    Attributes:
+        topic: full name of the topic.
+        schema: reference to the schema of the payloads as text, or empty.
+        compression: name of the compression, or empty.
+        partition: the partition, or -1 if the client chooses it.
+        suffix: end of the producer's name, if it is numbered and another producer of the same
+            topic exists.
+    """
+
+    topic: str
+    schema: str = ""
+    compression: str = ""
+    partition: int = -1
+    suffix: str = ""
+
+
+class TargetPool(Generic[Item]):
+    """The producers of business topics, each with its messages and their outcomes.
+
+    One thread uses it.
+
+    Args:
+        client_of: function that returns the ``pulsar.Client`` for a target; called in any thread.
+        admin: admin interface, used in threads of their own.
+        name: start of the names of the producers, for broker deduplication; empty without.
+        pause_s: function that returns for how long a target is left alone after a refusal, in s.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.target_producer.TargetProducer`.
+    """
+
+    def __init__(
+        self,
+        client_of: Callable[[str], Any],
+        admin: TopicAdmin,
+        *,
+        name: str = "",
+        pause_s: Callable[[], float],
+        start: Starter = in_thread,
+        now_s: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.numbered = bool(name)
+        self._client_of = client_of
+        self._admin = admin
+        self._name = name
+        self._pause_s = pause_s
+        self._start = start
+        self._now_s = now_s
+        self._wake = wake
+        self._producers: dict[TargetKey, TargetProducer[Item]] = {}
+        self._by_topic: dict[str, list[TargetProducer[Item]]] = {}
+        self._refused: dict[tuple[str, str], tuple[str, float]] = {}
+        # Targets as they were at their last opening.
+        self._opened: dict[str, TopicIdentity] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages without an outcome."""
+        return sum(producer.messages for producer in self._producers.values())
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
+        return any(producer.owes_answers for producer in self._producers.values())
+
+    def producer(self, key: TargetKey) -> TargetProducer[Item]:
+        """Return a producer, which opens itself for its first message."""
+        producer = self._producers.get(key)
+        if producer is None:
+            producer = self._producers[key] = TargetProducer(
+                partial(self._open, key),
+                numbered=self.numbered,
+                start=self._start,
+                now_s=self._now_s,
+                wake=self._wake,
+            )
+            self._by_topic.setdefault(key.topic, []).append(producer)
+        return producer
+
+    def suspended(self) -> list[TargetKey]:
+        """Return the producers that wait until their refusals are recorded."""
+        return [key for key, producer in self._producers.items() if producer.is_suspended]
+
+    def load(self, topic: str) -> tuple[int, int]:
+        """Return number and bytes of a target's messages without an outcome."""
+        producers = self._by_topic.get(topic, ())
+        return sum(each.messages for each in producers), sum(each.size for each in producers)
+
+    def refusal(self, topic: str, schema: str) -> str | None:
+        """Return the reason why a target takes no messages now; None if it may be written."""
+        if not self._refused:
+            return None
+        refused = self._refused.get((topic, schema))
+        if refused is None:
+            return None
+        reason, until_s = refused
+        if self._now_s() < until_s:
+            return reason
+        del self._refused[topic, schema]
+        return None
+
+    def refuse(self, topic: str, schema: str, reason: str) -> None:
+        """Leave a target alone for a while; producers of another schema may still write to it."""
+        if self.refusal(topic, schema) is None:
+            log.warning("%s cannot be written (%s): holding its messages", topic, reason)
+        self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
+
+    def poll(self) -> Iterator[tuple[TargetKey, Settled]]:
+        """Yield each message whose outcome is known since the last call, with its producer."""
+        for key, producer in list(self._producers.items()):
+            settled = producer.poll()
+            self._look_at(key, producer, settled)
+            for each in settled:
+                yield key, each
+
+    def close_idle(self, idle_s: float = IDLE_S) -> None:
+        """Close the producers without messages that were not used for a while."""
+        now_s = self._now_s()
+        for key, producer in list(self._producers.items()):
+            if not producer.messages and now_s - producer.used_s >= idle_s:
+                self._remove(key)
+
+    def close(self) -> None:
+        """Close every producer; messages without an outcome get none."""
+        for key in list(self._producers):
+            self._remove(key)
+
+    def _remove(self, key: TargetKey) -> None:
+        producer = self._producers.pop(key)
+        same = self._by_topic[key.topic]
+        same.remove(producer)
+        if not same:
+            del self._by_topic[key.topic]
+        producer.close()
+
+    def _look_at(
+        self, key: TargetKey, producer: TargetProducer[Item], settled: list[Settled]
+    ) -> None:
+        """Pause a target that refuses or confirms nothing; use one again that confirms."""
+        topic, schema = key.topic, key.schema
+        reason = ""
+        for each in settled:
+            if each.outcome is not SendOutcome.STORED:
+                if each.reason not in MESSAGE_REFUSALS and each.reason != NOT_STORED:
+                    reason = each.reason
+            elif (topic, schema) in self._refused:
+                del self._refused[topic, schema]
+        reason = producer.take_refusal() or reason
+        if producer.stalled_s > STALL_S:
+            reason = f"{producer.messages} messages are not confirmed"
+        if reason and self.refusal(topic, schema) is None:
+            self.refuse(topic, schema, reason)
+
+    def _open(self, key: TargetKey) -> Opened:
+        """Open a producer; it runs in a thread of its own.
+
+        Raises:
+            OpeningError, ClientError, BrokerError: it cannot be opened.
+        """
+        name = TopicName.parse(key.topic)
+        try:
+            identity = identify(self._admin, name)
+        except NotFoundError:
+            raise OpeningError(Refusal.GONE, NO_TOPIC) from None
+        before = self._opened.get(key.topic)
+        if before is not None and before.subscriptions and not identity.subscriptions:
+            # A new topic: whatever it has stored of ours is worth nothing.
+            raise OpeningError(Refusal.GONE, REPLACED)
+        if self.numbered and identity.deduplication is False:
+            raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
+        reference = SchemaRef.parse(key.schema) if key.schema else None
+        schema = target_schema(self._admin, key.topic, reference)
+        if isinstance(schema, str):
+            raise OpeningError(Refusal.REFUSED, schema)
+        settings = {**(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS), **_UNLIMITED}
+        topic = key.topic if key.partition < 0 else name.partition(key.partition).full
+        # A name serves one producer of a topic at a time.
+        settings |= compression_settings(key.compression or None)
+        parts = (self._name, key.schema, key.compression, key.suffix)
+        producer_name = "-".join(filter(None, parts)) if self.numbered else None
+        limit = self._admin.max_message_size(name)
+        if limit is not None and not self.numbered:
+            settings |= _batches_below(limit)
+        try:
+            producer = open_producer(
+                self._client_of(key.topic),
+                topic,
+                settings,
+                schema=schema,
+                name=producer_name,
+                patience_s=0,
+            )
+        except ClientError as error:
+            ours = producer_name is not None and producer_name in identity.producers
+            if error.name == "ProducerBusy" and ours:
+                # An earlier process of ours, which has ended or will be fenced.
+                raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
+            raise
+        self._opened[key.topic] = identity
+        last = producer.last_sequence_id() if self.numbered else -1
+        return Opened(producer, last, partial(self._is_same, key, identity), limit)
+
+    def _is_same(self, key: TargetKey, opened: TopicIdentity, ledgers: Collection[Ledger]) -> bool:
+        """Return whether a topic is the one that was opened; called in any thread."""
+        if key.partition >= 0:
+            ledgers = [(key.partition, ledger) for _, ledger in ledgers]
+        return is_same_topic(self._admin, TopicName.parse(key.topic), opened, ledgers)
+
+
+def _batches_below(limit: int) -> dict[str, Any]:
+    """Return settings with which no batch exceeds a topic's own limit, in bytes."""
+    if limit < _SMALLEST_BATCHED:
+        return {"batching_enabled": False}
+    return {"batching_max_allowed_size_in_bytes": limit // 2}

@@ -1,0 +1,378 @@
+"""A producer that never blocks its caller: it opens in the background and reports outcomes.
+
+`TargetProducer` does the input and output for a `SendState`, which holds the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import pulsar
+
+from delaylevel.model.message import Payload
+
+from .background import Starter, in_thread
+from .failures import OK, error_name, result_name
+from .opening import Ledger, Opened, Opener, OpeningError, Refusal
+from .publisher import build_message
+from .send_state import SendState, Settled
+from .sent_message import NO_PAYLOAD, Sent
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+# The client itself refuses these before sending, and the producer goes on with the next message.
+TOO_LARGE = "MessageTooBig"
+#: The reason for messages that were confirmed by a new topic of the same name.
+REPLACED = "the topic was deleted, and exists again without its subscriptions"
+MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
+# A target without any confirmation for this time is stalled: it gets no more messages.
+STALL_S = 5.0
+# After this time without any confirmation the producer is given up.
+GIVE_UP_S = 30.0
+_SUSPENDED_S = 1.0
+
+
+class TargetProducer(Generic[Item]):
+    """The messages of one topic, from :meth:`send` to their outcomes in :meth:`poll`.
+
+    One thread uses it. Without a connection it keeps messages; the caller limits their number by
+    ``messages`` and ``size``.
+
+    Args:
+        open_producer: function that opens a producer, in a thread of its own. It raises
+            OpeningError, ClientError or BrokerError.
+        numbered: True if the messages have sequence IDs, for broker deduplication.
+        start: function that runs slow work.
+        wake: function that is called in any thread when :meth:`poll` has something to do.
+
+    Attributes:
+        messages, size: number and bytes of the messages without an outcome.
+        used_s: time of the last message, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        open_producer: Callable[[], Opened],
+        *,
+        numbered: bool = False,
+        start: Starter = in_thread,
+        now_s: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._start = start
+        self._now_s = now_s
+        self._wake = wake
+        self._opener = Opener(
+            open_producer, self._take_opened, start=start, report=self._report, now_s=now_s
+        )
+        self._state: SendState[Sent[Item]] = SendState(numbered)
+        self._opened: Opened | None = None
+        self._core: Any = None
+        self._is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
+        self._reports: deque[Callable[[], None]] = deque()  # from other threads
+        self._verifying = False
+        self._ledgers: set[Ledger] = set()  # ledgers of the topic that was opened
+        self._verify_at_s = 0.0
+        self.messages = self.size = 0
+        self._flush_ended = self._given = self._answered = 0
+        self.used_s = self._polled_s = self._confirmed_s = now_s()
+
+    @property
+    def is_open(self) -> bool:
+        """True while messages can be passed to the client."""
+        return self._state.is_open
+
+    @property
+    def is_unclear(self) -> bool:
+        """True while it is unknown which of the earlier messages are stored."""
+        return self._state.is_unclear
+
+    @property
+    def last_number(self) -> int:
+        """Last sequence ID that the broker had stored at the opening."""
+        return self._opened.last_number if self._opened is not None else -1
+
+    def take_refusal(self) -> str | None:
+        """Return the reason of a refusal since the last call, or why no opening succeeds."""
+        return self._opener.take_refusal()
+
+    @property
+    def stalled_s(self) -> float:
+        """Time since the last sign of life while messages are unconfirmed, in s; otherwise 0."""
+        if not self._state.in_flight:
+            return 0.0
+        since_s = max(self._state.in_flight[0].sent_s, self._confirmed_s)
+        return max(0.0, self._now_s() - since_s)
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest message in flight, in s; 0 without any."""
+        in_flight = self._state.in_flight
+        return self._now_s() - in_flight[0].sent_s if in_flight else 0.0
+
+    @property
+    def is_suspended(self) -> bool:
+        """True after a refusal with sequence IDs, until `resume`."""
+        return self._state.suspended
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if a flush has ended, and callbacks of its messages are about to come."""
+        return self._answered < self._flush_ended and bool(self._state.in_flight)
+
+    def open(self) -> None:
+        """Open the producer before the first message."""
+        self.used_s = self._now_s()
+        if not self._state.is_open:
+            self._opener.open()
+
+    def send(
+        self,
+        item: Item,
+        payload: Payload,
+        properties: dict[str, str],
+        deliver_at_ms: int | None = None,
+        number: int = 0,
+    ) -> None:
+        """Send a message as soon as the producer is open.
+
+        Args:
+            properties: all properties; those of the payload are not sent.
+            deliver_at_ms: the time until which the broker holds it, ms since the epoch, or None.
+            number: the sequence ID; 0 without deduplication.
+        """
+        size, now_s = len(payload.value or b""), self._now_s()
+        sent = Sent(item, payload, properties, deliver_at_ms, number, size, now_s, {})
+        self.messages += 1
+        self.size += size
+        self.used_s = now_s
+        self._state.add(sent)
+        self._pass_on()
+
+    def recall(self, item: Item, number: int) -> None:
+        """Ask what became of a message that an earlier process may have sent."""
+        self.messages += 1
+        self._state.recall(Sent(item, NO_PAYLOAD, {}, None, number, 0, self._now_s(), {}))
+
+    def flush(self) -> None:
+        """End the client's present batch, and have ``wake`` called when all are answered."""
+        if self._core is None or not self._state.is_open:
+            return
+        given = self._given
+
+        def ended(_result: Any) -> None:
+            self._report(partial(self._end_flush, given))
+
+        try:
+            self._core.flush_async(ended)
+        except pulsar.PulsarException as error:
+            log.debug("flush: %s", error_name(error))
+
+    def resume(self) -> None:
+        """Go on after a refusal with sequence IDs, once it is recorded."""
+        self._state.resume()
+        self._pass_on()
+
+    def poll(self) -> list[Settled]:
+        """Process all that has happened; return the messages whose outcome is known since then."""
+        now_s = self._now_s()
+        if now_s - self._polled_s > _SUSPENDED_S:
+            # This process was suspended or busy, so the target is not to blame for its delay.
+            self._confirmed_s = now_s
+        self._polled_s = now_s
+        while self._reports:
+            self._reports.popleft()()
+        self._take_answers()
+        if self.stalled_s > GIVE_UP_S:
+            self._state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
+        if self._state.unverified and not self._verifying and now_s >= self._verify_at_s:
+            self._verify()
+        if not self._state.is_open:
+            self._replace_producer()
+        settled = self._state.settled()
+        for each in settled:
+            self.messages -= 1
+            self.size -= each.item.size
+        return settled
+
+    def close(self) -> list[Sent[Item]]:
+        """Close the producer in the background; return the messages without an outcome."""
+        state = self._state
+        left = [*state.in_flight, *state.unverified, *state.unsent]
+        self._opener.end()
+        self._close_producer()
+        state.broken("closed")
+        return left
+
+    def _report(self, work: Callable[[], None]) -> None:
+        """Keep work for the next poll; called in any thread."""
+        self._reports.append(work)
+        self._wake()
+
+    # -- opening
+
+    def _replace_producer(self) -> None:
+        """Close a producer that is given up, and open another one if there is a need."""
+        state = self._state
+        if self._opened is not None and not state.in_flight:
+            self._close_producer()
+        if (reason := self._opener.hopeless) is not None:
+            state.refuse_unsent(reason)
+        # The confirmations of the last producer have to be verified against the topic that it had.
+        if state.wants_producer and not state.unverified:
+            self._opener.open()
+
+    def _take_opened(self, opened: Opened | OpeningError) -> None:
+        state = self._state
+        if isinstance(opened, OpeningError):
+            if opened.kind is Refusal.GONE:
+                state.gone(opened.reason)
+            elif opened.kind is Refusal.REFUSED:
+                state.refuse_unsent(opened.reason)
+            return
+        self._opened = opened
+        self._is_same_topic = opened.is_same_topic
+        # Below the client's checks in Python: this runs for every message.
+        producer = opened.producer
+        self._core = producer._producer if type(producer) is pulsar.Producer else None
+        self._ledgers = set()
+        self._confirmed_s = self._now_s()
+        state.opened(opened.last_number)
+        self._pass_on()
+        self.flush()
+
+    def _close_producer(self) -> None:
+        opened, self._opened, self._core = self._opened, None, None
+        self._state.is_open = False
+        if opened is not None:
+            self._opener.close(opened)
+
+    # -- sending, and the answers
+
+    def _pass_on(self) -> None:
+        """Pass all messages to the client that may be sent now."""
+        state = self._state
+        # The client does not know a topic's own limit: it would send the message for ever.
+        limit = self._opened.max_size if self._opened is not None else None
+        while (sent := state.take()) is not None:
+            outcome = sent.outcome = {}
+            self._given += 1
+            if limit is not None and sent.exceeds(limit):
+                self._answered += 1
+                state.rejected(TOO_LARGE)
+                continue
+            try:
+                # A dict's own setdefault is the callback: it keeps the outcome, and runs no Python
+                # code in the client's thread.
+                if self._core is not None:
+                    number = sent.number or None
+                    self._core.send_async(
+                        build_message(sent.payload, sent.properties, sent.deliver_at_ms, number),
+                        outcome.setdefault,
+                    )
+                else:
+                    self._send_checked(sent)
+            except pulsar.PulsarException as error:
+                outcome[error_name(error)] = None
+            if outcome and OK not in outcome:
+                reason = result_name(next(iter(outcome)))
+                if reason in MESSAGE_REFUSALS:
+                    self._answered += 1
+                    state.rejected(reason)
+
+    def _send_checked(self, sent: Sent[Item]) -> None:
+        """Send through the methods of ``pulsar.Producer``, for a producer in memory."""
+        assert self._opened is not None
+        payload = sent.payload
+        self._opened.producer.send_async(
+            payload.value,
+            sent.outcome.setdefault,
+            properties=sent.properties,
+            partition_key=payload.key or None,
+            ordering_key=payload.ordering_key or None,
+            event_timestamp=payload.event_ms or None,
+            deliver_at=sent.deliver_at_ms,
+            sequence_id=sent.number or None,
+        )
+
+    def _take_answers(self) -> None:
+        state, in_flight = self._state, self._state.in_flight
+        while in_flight and in_flight[0].outcome:
+            confirmed, verified = self._count_confirmed()
+            if confirmed:
+                self._answered += confirmed
+                self._confirmed_s = self._now_s()
+                state.confirmed(confirmed, verified)
+            else:
+                self._take_failure(result_name(next(iter(in_flight[0].outcome))))
+        if not in_flight:
+            self._answered = self._given
+
+    def _count_confirmed(self) -> tuple[int, bool]:
+        """Return how many of the oldest messages are confirmed, and if their topic is known."""
+        ledgers, trusted = self._ledgers, self._is_same_topic is None
+        count, verified = 0, True
+        for sent in self._state.in_flight:
+            if not sent.outcome:
+                break
+            ((result, message_id),) = sent.outcome.items()
+            if result != OK:
+                break
+            if not trusted and message_id is not None:
+                # A deduplicated message has no position; its topic knows the sequence ID.
+                ledger = message_id.ledger_id()
+                if ledger >= 0 and (message_id.partition(), ledger) not in ledgers:
+                    verified = False
+            count += 1
+        return count, verified
+
+    def _take_failure(self, reason: str) -> None:
+        """Process the failure of the oldest message in flight."""
+        state = self._state
+        self._answered += 1
+        if reason in MESSAGE_REFUSALS and not state.numbered:
+            state.in_flight.rotate(-1)
+            state.rejected(reason)
+            return
+        state.failed(reason)
+
+    def _end_flush(self, given: int) -> None:
+        self._flush_ended = max(self._flush_ended, given)
+
+    def _verify(self) -> None:
+        """Find out whether the topic is still the one that was opened."""
+        is_same_topic = self._is_same_topic
+        assert is_same_topic is not None
+        waiting = list(self._state.unverified)
+        ledgers = frozenset(self._ledgers)
+        self._verifying = True
+
+        def verify() -> None:
+            same: bool | None = None
+            try:
+                same = is_same_topic(ledgers)
+            except Exception as error:
+                log.debug("cannot verify a topic: %s", error_name(error))
+            self._report(partial(self._take_verified, waiting, same))
+
+        self._start(verify)
+
+    def _take_verified(self, waiting: list[Sent[Item]], same: bool | None) -> None:
+        self._verifying = False
+        if same is None:
+            self._verify_at_s = self._now_s() + 1.0
+        elif same:
+            for sent in waiting:
+                ((_, message_id),) = sent.outcome.items()
+                if message_id is not None:
+                    self._ledgers.add((message_id.partition(), message_id.ledger_id()))
+            self._state.same_topic(len(waiting))
+        else:
+            self._state.replaced(REPLACED)

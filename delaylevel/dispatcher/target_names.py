@@ -1,0 +1,113 @@
+"""Names of targets in the journal, and the partition of each message, with deduplication."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from delaylevel.cluster.background import Starter
+from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.target_pool import TargetKey
+from delaylevel.cluster.target_schema import NO_TOPIC
+from delaylevel.errors import BrokerError, NotFoundError
+from delaylevel.model.topic_name import TopicName
+
+from .record import WindowMessage
+
+# Partitions that were added are used after this time at the latest.
+_LIFETIME_S = 30.0
+_RETRY_S = 1.0
+
+
+def target_name(key: TargetKey) -> str:
+    """Return the name of a target in the journal."""
+    schema = "+".join(filter(None, (key.schema or "-", key.compression)))
+    return f"{key.partition} {schema} {key.topic}"
+
+
+def parse_target(name: str) -> TargetKey:
+    """Return the target from its name in the journal."""
+    partition, kind, topic = name.split(" ", 2)
+    schema, _, compression = kind.partition("+")
+    return TargetKey(topic, "" if schema == "-" else schema, compression, int(partition))
+
+
+class TargetPartitions:
+    """Numbers of partitions of the targets, requested in the background.
+
+    With deduplication each partition has a producer of ours, so the client does not choose it.
+    """
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        start: Starter,
+        wake: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admin = admin
+        self._start = start
+        self._wake = wake
+        self._now_s = now_s
+        self._found: dict[str, tuple[int | str, float]] = {}
+        self._asked: set[str] = set()
+        self._ask_at_s: dict[str, float] = {}
+
+    def count(self, topic: str) -> int | str | None:
+        """Return the number of partitions, 0 if not partitioned.
+
+        Returns:
+            A string if the topic cannot be written, with the reason; None while it is unknown.
+        """
+        found = self._found.get(topic)
+        now_s = self._now_s()
+        if found is not None and isinstance(found[0], str):
+            del self._found[topic]  # asked again for the next message
+            return found[0]
+        if found is None or now_s > found[1]:
+            self._ask(topic, now_s)
+            found = self._found.get(topic)
+        return None if found is None else found[0]
+
+    def of(self, message: WindowMessage, count: int) -> int:
+        """Return the target partition of a message."""
+        return java_string_hash(message.key or message.ordering_key or message.message_id) % count
+
+    def _ask(self, topic: str, now_s: float) -> None:
+        if topic in self._asked or now_s < self._ask_at_s.get(topic, 0.0):
+            return
+        self._asked.add(topic)
+
+        def ask() -> None:
+            try:
+                count = self._count(TopicName.parse(topic))
+                self._found[topic] = (count, self._now_s() + _LIFETIME_S)
+            except BrokerError as error:
+                # Without an answer, a number that is known stays in use.
+                self._ask_at_s[topic] = now_s + _RETRY_S
+                if topic not in self._found:
+                    self._found[topic] = (f"no answer ({error_name(error)})", 0.0)
+            self._asked.discard(topic)
+            self._wake()
+
+        self._start(ask)
+
+    def _count(self, name: TopicName) -> int | str:
+        try:
+            if self._admin.topic_exists(name):
+                return self._admin.partitioned_metadata(name).partitions
+        except NotFoundError:
+            pass
+        return NO_TOPIC
+
+
+def java_string_hash(key: str) -> int:
+    """Return the hash by which Java producers choose the partition of a key (JavaStringHash).
+
+    Python's own producers use another hash, which differs between releases of the client.
+    """
+    value = 0
+    for byte in key.encode():
+        value = (31 * value + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
+    return value & 0x7FFFFFFF

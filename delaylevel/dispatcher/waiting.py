@@ -1,0 +1,171 @@
+"""Due messages that wait for their target: it is being opened, or takes them slowly."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+
+import numpy as np
+
+from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.model.clock import Clock
+from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.segments.pending import PendingSegments
+
+from .batches import DueBatch, MessageRecord
+from .pending import PendingIndex
+
+# A target that is being opened needs no more than this; a slow one may use the disk.
+_IN_MEMORY = 2_000
+_BYTES_IN_MEMORY = 2 << 20
+_MESSAGE_BYTES = 500  # a message without its payload
+
+_Batch = tuple[Int64s, Int64s, list[MessageRecord]]
+
+
+class WaitingQueue:
+    """Messages of one target, which come out in the order in which they were put in.
+
+    The first ones are kept in memory, and the rest in segments, which may spill.
+
+    Args:
+        overflow: function that returns empty segments; None to keep everything in memory.
+    """
+
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
+        self._clock = clock
+        self._overflow = overflow
+        self._batches: deque[_Batch] = deque()
+        self._count = self._bytes = 0
+        self._rest: PendingIndex | None = None
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return self._count + (0 if self._rest is None else len(self._rest))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory in use."""
+        return self._bytes + (0 if self._rest is None else self._rest.memory_bytes)
+
+    def put(self, batch: DueBatch) -> None:
+        """Add messages: all of them, or none.
+
+        Raises:
+            SpillFullError: the disk is full.
+        """
+        full = self._count >= _IN_MEMORY or self._bytes >= _BYTES_IN_MEMORY
+        if self._overflow is None or not (full or self._rest):
+            self._batches.append((batch.due_ms, batch.positions, batch.records))
+            self._count += len(batch)
+            self._bytes += sum(map(_size, batch.records))
+            return
+        if self._rest is None:
+            self._rest = PendingIndex(self._overflow(), self._clock)
+        ledgers, entries = unpack(batch.positions)
+        rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
+        self._rest.put(rows, batch.records, None)
+
+    def take(self, count: int) -> _Batch:
+        """Remove the first messages; return due times, packed positions and records.
+
+        Args:
+            count: maximum number of messages, at least 1.
+
+        Raises:
+            DamagedSegmentError: a spill file is gone.
+        """
+        if not self._batches:
+            assert self._rest is not None
+            # All are due, whatever the clock says now.
+            return self._rest.take(max(self._clock.now_ms(), self._rest.last_due_ms), count)
+        taken: list[_Batch] = []
+        while self._batches and count > 0:
+            due_ms, positions, records = self._batches.popleft()
+            if len(records) > count:
+                self._batches.appendleft((due_ms[count:], positions[count:], records[count:]))
+                due_ms, positions, records = due_ms[:count], positions[:count], records[:count]
+            taken.append((due_ms, positions, records))
+            count -= len(records)
+            self._count -= len(records)
+            self._bytes -= sum(map(_size, records))
+        if len(taken) == 1:
+            return taken[0]
+        return (
+            np.concatenate([due_ms for due_ms, _, _ in taken]),
+            np.concatenate([positions for _, positions, _ in taken]),
+            [record for _, _, records in taken for record in records],
+        )
+
+    def close(self) -> None:
+        """Delete the spill files."""
+        if self._rest is not None:
+            self._rest.segments.close()
+
+
+def _size(record: MessageRecord) -> int:
+    return _MESSAGE_BYTES + sum(len(value) for value in record if type(value) is bytes)
+
+
+class WaitingQueues:
+    """The waiting queues of all targets.
+
+    Args:
+        overflow: function that returns empty segments; None to keep everything in memory.
+    """
+
+    def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
+        self._clock = clock
+        self._overflow = overflow
+        self._queues: dict[Hashable, WaitingQueue] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return sum(map(len, self._queues.values()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Approximate memory in use."""
+        return sum(queue.memory_bytes for queue in self._queues.values())
+
+    @property
+    def targets(self) -> list[Hashable]:
+        """The targets that messages wait for."""
+        return list(self._queues)
+
+    def count(self, target: Hashable) -> int:
+        """Return the number of messages that wait for a target."""
+        queue = self._queues.get(target)
+        return 0 if queue is None else len(queue)
+
+    def put(self, target: Hashable, batch: DueBatch) -> None:
+        """Add messages: all of them, or none.
+
+        Raises:
+            SpillError: the disk is full, or cannot be written.
+        """
+        queue = self._queues.get(target)
+        if queue is None:
+            queue = self._queues[target] = WaitingQueue(self._clock, self._overflow)
+        queue.put(batch)
+
+    def take(self, target: Hashable, count: int) -> _Batch:
+        """Remove the first messages of a target; return due times, packed positions and records.
+
+        Args:
+            count: maximum number of messages, at least 1.
+
+        Raises:
+            DamagedSegmentError: a spill file is gone.
+        """
+        queue = self._queues[target]
+        taken = queue.take(count)
+        if not len(queue):
+            queue.close()
+            del self._queues[target]
+        return taken
+
+    def close(self) -> None:
+        """Delete the spill files."""
+        for queue in self._queues.values():
+            queue.close()

@@ -1,0 +1,444 @@
+"""A dispatcher's publishing against a simulated broker, one step at a time, without threads.
+
+The publisher, the delay queue, the pool of targets and the topics for messages that are set aside
+are the real ones. Simulated are the broker with its client, the journal, and the mover that brings
+held messages back.
+
+The broker stores messages, refuses producers, drops confirmations, closes connections with some
+messages in flight stored and others not, forgets the last sequence ID of a producer that is away,
+and deletes topics. A takeover ends the process at any step: of the journal, everything that was
+confirmed remains, and some of the rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pulsar
+
+from delaylevel.cluster.target_pool import TargetPool
+from delaylevel.cluster.values import LedgerInfo, PartitionStats, SubscriptionStats, TopicMetadata
+from delaylevel.dispatcher.batches import FetchedBatch
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import Record, encode
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.publishing import BatchPublisher
+from delaylevel.dispatcher.record import WindowMessage, identity
+from delaylevel.dispatcher.set_aside import SetAsideTopics
+from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.dispatcher.target_names import TargetPartitions
+from delaylevel.errors import NotFoundError
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.segments.pending import PendingSegments
+from fakes import describe
+
+T0 = 1_800_000_000_000
+TARGETS = ("persistent://public/default/orders", "persistent://public/default/invoices")
+TOO_BIG = b"too big"
+OK = pulsar.Result.Ok
+
+
+class MessageId(NamedTuple):
+    """ID of a stored message."""
+
+    ledger: int
+
+    def ledger_id(self) -> int:
+        return self.ledger
+
+    def partition(self) -> int:
+        return -1
+
+
+class Time:
+    """The time of a simulation, as a clock and as a monotonic time.
+
+    Attributes:
+        seconds: time since the start.
+    """
+
+    seconds = 0.0
+
+    def now_ms(self) -> int:
+        return T0 + int(self.seconds * 1000)
+
+    def now_s(self) -> float:
+        return self.seconds
+
+
+@dataclass(eq=False)
+class Topic:
+    """A topic of the simulated broker.
+
+    Attributes:
+        delivered: IDs of messages that were stored while the topic had its subscription.
+        last: last sequence ID by name of the producer.
+        refuses: True while it takes no producers, as a topic over its quota.
+    """
+
+    name: str
+    ledger: int
+    delivered: list[str] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    messages: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
+    subscribed: bool = True
+    exists: bool = True
+    refuses: bool = False
+
+
+@dataclass(eq=False)
+class Producer:
+    """A producer of the simulated client; messages in ``wire`` have not reached the broker."""
+
+    broker: Broker
+    topic: Topic
+    name: str
+    numbered: bool
+    wire: list[tuple[bytes, dict[str, str], int, Callable[[Any, Any], None]]] = field(
+        default_factory=list
+    )
+    answers: list[tuple[Callable[[Any, Any], None], MessageId]] = field(default_factory=list)
+    closed: bool = False
+
+    def send_async(
+        self,
+        content: bytes,
+        callback: Callable[[Any, Any], None],
+        *,
+        properties: dict[str, str],
+        sequence_id: int | None = None,
+        **_: Any,
+    ) -> None:
+        if self.closed:
+            callback(pulsar.Result.AlreadyClosed, None)
+        elif content == TOO_BIG and self.topic.name in TARGETS:
+            callback(pulsar.Result.MessageTooBig, None)
+        else:
+            self.wire.append((content, properties, sequence_id or 0, callback))
+
+    def last_sequence_id(self) -> int:
+        return self.topic.last.get(self.name, -1)
+
+    def is_connected(self) -> bool:
+        return not self.closed
+
+    def store(self, count: int) -> None:
+        """Store the first messages in flight; their confirmations are on their way then."""
+        for _ in range(min(count, len(self.wire))):
+            content, properties, number, callback = self.wire.pop(0)
+            topic = self.topic
+            assert not self.numbered or number
+            if not number or number > topic.last.get(self.name, -1):
+                topic.messages.append((content, properties))
+                if topic.subscribed:
+                    topic.delivered.append(properties[env.ID])
+                if number:
+                    topic.last[self.name] = number
+            self.answers.append((callback, MessageId(topic.ledger)))
+
+    def confirm(self, count: int) -> None:
+        """Let the first confirmations arrive."""
+        for callback, message_id in self.answers[:count]:
+            callback(OK, message_id)
+        del self.answers[:count]
+
+    def fail(self, result: Any) -> None:
+        """Fail everything without a confirmation, stored or not, as a reconnect does."""
+        for callback, _ in self.answers:
+            callback(result, None)
+        for *_, callback in self.wire:
+            callback(result, None)
+        self.answers.clear()
+        self.wire.clear()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.broker.producers.remove(self)
+            self.fail(pulsar.Result.AlreadyClosed)
+
+
+class Broker:
+    """The simulated broker, with its client and its admin interface."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.every_topic: list[Topic] = []  # also the deleted ones
+        self.producers: list[Producer] = []
+        self._ledgers = 0
+
+    def topic(self, name: str) -> Topic:
+        """Return a topic, and create it if it does not exist."""
+        topic = self.topics.get(name)
+        if topic is None or not topic.exists:
+            self._ledgers += 1
+            subscribed = topic is None  # a topic that is created again has no subscriptions
+            topic = self.topics[name] = Topic(name, self._ledgers, subscribed=subscribed)
+            self.every_topic.append(topic)
+        return topic
+
+    # -- the client
+
+    def create_producer(self, name: str, **settings: Any) -> Producer:
+        topic = self.topic(name)
+        if topic.refuses:
+            raise pulsar.ProducerBlockedQuotaExceededException("over quota")
+        chosen = settings.get("producer_name", "")
+        if chosen and any(each.name == chosen and each.topic is topic for each in self.producers):
+            raise pulsar.ProducerBusy("the name is in use")
+        producer = Producer(self, topic, chosen, bool(chosen))
+        self.producers.append(producer)
+        return producer
+
+    # -- the admin interface
+
+    def _found(self, name: TopicName) -> Topic:
+        topic = self.topics.get(name.full)
+        if topic is None or not topic.exists:
+            raise NotFoundError("no such topic", status=404)
+        return topic
+
+    def topic_exists(self, name: TopicName) -> bool:
+        return name.full in self.topics and self.topics[name.full].exists
+
+    def partitioned_metadata(self, name: TopicName) -> TopicMetadata:
+        self._found(name)
+        return TopicMetadata(0)
+
+    def partition_stats(self, name: TopicName) -> PartitionStats:
+        topic = self._found(name)
+        names = tuple(each.name for each in self.producers if each.topic is topic)
+        app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
+        return PartitionStats(0, app, names, deduplication=True)
+
+    def ledgers(self, name: TopicName) -> list[LedgerInfo]:
+        return [LedgerInfo(self._found(name).ledger, 1)]
+
+    def schemas(self, name: TopicName) -> list[Any]:
+        return []
+
+    def max_message_size(self, name: TopicName) -> int | None:
+        return None
+
+
+class SimulatedJournal:
+    """A journal whose records are confirmed by the next call of `append`."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[bytes] = []
+        self.tail: list[bytes] = []
+
+    def append(self, record: Record) -> None:
+        self.append_soon(record)
+        self.confirmed += self.tail
+        self.tail = []
+
+    def append_soon(self, record: Record) -> None:
+        self.tail.append(encode(record))
+
+
+class Simulation:
+    """Broker, journal, mover, and the one dispatcher process that runs at a time."""
+
+    def __init__(self, numbered: bool, directory: Path) -> None:
+        self.numbered = numbered
+        self.directory = directory
+        self.broker = Broker()
+        for target in TARGETS:
+            self.broker.topic(target)
+        self.journal = SimulatedJournal()
+        self.description = describe(
+            targets=TARGETS, final_window=FinalWindow.TRACKER, hold_pause_ms=1000
+        )
+        self.window: list[WindowMessage] = []
+        self.sent: dict[str, bytes] = {}
+        self.returned = 0  # messages of the held topic that came back
+        self.replaced = False
+        self.clock = Time()
+        self.processes = 0
+        self.start()
+
+    # -- the process
+
+    def start(self) -> None:
+        """Start a process, which takes over from the last one."""
+        self.processes += 1
+        self.jobs: list[Callable[[], None]] = []
+        state = JournalState.read(self.journal.confirmed, 1000)
+        self.queue = DelayQueue(state, self.segments("pending"), clock=self.clock)
+        stats = SharedOwnerStats()
+        self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
+            self.broker, lambda: self.description, self.clock, stats, start=self.jobs.append
+        )
+        self.pool: TargetPool[Any] = TargetPool(
+            lambda target: self.broker,
+            self.broker,  # type: ignore[arg-type]
+            name="dispatch" if self.numbered else "",
+            pause_s=lambda: 1.0,
+            start=self.jobs.append,
+            now_s=self.clock.now_s,
+        )
+        partitions = None
+        if self.numbered:
+            partitions = TargetPartitions(
+                self.broker,  # type: ignore[arg-type]
+                self.jobs.append,
+                lambda: None,
+                self.clock.now_s,
+            )
+        self.publisher = BatchPublisher(
+            self.queue,
+            self.pool,
+            self.journal,  # type: ignore[arg-type]
+            self.set_aside,
+            partitions=partitions,
+            clock=self.clock,
+            stats=stats,
+            now_s=self.clock.now_s,
+        )
+        self.publisher.resolve_earlier()
+        self.offered = 0
+        self.offer()
+
+    def segments(self, name: str) -> PendingSegments:
+        return PendingSegments(
+            self.directory / name, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
+        )
+
+    def offer(self) -> None:
+        """Offer everything that the window topic has and this process has not read."""
+        batch = FetchedBatch()
+        for entry, message in enumerate(self.window[self.offered :], self.offered):
+            batch.ledger_ids.append(1)
+            batch.entry_ids.append(entry << 10)
+            batch.due_ms.append(message.due_ms)
+            batch.records.append(tuple(message))
+        self.queue.offer(batch)
+        self.offered = len(self.window)
+
+    def cycle(self) -> None:
+        """Let the process do all that it can do now, as the owner's loop does."""
+        self.offer()
+        self.publisher.process()
+        self.publisher.publish_waiting()
+        while self.publisher.ready:
+            batch = self.queue.advance(self.clock.now_ms(), 5)
+            if batch is None:
+                break
+            self.publisher.publish(batch)
+        self.publisher.close_idle()
+
+    def takeover(self, rng: random.Random) -> None:
+        """End the process at once, and start another one."""
+        for producer in list(self.broker.producers):
+            producer.store(rng.randint(0, len(producer.wire)))
+            producer.answers.clear()
+            producer.wire.clear()
+            producer.close()
+        kept = rng.randint(0, len(self.journal.tail))
+        self.journal.confirmed += self.journal.tail[:kept]
+        self.journal.tail = []
+        self.queue.close()
+        self.start()
+
+    # -- the world around it
+
+    def send(self, count: int, target: str, too_big: bool) -> None:
+        """Put messages into the window topic that are due soon."""
+        for _ in range(count):
+            number = len(self.sent)
+            value = TOO_BIG if too_big else b"%d" % number
+            self.sent[f"id-{number}"] = value
+            self.add(f"id-{number}", target, 0, value)
+
+    def add(self, message_id: str, target: str, attempt: int, value: bytes) -> None:
+        due_ms = self.clock.now_ms() + 10
+        key, number = identity(message_id, target, attempt)
+        properties = {env.ID: message_id, env.DUE: str(due_ms)}
+        self.window.append(
+            WindowMessage(
+                key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
+            )
+        )
+
+    def bring_back(self) -> None:
+        """Let a mover bring back the messages of the held topic."""
+        held = self.broker.topics.get(self.description.held_topic.partition(0).full)
+        if held is None:
+            return
+        for value, properties in held.messages[self.returned :]:
+            envelope = env.Envelope.read(properties)
+            assert envelope.id is not None
+            self.add(envelope.id, envelope.target, envelope.attempt, value)
+        self.returned = len(held.messages)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.seconds += seconds
+
+    def work(self) -> None:
+        """Run the slow work that was started, and what it starts."""
+        jobs, self.jobs[:] = list(self.jobs), []
+        for job in jobs:
+            job()
+
+    def own_topics_answer(self) -> None:
+        for producer in list(self.broker.producers):
+            if producer.topic.name not in TARGETS:
+                producer.store(len(producer.wire))
+                producer.confirm(len(producer.answers))
+
+    def replace(self, target: str) -> None:
+        """Delete a topic by force; connected producers create it again, without subscriptions."""
+        self.replaced = True
+        topic = self.broker.topics[target]
+        topic.exists = False
+        connected = [each for each in self.broker.producers if each.topic is topic]
+        for producer in connected:
+            producer.topic = self.broker.topic(target)
+
+    def settle(self) -> None:
+        """Let everything come to rest on a broker without faults."""
+        for topic in self.broker.topics.values():
+            topic.refuses = False
+        for round_number in range(300):
+            self.work()
+            for producer in list(self.broker.producers):
+                producer.store(len(producer.wire))
+                producer.confirm(len(producer.answers))
+            self.own_topics_answer()
+            self.cycle()
+            self.bring_back()
+            if round_number == 20:
+                # By now every dispatcher has noticed that the topic was deleted.
+                for name in TARGETS:
+                    self.broker.topic(name).subscribed = True
+            self.wait(0.5)
+            resting = self.offered == len(self.window) and not len(self.queue)
+            if round_number > 20 and resting and not (self.jobs or self.publisher.busy):
+                return
+        raise AssertionError("it does not come to rest")
+
+    def check(self) -> None:
+        """Check that nothing is lost, and with deduplication that there are no copies."""
+        letters = self.broker.topics.get(self.description.dead_letter_topic.partition(0).full)
+        dead = Counter(properties[env.ID] for _, properties in letters.messages) if letters else {}
+        for message_id, value in self.sent.items():
+            copies = sum(
+                topic.delivered.count(message_id)
+                for topic in self.broker.every_topic
+                if topic.name in TARGETS
+            )
+            if value == TOO_BIG:
+                assert dead.get(message_id), f"{message_id} is not in the dead-letter topic"
+                assert not copies
+                continue
+            assert copies, f"{message_id} is lost"
+            if self.numbered and not self.replaced:
+                assert copies == 1, f"{message_id} was published {copies} times"

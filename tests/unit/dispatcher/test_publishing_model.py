@@ -1,0 +1,163 @@
+"""Random runs of a dispatcher's publishing: nothing is lost, and with deduplication no copies."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pulsar
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from simulation import TARGETS, Producer, Simulation
+
+from delaylevel.cluster.send_state import SendOutcome, SendState
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import Refused
+
+ACTIONS = (
+    "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
+    "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
+    "own", "held",
+)  # fmt: skip
+
+steps = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1), st.integers(0, 7)),
+    min_size=8,
+    max_size=60,
+)
+
+
+def step(run: Simulation, action: str, which: int, amount: int, replacing: bool) -> None:
+    target = TARGETS[which]
+    topic = run.broker.topics[target]
+    producers: list[Producer] = [each for each in run.broker.producers if each.topic is topic]
+    if action == "send":
+        run.send(amount, target, too_big=amount == 1)
+    elif action == "publish":
+        run.send(amount, target, too_big=amount == 1)
+        for _ in range(3):
+            run.work()
+            run.wait(0.02)
+            run.cycle()
+    elif action == "run":
+        run.work()
+        run.cycle()
+        run.own_topics_answer()
+    elif action == "cycle":
+        run.wait(0.02)
+        run.cycle()
+    elif action == "work":
+        run.work()
+    elif action == "store":
+        for producer in producers:
+            producer.store(amount)
+    elif action == "confirm":
+        for producer in producers:
+            producer.confirm(amount)
+    elif action == "fail":
+        # A broken connection, and a topic that takes no producer at the reconnect.
+        for producer in producers:
+            producer.store(amount)
+            producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
+        topic.refuses = True
+    elif action == "refuse":
+        topic.refuses = True
+    elif action == "accept":
+        topic.refuses = False
+    elif action == "forget":
+        # The broker forgets producers that have been away for hours; none of their messages is
+        # without an outcome then.
+        if not (producers or run.publisher.busy or run.journal.tail):
+            topic.last.clear()
+    elif action == "replace":
+        if replacing:
+            run.replace(target)
+    elif action == "takeover":
+        # A new process does not know that a topic was deleted just now.
+        if not run.replaced:
+            run.takeover(random.Random(amount))
+    elif action == "wait":
+        run.wait(amount)
+    elif action == "own":
+        run.own_topics_answer()
+    elif action == "held":
+        run.bring_back()
+
+
+def run_all(numbered: bool, replacing: bool, actions: list[tuple[str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        run = Simulation(numbered, Path(directory))
+        for action, which, amount in actions:
+            step(run, action, which, amount, replacing)
+        run.settle()
+        run.check()
+
+
+def searching(examples: int, shrinking: bool) -> Callable[[Any], Any]:
+    return settings(
+        max_examples=examples,
+        phases=[Phase.generate, *([Phase.shrink] if shrinking else [])],
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("replacing", [False, True])
+def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> None:
+    search_runs(numbered, replacing, shrinking=True)
+
+
+def search_runs(numbered: bool, replacing: bool, shrinking: bool) -> None:
+    @searching(500, shrinking)
+    @given(steps)
+    def search(actions: list[tuple[str, int, int]]) -> None:
+        run_all(numbered, replacing, actions)
+
+    search()
+
+
+# -- the search finds each of these faults
+
+
+@contextmanager
+def a_refusal_at_a_takeover_means_nothing_is_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(SendState, "refuse_unsent", SendState.gone)
+    yield
+
+
+@contextmanager
+def a_failure_in_flight_means_it_is_not_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    def failed(self: SendState[Any], reason: str) -> None:
+        self._settle([self.in_flight.popleft()], SendOutcome.REFUSED, reason)
+
+    patch.setattr(SendState, "failed", failed)
+    yield
+
+
+@contextmanager
+def refusals_are_not_recorded(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    nothing = Refused(np.empty(0, dtype=np.int64))
+    patch.setattr(DelayQueue, "refuse", lambda self, positions: nothing)
+    yield
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        a_refusal_at_a_takeover_means_nothing_is_stored,
+        a_failure_in_flight_means_it_is_not_stored,
+        refusals_are_not_recorded,
+    ],
+)
+def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fault(monkeypatch), pytest.raises(AssertionError):
+        search_runs(True, False, shrinking=False)
