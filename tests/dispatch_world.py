@@ -1,0 +1,362 @@
+"""Dispatcher processes on a real broker, and what their targets refuse, delay or store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from background import Background
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
+from delaylevel.cluster.values import TopicPolicies
+from delaylevel.dispatcher.service import partition_owners
+from delaylevel.model import envelope as env
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.dead_letters import DeadLetter, dead_letters
+from world import RealWorld, quiet_client
+
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
+)
+HOLD_PAUSE_MS = 1_000
+# The largest message of the client, its metadata included.
+MAX_MESSAGE_BYTES = 5 << 20
+
+
+MakeDispatch = Callable[..., "DispatchWorld"]
+
+
+def now_ms() -> int:
+    return SystemClock().now_ms()
+
+
+class Arrivals:
+    """The messages that a subscription receives, with the lateness of each in ms.
+
+    It has a client of its own, so that no other consumer delays it.
+    """
+
+    def __init__(self, connection: Connection, topic: str, **options: Any) -> None:
+        self.copies: Counter[str] = Counter()
+        self.late_ms: list[int] = []
+        self._client = quiet_client(connection)
+        self._client.subscribe(topic, "application", message_listener=self._take, **options)
+
+    def _take(self, consumer: Any, message: Any) -> None:
+        properties = message.properties()
+        consumer.acknowledge(message)
+        if env.ID not in properties:
+            return
+        self.late_ms.append(now_ms() - int(properties[env.DUE]))
+        self.copies[properties[env.ID]] += 1
+
+    @property
+    def p99_ms(self) -> int:
+        """The 99th percentile of the lateness, in ms."""
+        return sorted(self.late_ms)[len(self.late_ms) * 99 // 100]
+
+    def close(self) -> None:
+        with contextlib.suppress(pulsar.AlreadyClosed):
+            self._client.close()
+
+
+class DispatchWorld:
+    """One level topic with one window partition, and dispatchers in their own processes.
+
+    Args:
+        targets: names of the business topics in the namespace. Each has the subscription ``keep``,
+            so that the broker deletes nothing.
+        values: further fields of the description.
+    """
+
+    def __init__(
+        self,
+        world: RealWorld,
+        connection: Connection,
+        delivery: Delivery,
+        directory: Path,
+        stack: contextlib.ExitStack,
+        targets: tuple[str, ...],
+        **values: Any,
+    ) -> None:
+        self.world, self.delivery = world, delivery
+        self._connection, self._directory, self._stack = connection, directory, stack
+        self._rest = Rest(connection.admin_url)
+        stack.callback(self._rest.close)
+        self.targets = tuple(world.topic(target) for target in targets)
+        values = {"window_partitions": 1, "hold_pause_ms": HOLD_PAUSE_MS, **values}
+        self.description: LevelTopicDescription = world.level_topic(
+            LEVELS, targets, final_window=FinalWindow.TRACKER, **values
+        )
+        for target in self.targets:
+            self.keep(target)
+            if delivery is Delivery.EFFECTIVELY_ONCE:
+                self.deduplicate(target)
+
+    # -- processes
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a dispatcher, and wait until it owns the window."""
+        log = self._directory / f"dispatcher-{time.monotonic_ns()}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "delaylevel"),
+                    *("--service-url", self._connection.service_url),
+                    *("--admin-url", self._connection.admin_url),
+                    *("dispatcher", "run", self.description.topic),
+                    *("--delivery", self.delivery.value),
+                    *("--spill-dir", str(self._directory / "spill")),
+                ],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self._stack.callback(self._end, process)
+        self.world.eventually(lambda: self._owned(process, log), "an owner of the window", 60)
+        return process
+
+    def _owned(self, process: subprocess.Popen[bytes], log: Path) -> bool:
+        assert process.poll() is None, log.read_text()[-2_000:]
+        owners = partition_owners(self.world.admin, self.description.topic)
+        return any(each.owner and each.owner.name.endswith(f":{process.pid}") for each in owners)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def return_held(self) -> None:
+        """Run a mover from now on: it brings held messages back after their pause."""
+        mover = self.world.mover(self.description)
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(0.1):
+                mover.run_once()
+
+        self._stack.enter_context(Background(run, ended.set))
+
+    # -- messages
+
+    def publish(self, target: str, due_ms: Mapping[str, int]) -> list[pulsar.MessageId]:
+        """Publish messages of 100 B to the window as movers do, by ID; return their positions."""
+        places: list[pulsar.MessageId] = []
+        producer = self.world.plain_client.create_producer(
+            self.window, block_if_queue_full=True, batching_enabled=False
+        )
+        for message_id, due in due_ms.items():
+            properties = {env.DUE: str(due), env.TARGET: target, env.ID: message_id}
+            producer.send_async(
+                b"x" * 100, lambda _, place: places.append(place), properties=properties
+            )
+        producer.flush()
+        producer.close()
+        assert len(places) == len(due_ms)
+        return places
+
+    def publish_body(
+        self, target: str, message_id: str, due_ms: int, body: bytes, **options: Any
+    ) -> None:
+        """Publish one message to the window, with a producer of these options."""
+        producer = self.world.plain_client.create_producer(
+            self.window, batching_enabled=False, **options
+        )
+        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
+        producer.send(body, properties=properties)
+        producer.close()
+
+    def publish_largest(self, target: str, message_id: str, due_ms: int, body: bytes) -> bytes:
+        """Publish as much of a body as the client stores in one message; return the payload.
+
+        The name of the dispatcher's producer contains that of the level topic. If that name is
+        long, the client of the dispatcher refuses the message.
+        """
+        producer = self.world.plain_client.create_producer(
+            self.window, producer_name="w", batching_enabled=False
+        )
+        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: message_id}
+        for size in range(MAX_MESSAGE_BYTES, 0, -16):
+            with contextlib.suppress(pulsar.MessageTooBig):
+                producer.send(body[:size], properties=properties)
+                break
+        producer.close()
+        return body[:size]
+
+    def stored(self, target: str) -> Counter[str]:
+        """Return the number of copies of each ID that a target holds."""
+        found = (message.properties.get(env.ID) for message in self.world.stored(target))
+        return Counter(message_id for message_id in found if message_id)
+
+    def messages_in(self, topic: TopicName | str) -> int:
+        """Return the number of messages that a topic has received since it was loaded."""
+        name = TopicName.parse(topic) if isinstance(topic, str) else topic
+        return sum(self.world.admin.messages_in(name).values())
+
+    @property
+    def window(self) -> str:
+        """The full name of the only window partition."""
+        return self.description.window_topic.partition(0).full
+
+    @property
+    def held(self) -> int:
+        """The number of messages that were held."""
+        return self.messages_in(self.description.held_topic)
+
+    def dead(self) -> list[DeadLetter]:
+        """Return the dead letters."""
+        return list(dead_letters(self.world.plain_client, self.world.admin, self.description))
+
+    def dead_ids(self) -> list[str]:
+        """Return the IDs of the dead letters."""
+        return [letter.message.properties[env.ID] for letter in self.dead()]
+
+    def waiting(self) -> int:
+        """Return the number of unacknowledged entries in the window and in the held topic."""
+        return sum(
+            stats.subscriptions[SUBSCRIPTION].backlog_entries
+            for topic in (
+                self.description.held_topic,
+                self.description.window_topic,
+                self.description.held_topic,
+            )
+            for stats in self.world.admin.partitioned_stats(topic).values()
+        )
+
+    def wait_until(self, due_ms: int) -> None:
+        """Wait until a due time, in ms since the epoch."""
+        seconds = max(due_ms - now_ms(), 0) / 1000 + 10
+        self.world.eventually(lambda: now_ms() > due_ms, "a due time", seconds)
+
+    def settle(self, seconds: float = 60) -> None:
+        """Wait until no message waits in the window or in the held topic."""
+        self.world.eventually(lambda: not self.waiting(), "the end of all messages", seconds)
+
+    # -- topics and their policies
+
+    def keep(self, target: str) -> None:
+        """Create the subscription ``keep``, which acknowledges nothing."""
+        self.world.plain_client.subscribe(target, "keep").close()
+
+    def deduplicate(self, target: str, on: bool = True) -> None:
+        """Turn the deduplication of a target on or off, and wait for the effect."""
+        name = TopicName.parse(target)
+        self.world.admin.set_topic_policies(name, TopicPolicies(deduplication=on))
+        self.world.eventually(
+            lambda: self.world.admin.partition_stats(name).deduplication is on, "deduplication"
+        )
+
+    def throttle(self, target: str, per_second: int) -> None:
+        """Limit the publish rate of a target, in messages per second."""
+        rate = {"publishThrottlingRateInMsg": per_second, "publishThrottlingRateInByte": -1}
+        self._set(target, "publishRate", rate)
+
+    def unthrottle(self, target: str) -> None:
+        """Remove the limit of the publish rate."""
+        self._rest.delete(f"{TopicName.parse(target).rest_path}/publishRate")
+
+    def limit_size(self, target: str, size: int) -> None:
+        """Make a target refuse messages above a size, in bytes."""
+        self._set(target, "maxMessageSize", size)
+
+    def _set(self, target: str, policy: str, value: Any) -> None:
+        path = f"{TopicName.parse(target).rest_path}/{policy}"
+        self._rest.post(path, value)
+        self.world.eventually(lambda: self._rest.get(path, applied="true") == value, policy)
+
+    def over_quota(self, target: str, policy: str = "producer_exception") -> None:
+        """Put a target over its backlog quota, and wait until it refuses producers.
+
+        Args:
+            policy: ``producer_exception`` or ``producer_request_hold``.
+        """
+        stats = self.world.admin.partition_stats(TopicName.parse(target))
+        if not stats.subscriptions["keep"].backlog_entries:
+            producer = self.world.plain_client.create_producer(target)
+            producer.send(b"only a backlog exceeds a quota")
+            producer.close()
+        self._set_quota(target, policy)
+        self.world.eventually(lambda: not self._accepts(target), "a target over its quota", 30)
+
+    def _set_quota(self, target: str, policy: str) -> None:
+        quota = {"limit": 1, "limitSize": 1, "limitTime": -1, "policy": policy}
+        path = f"{TopicName.parse(target).rest_path}/backlogQuota"
+        self._rest.post(path, quota, backlogQuotaType="destination_storage")
+
+    def next_quota_check(self, target: str) -> int:
+        """Return the time of a check of quotas, in ms since the epoch; it recurs every second.
+
+        An opened producer learns of a quota only by these checks. A new one is refused at once.
+        """
+        producer = self.world.plain_client.create_producer(target)
+        producer.send(b"only a backlog exceeds a quota")
+        self._set_quota(target, "producer_request_hold")
+        self.world.eventually(lambda: not producer.is_connected(), "a check of quotas", 30)
+        checked_ms = now_ms()
+        producer.close()
+        self.lift_quota(target)
+        return checked_ms
+
+    def lift_quota(self, target: str) -> None:
+        """Remove the backlog quota, and wait until the target accepts producers."""
+        path = f"{TopicName.parse(target).rest_path}/backlogQuota"
+        self._rest.delete(path, backlogQuotaType="destination_storage")
+        self.world.eventually(lambda: self._accepts(target), "a target within its quota", 30)
+
+    def _accepts(self, target: str) -> bool:
+        try:
+            self.world.plain_client.create_producer(target).close()
+        except pulsar.PulsarException:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def exclusive(self, target: str) -> Iterator[None]:
+        """Hold a target with an Exclusive producer."""
+        producer = self.world.plain_client.create_producer(
+            target, access_mode=pulsar.ProducerAccessMode.Exclusive
+        )
+        try:
+            yield
+        finally:
+            producer.close()
+
+
+def at_most(seconds: float, world: RealWorld, condition: Any) -> None:
+    """Give a fault time to show: wait for a condition that need not come."""
+    with contextlib.suppress(AssertionError):
+        world.eventually(condition, "a fault", seconds)
+
+
+def ids(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}-{number}" for number in range(count)]
+
+
+def once(names: list[str]) -> Counter[str]:
+    return Counter(names)
+
+
+def at(due_ms: int, names: list[str], step_ms: float = 0) -> dict[str, int]:
+    return {name: due_ms + int(index * step_ms) for index, name in enumerate(names)}
+
+
+def copies(found: Counter[str]) -> str:
+    """Return a summary for the message of a failed assertion."""
+    return f"{len(found)} messages, {sum(found.values()) - len(found)} copies"

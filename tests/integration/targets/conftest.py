@@ -1,0 +1,53 @@
+"""Fixtures for tests of targets that are deleted, refuse, hang or are slow.
+
+Dispatchers run as processes. The tests look only at topics: what a target, the held topic and the
+dead-letter topic hold in the end, and when it came.
+
+``make``      makes a level topic, and starts its dispatchers
+``arrivals``  subscribes to a topic, and records what comes and how late it is
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.model.delivery import Delivery
+from dispatch_world import Arrivals, DispatchWorld, MakeDispatch
+from world import RealWorld
+
+
+@pytest.fixture
+def connection(broker_with: Callable[..., EmbeddedBroker]) -> Any:
+    """The address of a broker that checks backlog quotas every second."""
+    broker = broker_with({"backlogQuotaCheckIntervalInSeconds": 1})
+    return broker.connection.model_copy(update={"operation_timeout_seconds": 60})
+
+
+@pytest.fixture
+def make(world: RealWorld, connection: Any, tmp_path: Path) -> Iterator[MakeDispatch]:
+    """``make(delivery, "orders", "bad", **description)``: a level topic with these targets."""
+    with contextlib.ExitStack() as stack:
+
+        def made(delivery: Delivery, *targets: str, **values: Any) -> DispatchWorld:
+            return DispatchWorld(world, connection, delivery, tmp_path, stack, targets, **values)
+
+        yield made
+
+
+@pytest.fixture
+def arrivals(connection: Any) -> Iterator[Callable[..., Arrivals]]:
+    """``arrivals(topic)``: subscribe to a topic, and record what comes and how late it is."""
+    with contextlib.ExitStack() as stack:
+
+        def subscribe(topic: str, **options: Any) -> Arrivals:
+            made = Arrivals(connection, topic, **options)
+            stack.callback(made.close)
+            return made
+
+        yield subscribe

@@ -1,0 +1,86 @@
+"""Tests of targets that are deleted while a dispatcher writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.topic_name import TopicName
+from dispatch_world import (
+    Arrivals,
+    MakeDispatch,
+    at,
+    at_most,
+    copies,
+    ids,
+    now_ms,
+    once,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
+BOTH = pytest.mark.parametrize("delivery", list(Delivery))
+
+
+@BOTH
+def test_messages_of_a_deleted_target_wait_until_it_is_back(
+    make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery
+) -> None:
+    setting = make(delivery, "orders")
+    (target,) = setting.targets
+    before = arrivals(target)
+    first, second = ids("first", 10), ids("second", 20)
+    setting.start()
+    due_ms = now_ms() + 1_000
+    setting.publish(target, at(due_ms, first))
+    setting.publish(target, at(due_ms + 4_000, second))
+    setting.world.eventually(lambda: before.copies == once(first), "the first messages")
+    before.close()
+    # The dispatcher has just published: its producer may still be connected.
+    setting.world.admin.delete(TopicName.parse(target), force=True)
+    setting.wait_until(due_ms + 4_000)
+    setting.world.eventually(
+        lambda: setting.held or not setting.waiting(), "the end of the second messages"
+    )
+    after = arrivals(target)  # this creates the topic, if nobody else did
+    if delivery is EO:
+        setting.deduplicate(target)
+    setting.return_held()
+    setting.settle()
+    at_most(5, setting.world, lambda: set(after.copies) == set(second))
+    assert set(after.copies) == set(second), copies(after.copies)
+    assert delivery is ALO or after.copies == once(second)
+    assert not setting.dead()
+
+
+@BOTH
+def test_a_target_deleted_during_a_stream_gets_what_was_due_later(
+    make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery
+) -> None:
+    setting = make(delivery, "orders")
+    (target,) = setting.targets
+    before = arrivals(target)
+    setting.start()
+    begin_ms = now_ms() + 2_000
+    due = at(begin_ms, ids("m", 1_000), step_ms=5)
+    setting.publish(target, due)
+    setting.world.eventually(lambda: len(before.copies) > 300, "the first messages")
+    before.close()
+    setting.world.admin.delete(TopicName.parse(target), force=True)
+    deleted_ms = now_ms()
+    later = {name for name, due_ms in due.items() if due_ms > deleted_ms}
+    assert len(later) > 100
+    setting.wait_until(begin_ms + 5_000)
+    at_most(5, setting.world, lambda: not setting.waiting())
+    after = arrivals(target)
+    if delivery is EO:
+        setting.deduplicate(target)
+    setting.return_held()
+    setting.settle()
+    at_most(5, setting.world, lambda: later <= set(after.copies))
+    missing = later - set(after.copies)
+    assert not missing, f"{len(missing)} of {len(later)} are missing"
+    assert delivery is ALO or max(after.copies.values()) == 1, copies(after.copies)
