@@ -17,7 +17,7 @@ import pulsar
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.target_clients import TargetClients, close_anyway
+from delaylevel.cluster.targets.clients import TargetClients, close_anyway
 from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics

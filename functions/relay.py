@@ -23,7 +23,7 @@ from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS, open_producer
-from delaylevel.cluster.target_schema import target_schema
+from delaylevel.cluster.targets.schema import target_schema
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import SchemaRef, compression_of

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from delaylevel.cluster.background import Starter
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError, UnknownTargetError
 from delaylevel.model.clock import Clock
@@ -16,7 +17,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .publisher import Item, Starter
+from .publisher import Item
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel.cluster.target_pool import TargetPool
+from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.cluster.values import LedgerInfo, PartitionStats, SubscriptionStats, TopicMetadata
 from delaylevel.dispatcher.batches import FetchedBatch
 from delaylevel.dispatcher.delay_queue import DelayQueue

@@ -266,11 +266,9 @@ class DelayQueue:
         return record
 
     def refused_earlier(self, batch: DueBatch) -> list[int]:
-        """Return the indices of the messages that were to be set aside before a takeover."""
-        if not self.state.refused:
-            return []
-        aside = self.state.refused
-        return [index for index, each in enumerate(batch.positions.tolist()) if each in aside]
+        """Return the indices of the messages that their target refused before a takeover."""
+        refused = self.state.refused
+        return [index for index, each in enumerate(batch.positions.tolist()) if each in refused]
 
     def unresolved_intents(self) -> list[Intent]:
         """Return the intents from before the takeover that are not resolved."""

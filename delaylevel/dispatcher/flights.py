@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from delaylevel.cluster.target_pool import TargetKey
+from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import Intent
 
 from .batches import DueBatch

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from delaylevel.cluster.send_state import SendOutcome, Settled
-from delaylevel.cluster.target_pool import TargetKey, TargetPool
-from delaylevel.cluster.target_producer import TargetProducer
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.cluster.targets.send_state import SendOutcome, Settled
 from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock

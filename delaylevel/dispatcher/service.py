@@ -17,7 +17,7 @@ from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.target_clients import TargetClients
+from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery

@@ -11,10 +11,10 @@ from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.compression import compression_settings
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.failures import is_too_large
-from delaylevel.cluster.opening import Opened
 from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer
-from delaylevel.cluster.send_state import SendOutcome
-from delaylevel.cluster.target_producer import TargetProducer
+from delaylevel.cluster.targets.opening import Opened
+from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.envelope import compression_of
@@ -34,7 +34,7 @@ class SetAsideTopics(Generic[Owner]):
 
     Args:
         client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        start, wake: as for :class:`~delaylevel.cluster.target_producer.TargetProducer`.
+        start, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(

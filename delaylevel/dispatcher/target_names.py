@@ -8,8 +8,8 @@ from collections.abc import Callable
 from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.target_pool import TargetKey
-from delaylevel.cluster.target_schema import NO_TOPIC
+from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 

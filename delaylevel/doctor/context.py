@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.topic_identity import topic_stats
+from delaylevel.cluster.targets.identity import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
     NamespacePolicies,

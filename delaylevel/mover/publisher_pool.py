@@ -17,7 +17,7 @@ from delaylevel.cluster.publisher import (
     close_all,
     open_producer,
 )
-from delaylevel.cluster.target_schema import NO_TOPIC, target_schema
+from delaylevel.cluster.targets.schema import NO_TOPIC, target_schema
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import Envelope, SchemaRef

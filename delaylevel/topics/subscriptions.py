@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.topic_identity import topic_stats
+from delaylevel.cluster.targets.identity import topic_stats
 from delaylevel.errors import AdminError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Member
 from delaylevel.model.topic_name import TopicName

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from simulation import TARGETS, Producer, Simulation
 
-from delaylevel.cluster.send_state import SendOutcome, SendState
+from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Refused
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions.ack_order import AckOrder
-from delaylevel.cluster.target_clients import TargetClients
 from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import STALL_S, Relay
 from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, TARGET

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from delaylevel.cluster import schemas
+from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
-
-from . import schemas
-from .port import TopicAdmin
 
 #: The reason for holding a message whose business topic does not exist.
 NO_TOPIC = "the topic does not exist"

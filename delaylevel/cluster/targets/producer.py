@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import pulsar
 
+from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.failures import OK, error_name, result_name
+from delaylevel.cluster.publisher import build_message
 from delaylevel.model.message import Payload
 
-from .background import Starter, in_thread
-from .failures import OK, error_name, result_name
 from .opening import Ledger, Opened, Opener, OpeningError, Refusal
-from .publisher import build_message
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
 

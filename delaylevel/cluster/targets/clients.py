@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .background import Starter, in_thread
-from .failures import error_name
+from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.failures import error_name
 
 log = logging.getLogger(__name__)
 

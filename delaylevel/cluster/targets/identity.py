@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import PartitionStats
 from delaylevel.errors import NotFoundError
 from delaylevel.model.topic_name import TopicName
-
-from .port import TopicAdmin
-from .values import PartitionStats
 
 
 def topic_stats(admin: TopicAdmin, topic: TopicName) -> dict[TopicName, PartitionStats] | None:

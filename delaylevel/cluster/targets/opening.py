@@ -10,10 +10,9 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from delaylevel.cluster.background import Starter
+from delaylevel.cluster.failures import close_quietly, error_name
 from delaylevel.errors import BrokerError, ClientError, DelayLevelError
-
-from .background import Starter
-from .failures import close_quietly, error_name
 
 log = logging.getLogger(__name__)
 

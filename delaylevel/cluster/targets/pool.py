@@ -14,23 +14,23 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from delaylevel.errors import ClientError, NotFoundError
-from delaylevel.model.envelope import SchemaRef
-from delaylevel.model.topic_name import TopicName
-
-from .background import Starter, in_thread
-from .compression import compression_settings
-from .opening import Ledger, Opened, OpeningError, Refusal
-from .port import TopicAdmin
-from .publisher import (
+from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.compression import compression_settings
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
     UNBATCHED_SETTINGS,
     open_producer,
 )
+from delaylevel.errors import ClientError, NotFoundError
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.topic_name import TopicName
+
+from .identity import TopicIdentity, identify, is_same_topic
+from .opening import Ledger, Opened, OpeningError, Refusal
+from .producer import MESSAGE_REFUSALS, REPLACED, STALL_S, TargetProducer
+from .schema import NO_TOPIC, target_schema
 from .send_state import NOT_STORED, SendOutcome, Settled
-from .target_producer import MESSAGE_REFUSALS, REPLACED, STALL_S, TargetProducer
-from .target_schema import NO_TOPIC, target_schema
-from .topic_identity import TopicIdentity, identify, is_same_topic
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class TargetPool(Generic[Item]):
         admin: admin interface, used in threads of their own.
         name: start of the names of the producers, for broker deduplication; empty without.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.target_producer.TargetProducer`.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
