@@ -46,6 +46,20 @@ class UnsupportedOptionError(InvalidInputError):
     """A producer or send option that a level topic cannot preserve."""
 
 
+class MessageTooLargeError(InvalidInputError):
+    """A message that is too large to be parked, because later hops could not send it.
+
+    Attributes:
+        size: the message's size, uncompressed, with its keys and properties, in bytes.
+        limit: the largest size of a parked message, in bytes.
+    """
+
+    def __init__(self, message: str, *, size: int, limit: int) -> None:
+        super().__init__(message)
+        self.size = size
+        self.limit = limit
+
+
 class EnvelopeError(InvalidInputError):
     """A parked message with missing or invalid ``delaylevel.*`` properties.
 
@@ -90,6 +104,23 @@ class ClientError(BrokerError):
         super().__init__(message)
         self.name = name
         self.transient = transient
+
+
+class UnconfirmedMessagesError(BrokerError):
+    """Messages sent without a callback that the broker did not confirm.
+
+    Producers raise a subclass that is also a ``pulsar.PulsarException``.
+
+    Attributes:
+        count: number of these messages since the last report.
+        reasons: number of messages by the client's name of the failure, e.g.
+            ``ProducerQueueIsFull``; the first one that occurred comes first.
+    """
+
+    def __init__(self, message: str, *, reasons: dict[str, int]) -> None:
+        super().__init__(message)
+        self.count = sum(reasons.values())
+        self.reasons = reasons
 
 
 class AdminError(BrokerError):

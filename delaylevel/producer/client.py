@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -18,6 +19,7 @@ from delaylevel.model.topic_name import TopicName
 from .options import given_options
 from .producer import DelayLevelProducer
 from .setup import ProducerSetup, StrategyArgument, prepare
+from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,9 +43,13 @@ class BaseClient:
         clock: Clock | None = None,
         **kwargs: Any,
     ) -> None:
+        given = inspect.signature(pulsar.Client.__init__).bind_partial(None, service_url, *args)
+        # Pulsar's own default is not to verify host names.
+        if "tls_validate_hostname" not in given.arguments:
+            kwargs.setdefault("tls_validate_hostname", True)
         super().__init__(service_url, *args, **kwargs)  # type: ignore[call-arg]
         if admin is None and admin_url is not None:
-            admin = _admin(kwargs, admin_url, admin_token)
+            admin = _admin({**given.arguments, **kwargs}, admin_url, admin_token)
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
 
@@ -80,6 +86,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         admin: an existing admin client, instead of ``admin_url``.
         admin_token: the token for the admin interface, or a function that returns it.
         clock: source of the time at which a message is sent; the machine's by default.
+        tls_validate_hostname: as for ``pulsar.Client``, but True by default: the client compares
+            the host name with the certificate, for ``pulsar+ssl://`` and the admin address.
     """
 
     @overload
@@ -102,6 +110,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         mover: Mover | str = Mover.SPARK,
         final_window: FinalWindow | str = FinalWindow.TRACKER,
         create_level_topic: bool = True,
+        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
         **kwargs: Any,
     ) -> Any:
         """Create a producer; every argument of ``pulsar.Client.create_producer`` is accepted.
@@ -115,6 +124,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
                 the strategy of the existing level topic, or 30 days by DAY for a new one.
             mover, final_window: properties of a new level topic.
             create_level_topic: True to create a missing level topic.
+            max_message_size: the broker's ``maxMessageSize``, in bytes; 5 MiB by default, as in
+                brokers. Larger messages are not parked; ``send`` raises an error.
 
         Returns:
             A ``pulsar.Producer``, or with ``enable_delay_level_topic=True`` a
@@ -124,7 +135,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             StrategyMismatchError: the level topic has another strategy; both are shown.
             TargetNotAllowedError: the level topic does not carry this business topic's messages.
             LevelTopicError: the topic is missing and may not be created, or is not a level topic.
-            UnsupportedOptionError: an option that delayed messages could not keep.
+            UnsupportedOptionError: an option that delayed messages could not keep; no topic was
+                created.
         """
         if not enable_delay_level_topic:
             return super().create_producer(topic, *args, **kwargs)
@@ -137,6 +149,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             mover=mover,
             final_window=final_window,
             create=create_level_topic,
+            max_message_size=max_message_size,
         )
         if setup.warning:
             warnings.warn(setup.warning, stacklevel=2)
@@ -155,10 +168,18 @@ def wrap(
     create_level_topic: bool = True,
     admin_url: str | None = None,
     admin: TopicAdmin | None = None,
+    admin_token: str | Callable[[], str] | None = None,
+    tls_trust_certs_file_path: str | None = None,
+    tls_validate_hostname: bool = True,
     clock: Clock | None = None,
-    **level_options: Any,
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+    block_if_queue_full: bool = True,
+    **producer_options: Any,
 ) -> DelayLevelProducer:
     """Add a delay-level topic to an existing producer.
+
+    The settings of an existing producer or client cannot be read. Give those that differ from the
+    defaults here, too: they apply to the producers of level topics, which :func:`wrap` adds.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -167,20 +188,40 @@ def wrap(
         partition_strategy, delay_level_topic, mover, final_window, create_level_topic: as in
             :meth:`DelayLevelClient.create_producer`.
         admin_url, admin: the admin interface, if the client has none.
+        admin_token, tls_trust_certs_file_path, tls_validate_hostname: the token, the trusted
+            certificates (PEM; those of ``certifi`` by default) and the check of the host name for
+            ``admin_url``. For a client certificate, give ``admin``.
         clock: source of the time at which a message is sent.
-        level_options: options of ``create_producer`` for the producers of level topics, e.g.
-            ``compression_type``; those of an existing producer cannot be read.
+        max_message_size: the broker's ``maxMessageSize``, in bytes.
+        block_if_queue_full: True to let ``send_async`` wait while the queue of a level producer is
+            full. Give False if callbacks send messages: they must not wait. Messages that do not
+            fit into the queue then fail.
+        producer_options: the other options with which the producer was created, by their names in
+            ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``
+            (default: none), ``send_timeout_millis`` (default: the lead, from 5 to 30 s),
+            ``max_pending_messages`` (1000), ``batching_max_messages`` (1000, and at most 1024),
+            ``batching_max_allowed_size_in_bytes`` (128 KiB), ``batching_max_publish_delay_ms`` (10)
+            and ``properties`` (none). Delayed messages cannot keep ``encryption_key``,
+            ``crypto_key_reader``, ``chunking_enabled``, ``message_router`` or an ``access_mode``
+            other than Shared; if given, they are refused. All others do not concern level topics.
 
     Raises:
+        TypeError: an option that ``pulsar.Client.create_producer`` does not have.
         As :meth:`DelayLevelClient.create_producer`; the producer works as before.
     """
+    topic = TopicName.parse(producer.topic()).without_partition.full
+    options = given_options(pulsar.Client.create_producer, topic, (), producer_options)
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
-        admin = _admin({}, admin_url, None)
+        tls = {
+            "tls_trust_certs_file_path": tls_trust_certs_file_path,
+            "tls_validate_hostname": tls_validate_hostname,
+        }
+        admin = _admin(tls, admin_url, admin_token)
     setup = prepare(
-        TopicName.parse(producer.topic()).without_partition.full,
-        level_options,
+        topic,
+        {**options, "block_if_queue_full": block_if_queue_full},
         admin,
         client.get_topic_partitions,
         clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
@@ -189,6 +230,7 @@ def wrap(
         mover=mover,
         final_window=final_window,
         create=create_level_topic,
+        max_message_size=max_message_size,
     )
     if setup.warning:
         warnings.warn(setup.warning, stacklevel=2)
@@ -206,5 +248,5 @@ def _admin(
         tls_certificate_file=client_options.get("tls_certificate_file_path"),
         tls_private_key_file=client_options.get("tls_private_key_file_path"),
         tls_allow_insecure=bool(client_options.get("tls_allow_insecure_connection", False)),
-        tls_validate_hostname=bool(client_options.get("tls_validate_hostname", False)),
+        tls_validate_hostname=bool(client_options.get("tls_validate_hostname", True)),
     )

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from delaylevel.errors import UnsupportedOptionError
+from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.delivery import LARGEST_BATCH
 from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
+
+from .size_limit import SMALLEST_MAX_MESSAGE_SIZE
 
 _SHORTEST_SEND_TIMEOUT_MS = 5000
 _LONGEST_SEND_TIMEOUT_MS = 30_000
@@ -55,6 +57,15 @@ def check_producer_options(options: Mapping[str, Any]) -> None:
         raise UnsupportedOptionError(
             f"access_mode {access_mode} would lock out the mover (or dispatcher), which publishes "
             "due messages to the same topic: use Shared"
+        )
+
+
+def check_max_message_size(max_message_size: int) -> None:
+    """Raise InvalidInputError for an unusable ``max_message_size``."""
+    if type(max_message_size) is not int or max_message_size < SMALLEST_MAX_MESSAGE_SIZE:
+        raise InvalidInputError(
+            f"max_message_size={max_message_size!r} is not a limit for messages: give the broker's "
+            f"maxMessageSize, a number of bytes from {SMALLEST_MAX_MESSAGE_SIZE} up"
         )
 
 

@@ -19,6 +19,7 @@ from .level_topic_cache import LevelTopicCache
 from .options import window_producer_settings
 from .routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
 from .setup import ProducerSetup
+from .unconfirmed import CallbacklessMessages
 
 _NONE_GIVEN = (None, None, False)
 
@@ -44,6 +45,7 @@ class BaseProducer:
             reference_to(self._schema),
             setup.clock,
             compression_name(setup.level_settings.get("compression_type")),
+            max_message_size=setup.max_message_size,
         )
         self._cache = LevelTopicCache(routing, setup.describe)
         self._settings = setup.level_settings
@@ -114,6 +116,8 @@ class DelayLevelProducer(BaseProducer):
         # The fast path of send_async calls the native core directly, without the client's checks.
         self._takes_bytes = type(self._schema) is BytesSchema
         self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
+        # Messages without a callback, those of the business topic too.
+        self._callbackless = CallbacklessMessages()
 
     def send(
         self,
@@ -149,6 +153,8 @@ class DelayLevelProducer(BaseProducer):
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent.
+            MessageTooLargeError: the message would be parked, and is too large for later hops; it
+                was not sent.
             pulsar.PulsarException: as for ``pulsar.Producer.send``.
         """
         producer, body, arguments = self._routed(
@@ -180,13 +186,17 @@ class DelayLevelProducer(BaseProducer):
     ) -> None:
         """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
-        The arguments are those of :meth:`send`. The first message for a partition of a level or
-        window topic waits until its producer is connected.
+        The arguments are those of :meth:`send`. If the callback is None and the message fails, the
+        next :meth:`flush` or :meth:`close` raises an error. The first message for a partition of a
+        level or window topic waits until its producer is connected.
 
         Raises:
-            InvalidDelayError, DelayTooLongError, UnsupportedOptionError: the message was not sent
-                and the callback is not called.
+            InvalidDelayError, DelayTooLongError, UnsupportedOptionError, MessageTooLargeError: the
+                message was not sent and the callback is not called.
         """
+        without_callback = callback is None
+        if without_callback:
+            callback = self._callbackless.callback
         if (
             type(content) is bytes
             and self._takes_bytes
@@ -198,7 +208,13 @@ class DelayLevelProducer(BaseProducer):
             try:
                 self._cache.refresh_if_old()
                 parked = self._cache.routing.route_fast(
-                    deliver_at, deliver_after, properties, message_id, partition_key
+                    deliver_at,
+                    deliver_after,
+                    properties,
+                    message_id,
+                    partition_key,
+                    ordering_key,
+                    len(content),
                 )
                 if parked is not None:
                     level, partition, own = parked
@@ -209,9 +225,13 @@ class DelayLevelProducer(BaseProducer):
                             callback,
                         )
                         self._sent[level] += 1
+                        if without_callback:
+                            self._callbackless.sent()
                         return
             except TypeError:
                 pass  # nothing was sent; the client's own checks give a better error
+        if without_callback and self._closed:
+            raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
         producer, body, arguments = self._routed(
             content,
             properties,
@@ -222,28 +242,35 @@ class DelayLevelProducer(BaseProducer):
             (sequence_id, replication_clusters, disable_replication),
         )
         producer.send_async(body, callback, **arguments)
+        if without_callback:
+            self._callbackless.sent()
 
     def flush(self) -> None:
         """Wait until everything sent so far is stored, in the business topic and in ours.
 
         Raises:
-            pulsar.PulsarException: the first failure; the other producers are flushed, too.
+            UnconfirmedMessagesError: messages without a callback failed since the last
+                :meth:`flush`; the text says how many, and why. It is a ``pulsar.PulsarException``,
+                too. Each failure is reported once.
+            pulsar.PulsarException: the first other failure. In both cases, the other producers are
+                flushed, too.
         """
-        self._for_all("flush")
+        self._report(self._for_all("flush"))
 
     def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
 
         Raises:
-            pulsar.PulsarException: the first failure; the other producers are closed, too.
+            UnconfirmedMessagesError, pulsar.PulsarException: as for :meth:`flush`. The other
+                producers are closed, too.
         """
         with self._lock:
             self._closed = True
+            self._sends = {}
         # The client's own close fails the messages that it has not sent yet.
-        try:
-            self._for_all("flush")
-        finally:
-            self._for_all("close")
+        flushed = self._for_all("flush")
+        closed = self._for_all("close")
+        self._report(flushed or closed)
 
     def __enter__(self) -> DelayLevelProducer:
         return self
@@ -286,6 +313,7 @@ class DelayLevelProducer(BaseProducer):
             self._sent[BUSINESS] += 1
             return self._business, content, arguments
         body = None if content is None else self._schema.encode(content)
+        self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
         producer = self._own_producer(route)
         self._sent[route.level] += 1
         return producer, body, arguments
@@ -311,13 +339,22 @@ class DelayLevelProducer(BaseProducer):
                         self._sends[key] = producer._producer.send_async
         return producer
 
-    def _for_all(self, call: str) -> None:
+    def _for_all(self, call: str) -> Exception | None:
+        """Call a method of every producer; return the first failure."""
         failure: Exception | None = None
         for producer in self._producers():
             try:
                 getattr(producer, call)()
             except pulsar.PulsarException as error:
                 failure = failure or error
+        return failure
+
+    def _report(self, failure: Exception | None) -> None:
+        """Raise the error for messages without a callback, or else the given one."""
+        self._callbackless.wait()
+        unconfirmed = self._callbackless.take_error()
+        if unconfirmed is not None:
+            raise unconfirmed from failure
         if failure is not None:
             raise failure
 

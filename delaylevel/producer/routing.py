@@ -16,6 +16,8 @@ from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.router import Hop, Router
 
+from .size_limit import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
+
 # Values of Route.level for messages that go into no level.
 BUSINESS = -1
 WINDOW = -2
@@ -60,6 +62,10 @@ class Routing:
         schema: the schema of the payloads; None for plain bytes.
         clock: the producer's clock.
         compression: the name of the compression of the producer; None without one.
+        max_message_size: the broker's ``maxMessageSize``, in bytes.
+
+    Attributes:
+        size_limit: the largest size of a parked message.
     """
 
     def __init__(
@@ -69,12 +75,17 @@ class Routing:
         schema: SchemaRef | None,
         clock: Clock,
         compression: str | None = None,
+        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
     ) -> None:
         self.description = description
         self._target = target
         self._schema = schema
         self._clock = clock
         self._compression = compression
+        self._max_message_size = max_message_size
+        self.size_limit = SizeLimit(description, target, schema, max_message_size, compression)
+        self._short_body = self.size_limit.short_body
+        self._short_text = self.size_limit.short_text
         self._router = Router(description.levels)
         self._schema_text = None if schema is None else str(schema)
         self._spark = description.mover is Mover.SPARK
@@ -140,14 +151,21 @@ class Routing:
         properties: Mapping[str, str] | None,
         message_id: str | None,
         partition_key: str | None,
+        ordering_key: str | None = None,
+        size: int = 0,
     ) -> tuple[int, int, dict[str, str]] | None:
         """Route a message as :meth:`route` does, if it is parked and needs no special treatment.
 
         Nearly every message takes this path, so it avoids calls and intermediate objects.
 
+        Args:
+            deliver_at, deliver_after, properties, message_id, partition_key: as in :meth:`route`.
+            ordering_key: the message's ordering key, or None.
+            size: length of the payload, in bytes.
+
         Returns:
             Level, partition and properties of the :class:`Route`; None if :meth:`route` must
-            decide.
+            decide, or if the message may be too large to be parked.
 
         Raises:
             InvalidDelayError, InvalidInputError: as for :meth:`route`.
@@ -166,12 +184,20 @@ class Routing:
         if not 0 < remaining <= self._longest_ms:
             return None
         if properties:
-            for name in properties:
+            if len(properties) > SizeLimit.few:
+                return None
+            for name, value in properties.items():
                 if name[:_PREFIX_LENGTH] == env.PREFIX:
+                    return None
+                if len(name) + len(value) > self._short_text:
                     return None
             own = {**properties, env.DUE: str(due_ms), env.TARGET: self._target}
         else:
             own = {env.DUE: str(due_ms), env.TARGET: self._target}
+        if partition_key and len(partition_key) > self._short_text:
+            return None
+        if ordering_key and len(ordering_key) > self._short_text:
+            return None
         if message_id is not None:
             own[env.ID] = env.check_id(message_id)
         if self._schema_text is not None:
@@ -188,7 +214,14 @@ class Routing:
 
     def with_description(self, description: LevelTopicDescription) -> Routing:
         """Return the routing by another description of the level topic."""
-        return Routing(description, self._target, self._schema, self._clock, self._compression)
+        return Routing(
+            description,
+            self._target,
+            self._schema,
+            self._clock,
+            self._compression,
+            self._max_message_size,
+        )
 
     def topic_of(self, route: Route) -> str:
         """Return the full name of the partition for a parked message."""

@@ -21,7 +21,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry
 
 from .level_topic_cache import Describe
-from .options import check_producer_options, level_producer_settings
+from .options import check_max_message_size, check_producer_options, level_producer_settings
+from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
 
@@ -36,6 +37,7 @@ class ProducerSetup(NamedTuple):
         clock: source of the time at which a message is sent.
         describe: function that reads the description again; None without admin access.
         warning: a warning for the application, or None.
+        max_message_size: the broker's ``maxMessageSize``, in bytes.
     """
 
     description: LevelTopicDescription
@@ -44,6 +46,7 @@ class ProducerSetup(NamedTuple):
     clock: Clock
     describe: Describe | None
     warning: str | None
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
 
 
 def prepare(
@@ -58,6 +61,7 @@ def prepare(
     mover: Mover | str,
     final_window: FinalWindow | str,
     create: bool,
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
 ) -> ProducerSetup:
     """Find or create the level topic of a producer, and derive the producer's settings.
 
@@ -67,9 +71,11 @@ def prepare(
         admin: the admin interface, or None.
         partitions_of: the client's ``get_topic_partitions``.
         clock: source of the time at which a message is sent.
-        level_topic, strategy, mover, final_window, create: as in
+        level_topic, strategy, mover, final_window, create, max_message_size: as in
             :meth:`~delaylevel.DelayLevelClient.create_producer`.
     """
+    check_producer_options(options)
+    check_max_message_size(max_message_size)
     target = TopicName.parse(topic).full
     configured = as_levels(strategy) if strategy is not None else None
     wanted = LevelTopicDescription(
@@ -82,11 +88,11 @@ def prepare(
     if admin is None:
         description, describe = _checked_by_counts(wanted, partitions_of), None
     else:
-        description = _find_or_create(admin, wanted, target, configured, create)
+        check = partial(level_producer_settings, options)
+        description = _find_or_create(admin, wanted, target, configured, create, check)
         describe = partial(registry.find, admin, description.topic)
-    check_producer_options(options)
     settings, warning = level_producer_settings(options, description)
-    return ProducerSetup(description, target, settings, clock, describe, warning)
+    return ProducerSetup(description, target, settings, clock, describe, warning, max_message_size)
 
 
 def _find_or_create(
@@ -95,7 +101,9 @@ def _find_or_create(
     target: str,
     configured: Levels | None,
     create: bool,
+    check: Callable[[LevelTopicDescription], Any],
 ) -> LevelTopicDescription:
+    """Return the level topic; create it if ``check`` raises no error for its description."""
     found = registry.find(admin, wanted.topic)
     if found is None:
         if not create:
@@ -103,6 +111,7 @@ def _find_or_create(
                 f"level topic {wanted.topic} does not exist: create it with `delaylevel levels "
                 f"create {target}`, or allow the producer to (create_level_topic=True)"
             )
+        check(wanted)
         return registry.create(admin, wanted)
     if configured is not None and not found.accepts(configured):
         raise StrategyMismatchError(

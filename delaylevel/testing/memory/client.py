@@ -98,7 +98,14 @@ class _ClientCore:
 class _PlainMemoryClient(pulsar.Client):
     """Replacement of ``pulsar.Client`` as the base class of DelayLevelClient."""
 
-    def __init__(self, service_url: str, *, memory: Broker, publish_clock: Clock) -> None:
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        memory: Broker,
+        publish_clock: Clock,
+        tls_validate_hostname: bool = True,  # DelayLevelClient gives it; there is no TLS here
+    ) -> None:
         # pulsar.Client.__init__ is not called, because it would create a C++ client.
         self._client = _ClientCore(memory, publish_clock)
         self._consumers: list[Any] = []

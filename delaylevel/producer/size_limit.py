@@ -1,0 +1,144 @@
+"""The largest message that can be parked: the limit of the broker, less what hops add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from delaylevel.errors import MessageTooLargeError
+from delaylevel.model import envelope as env
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.level_topic import LevelTopicDescription
+
+#: ``maxMessageSize`` of a broker with default settings, in bytes. The client learns the broker's
+#: own limit when it connects, but does not tell Python.
+DEFAULT_MAX_MESSAGE_SIZE = 5 * 1024 * 1024
+#: Brokers with less are refused: what hops add would be most of a message.
+SMALLEST_MAX_MESSAGE_SIZE = 16 * 1024
+
+# Bytes that one key, property name or value needs in addition to its text: tags and lengths of
+# the client's encoding (protobuf).
+_FRAMING = 16
+# Sequence ID, event time, sizes and flags of a message in a batch.
+_METADATA = 128
+# Longest text of a reason, in addition to the names of topics in it.
+_REASON = 1024
+# Ledger, entry and index in the batch, with separators.
+_LONGEST_POSITION = len(":9223372036854775807:9223372036854775807:1023")
+_LONGEST_ATTEMPT = len("4294967295")
+# What compression can add to a payload that it cannot compress: LZ4 adds the most, 1 byte in 255.
+_INCOMPRESSIBLE = 255
+# A partition's number, at most 5 digits.
+_LONGEST_PARTITION = len("-partition-99999")
+# The fast path is for messages with few and short properties, where the limit leaves room for them
+# without counting.
+_FEW = 64
+_ROOMY = 64 * 1024
+
+
+class SizeLimit:
+    """The largest size of a message that is parked in one level topic for one target.
+
+    A level topic's message is published again at each hop, with more properties and perhaps without
+    compression. Its held copy and its dead letter have the most properties: the time of delivery,
+    the target, the ID, the schema, the number of attempts, the reason and the source. The client
+    writes the properties of a batched message into the payload, to which the broker's limit
+    applies. So the limit is for the uncompressed payload, keys and properties together, less a
+    reserve for everything that is added.
+
+    Args:
+        description: the level topic.
+        target: full name of the business topic.
+        schema: the schema of the payloads; None for plain bytes.
+        max_message_size: the broker's ``maxMessageSize``, in bytes.
+        compression: the name of the compression of the producer; None without one. A payload that
+            cannot be compressed grows.
+
+    Attributes:
+        reserve: bytes for what hops add.
+        bytes: the largest size of a message with its keys and application's properties.
+        short_body: payloads up to this number of bytes fit, if keys and properties are few and
+            short; -1 if every message must be checked.
+        short_text: number of characters of a short property (name and value) or key.
+    """
+
+    few = _FEW
+
+    def __init__(
+        self,
+        description: LevelTopicDescription,
+        target: str,
+        schema: SchemaRef | None,
+        max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+        compression: str | None = None,
+    ) -> None:
+        names = [member.topic.full for member in description.members()]
+        longest = max(map(_bytes, names)) + _LONGEST_PARTITION
+        # An ID that a hop adds is the position where the message was stored first.
+        self._added_id = longest + _LONGEST_POSITION
+        added = {
+            env.DUE: len(str(LATEST_DUE_MS)),
+            env.TARGET: _bytes(target),
+            env.ID: self._added_id,
+            env.SCHEMA: _bytes(str(schema)) if schema is not None else 0,
+            env.COMPRESSION: _bytes(compression or ""),
+            env.ATTEMPT: _LONGEST_ATTEMPT,
+            env.REASON: _REASON + longest + _bytes(target),
+            env.SOURCE: self._added_id,
+        }
+        self.reserve = _METADATA + sum(
+            _bytes(name) + value + 2 * _FRAMING for name, value in added.items()
+        )
+        if compression is not None:
+            self.reserve += max_message_size // _INCOMPRESSIBLE + _FRAMING
+        self._max_message_size = max_message_size
+        self.bytes = max_message_size - self.reserve
+        # Half of the limit for the payload, and a quarter for properties of 4 bytes a character.
+        roomy = max_message_size >= _ROOMY and self.bytes >= max_message_size * 7 // 8
+        self.short_body = max_message_size // 2 if roomy else -1
+        self.short_text = max_message_size // (16 * (_FEW + 2))
+
+    def check(
+        self,
+        body: bytes | None,
+        properties: Mapping[str, str] | None,
+        partition_key: str | None,
+        ordering_key: str | None,
+    ) -> None:
+        """Raise an error if a message is too large to be parked.
+
+        Args:
+            body: the encoded payload; None for a null value.
+            properties: properties of the message in the level topic.
+
+        Raises:
+            MessageTooLargeError: the message is too large; the text says what to do.
+        """
+        size = len(body or b"")
+        for key in (partition_key, ordering_key):
+            if key:
+                size += _bytes(key) + _FRAMING
+        for name, value in (properties or {}).items():
+            if name == env.ID:
+                size += max(0, _bytes(value) - self._added_id)
+            elif not name.startswith(env.PREFIX):
+                size += _bytes(name) + _bytes(value) + 2 * _FRAMING
+        if size <= self.bytes:
+            return
+        raise MessageTooLargeError(
+            f"the message has {size:,} bytes, and a parked message at most {self.bytes:,}: "
+            f"uncompressed, with keys and properties. The broker's limit is "
+            f"{self._max_message_size:,} bytes, and {self.reserve:,} are for what later hops add. "
+            "Store the payload elsewhere and send a reference to it; or, if the broker's "
+            "maxMessageSize is higher, give the producer max_message_size. The message was not "
+            "sent",
+            size=size,
+            limit=self.bytes,
+        )
+
+
+def _bytes(text: str) -> int:
+    # The client refuses anything but text later, with an error of its own.
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
