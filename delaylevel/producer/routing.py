@@ -170,7 +170,7 @@ class Routing:
         Raises:
             InvalidDelayError, InvalidInputError: as for :meth:`route`.
         """
-        if not self._spark:
+        if not self._spark or size > self._short_body:
             return None
         now_ms = self._clock.now_ms()
         if type(deliver_at) is int and deliver_after is None:

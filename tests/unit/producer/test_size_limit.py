@@ -1,0 +1,243 @@
+"""Tests of the size limit of parked messages: its reserve for hops, the error, and both paths."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, StringSchema
+
+import fakes
+from delaylevel.errors import InvalidInputError, MessageTooLargeError
+from delaylevel.model import envelope as env
+from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
+from delaylevel.model.message import ParkedMessage
+from delaylevel.mover import hop
+from delaylevel.producer.routing import Routing
+from delaylevel.producer.size_limit import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
+from delaylevel.testing import ManualClock, MemoryPulsar
+
+T0 = 1_800_000_000_000
+ORDERS = "persistent://public/default/orders"
+TWO_DAYS = timedelta(days=2)
+SCHEMA = SchemaRef("AVRO", "0123456789abcdef")
+REASON = "r" * 1024
+texts = st.text(max_size=40)
+names = texts.filter(lambda name: not name.startswith(env.PREFIX))
+
+
+def described(**changes: Any) -> LevelTopicDescription:
+    return fakes.describe(365, targets=(ORDERS,), **changes)
+
+
+def encoded(text: str) -> int:
+    """Return the length of a text in the client's encoding, with its tag and its length."""
+    size = len(text.encode())
+    return 1 + varint(size) + size
+
+
+def varint(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)
+
+
+def in_a_batch(message: ParkedMessage, properties: dict[str, str]) -> int:
+    """Return the bytes that a message takes in a batch: metadata, its length, and the payload."""
+    pairs = [encoded(name) + encoded(value) for name, value in properties.items()]
+    size = sum(1 + varint(pair) + pair for pair in pairs)
+    size += encoded(message.key) + encoded(message.ordering_key)
+    # Event time and sequence ID, payload size, and three flags.
+    size += 2 * (1 + 10) + (1 + 5) + 3 * 2
+    return 4 + size + message.size
+
+
+@given(
+    own=st.dictionaries(names, texts, max_size=5),
+    key=texts,
+    ordering_key=texts,
+    message_id=st.none() | st.text(min_size=1, max_size=512),
+    final_window=st.sampled_from(list(FinalWindow)),
+)
+def test_the_largest_message_fits_at_every_hop(
+    own: dict[str, str],
+    key: str,
+    ordering_key: str,
+    message_id: str | None,
+    final_window: FinalWindow,
+) -> None:
+    description = described(final_window=final_window, on_missing_target=MissingTarget.DEAD_LETTER)
+    limit = SizeLimit(description, ORDERS, SCHEMA, 16 * 1024)
+    envelope = Envelope(253_402_300_799_999, ORDERS, message_id, SCHEMA)
+    parked = envelope.parked_properties(own)
+    with pytest.raises(MessageTooLargeError) as refused:
+        limit.check(b"x" * 16 * 1024, parked, key, ordering_key)
+    body = b"x" * (16 * 1024 - (refused.value.size - limit.bytes))
+    limit.check(body, parked, key, ordering_key)
+    with pytest.raises(MessageTooLargeError):
+        limit.check(body + b"x", parked, key, ordering_key)
+
+    last = 2**63 - 1
+    message = ParkedMessage(last, last, 1023, T0, key, ordering_key, T0, parked, body)
+    source = description.level_topic(0).partition(363).full
+    identified = envelope.identified(message.stable_id(source))._replace(attempt=2**32 - 2)
+    held = hop.set_aside(description, message, identified, REASON, T0)
+    missing = hop.set_aside(description, message, identified, hop.NO_TOPIC, T0)
+    unreadable = message._replace(properties=held.properties)
+    dead = hop.dead_letter(description, unreadable, source, REASON)
+    for properties in (
+        identified.delivered_properties(own),
+        identified.parked_properties(own),
+        held.properties,
+        missing.properties,
+        dead.properties,
+    ):
+        assert in_a_batch(message, properties) <= 16 * 1024
+
+
+def test_the_error_names_the_size_the_limit_and_the_remedy() -> None:
+    limit = SizeLimit(described(), ORDERS, None)
+    with pytest.raises(MessageTooLargeError) as refused:
+        limit.check(b"\0" * 6_291_456, {"delaylevel.due": "1"}, None, None)
+    assert refused.value.size == 6_291_456
+    assert refused.value.limit == limit.bytes == DEFAULT_MAX_MESSAGE_SIZE - limit.reserve
+    assert limit.reserve < 4096
+    text = str(refused.value)
+    for part in ("6,291,456", f"{limit.bytes:,}", "5,242,880", "max_message_size", "not sent"):
+        assert part in text
+    with pytest.raises(MessageTooLargeError):
+        limit.check(b"x" * (5 * 1024 * 1024 - 110), None, None, None)
+    limit.check(None, None, None, None)
+
+
+def test_keys_and_properties_count_in_bytes() -> None:
+    limit = SizeLimit(described(), ORDERS, None)
+    body = b"x" * (limit.bytes - 300)
+    limit.check(body, {"a": "b" * 100}, "c" * 50, "d" * 20)
+    for properties, key, ordering_key in (
+        ({"a": "€" * 100}, None, None),
+        ({"€" * 100: "a"}, None, None),
+        (None, "€" * 100, None),
+        (None, None, "€" * 100),
+    ):
+        with pytest.raises(MessageTooLargeError):
+            limit.check(body, properties, key, ordering_key)
+
+
+def test_a_payload_that_cannot_be_compressed_grows() -> None:
+    plain = SizeLimit(described(), ORDERS, None)
+    compressed = SizeLimit(described(), ORDERS, None, compressed=True)
+    assert plain.bytes - compressed.bytes >= DEFAULT_MAX_MESSAGE_SIZE // 255 + 16
+
+
+@given(
+    size=st.integers(0, 70_000),
+    key=st.sampled_from([0, 10, 60, 70, 20_000]),
+    ordering_key=st.sampled_from([0, 10, 60, 70, 20_000]),
+    count=st.integers(0, 70),
+    length=st.integers(0, 1000),
+    maximum=st.sampled_from([16 * 1024, 64 * 1024, 80 * 1024]),
+)
+def test_the_fast_path_routes_only_messages_that_fit(
+    size: int, key: int, ordering_key: int, count: int, length: int, maximum: int
+) -> None:
+    routing = Routing(described(), ORDERS, None, ManualClock(T0), max_message_size=maximum)
+    own = dict.fromkeys(map(str, range(count)), "\N{GRINNING FACE}" * length)
+    keys = ("\N{GRINNING FACE}" * key, "\N{GRINNING FACE}" * ordering_key)
+    found = routing.route_fast(None, TWO_DAYS, own, "x" * 512, keys[0], keys[1], size)
+    if found is not None:
+        routing.size_limit.check(b"x" * size, found[2], *keys)
+
+
+def test_usual_messages_take_the_fast_path() -> None:
+    routing = Routing(described(), ORDERS, None, ManualClock(T0))
+    own = {f"property-{number}": "x" * 200 for number in range(60)}
+    assert routing.route_fast(None, TWO_DAYS, own, None, "k" * 200, None, 2_000_000) is not None
+
+
+# -- the producer
+
+
+class Order(Record):
+    note = String()
+
+
+LARGE = "x" * (5 * 1024 * 1024 - 500)
+ORDER = Order(note=LARGE)
+
+
+@pytest.mark.parametrize(
+    ("schema", "content"),
+    [
+        (BytesSchema(), LARGE.encode()),
+        (StringSchema(), LARGE),
+        (JsonSchema(Order), ORDER),
+        (AvroSchema(Order), ORDER),
+    ],
+    ids=["bytes", "string", "json", "avro"],
+)
+def test_only_parked_messages_are_refused(schema: Any, content: Any) -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", schema=schema, enable_delay_level_topic=True
+        )
+        called: list[Any] = []
+        small = Order(note="x") if content is ORDER else content[:1]
+        for after in (TWO_DAYS, timedelta(hours=2)):  # a level, and the window
+            producers = len(producer._producers())
+            with pytest.raises(MessageTooLargeError):
+                producer.send(content, deliver_after=after)
+            with pytest.raises(MessageTooLargeError):
+                producer.send_async(content, lambda *_: called.append(1), deliver_after=after)
+            assert len(producer._producers()) == producers  # none was opened for them
+            producer.send(small, deliver_after=after)
+            with pytest.raises(MessageTooLargeError):  # now on the fast path, if there is one
+                producer.send_async(content, lambda *_: called.append(1), deliver_after=after)
+        producer.flush()
+        assert called == []
+        assert len(memory.pending("orders")) == 2
+        producer.send(content)
+        assert len(memory.delivered("orders")) == 1
+
+
+def test_small_payloads_with_large_properties_are_refused_too() -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer("orders", enable_delay_level_topic=True)
+        producer.send_async(b"opens the producer", None, deliver_after=TWO_DAYS)
+        for own in ({"a": LARGE}, {LARGE: "a"}, {f"{n}": "x" * 60_000 for n in range(90)}):
+            with pytest.raises(MessageTooLargeError):
+                producer.send_async(b"", None, own, deliver_after=TWO_DAYS)
+        for name in ("partition_key", "ordering_key"):
+            with pytest.raises(MessageTooLargeError):
+                producer.send_async(b"", None, deliver_after=TWO_DAYS, **{name: LARGE})
+        producer.flush()
+        assert len(memory.pending("orders")) == 1
+
+
+def test_the_limit_is_that_of_the_broker() -> None:
+    with MemoryPulsar() as memory:
+        client = memory.client()
+        small = client.create_producer(
+            "orders", enable_delay_level_topic=True, max_message_size=1024 * 1024
+        )
+        with pytest.raises(MessageTooLargeError, match="1,048,576"):
+            small.send(b"x" * 1024 * 1024, deliver_after=TWO_DAYS)
+        large = client.create_producer(
+            "orders", enable_delay_level_topic=True, max_message_size=20 * 1024 * 1024
+        )
+        # The in-memory broker, like a real one, has a limit of its own.
+        with pytest.raises(pulsar.MessageTooBig):
+            large.send(b"x" * (6 * 1024 * 1024), deliver_after=TWO_DAYS)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1024, 5e6, None, "5 MiB", True])
+def test_an_unusable_limit_is_refused_before_the_level_topic_is_created(size: Any) -> None:
+    with MemoryPulsar() as memory:
+        with pytest.raises(InvalidInputError, match="max_message_size"):
+            memory.client().create_producer(
+                "orders", enable_delay_level_topic=True, max_message_size=size
+            )
+        assert memory.admin.list_partitioned_topics("public/default") == []
