@@ -1,0 +1,251 @@
+"""Tests of the asyncio twin: closing, and level producers that are still being opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+from pulsar.schema import BytesSchema
+
+import fakes
+from delaylevel.errors import MessageTooLargeError
+from delaylevel.producer.aio import AsyncDelayLevelProducer
+from delaylevel.producer.setup import ProducerSetup
+from delaylevel.testing import ManualClock
+
+ORDERS = "persistent://public/default/orders"
+TWO_DAYS, THREE_DAYS = timedelta(days=2, hours=1), timedelta(days=3, hours=1)
+BUSY = pulsar.asyncio.PulsarException(pulsar.Result.ProducerBusy)
+
+
+class FakeProducer:
+    """A plain asyncio producer, which fails what is sent after its close, as the real one does.
+
+    Attributes:
+        stored: bodies that a flush has stored.
+        closed: True once it was closed.
+    """
+
+    def __init__(self) -> None:
+        self._schema = BytesSchema()
+        self._waiting: list[tuple[bytes, asyncio.Future[int]]] = []
+        self.stored: list[bytes] = []
+        self.closed = False
+
+    async def send(self, content: bytes, **_: Any) -> int:
+        if self.closed:
+            raise pulsar.asyncio.PulsarException(pulsar.Result.AlreadyClosed)
+        self._waiting.append((content, asyncio.get_running_loop().create_future()))
+        return await self._waiting[-1][1]
+
+    async def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        await asyncio.sleep(0)
+        for body, stored in waiting:
+            self.stored.append(body)
+            stored.set_result(len(self.stored))
+
+    async def close(self) -> None:
+        self.closed = True
+        for _, stored in self._waiting:
+            stored.set_exception(pulsar.asyncio.PulsarException(pulsar.Result.AlreadyClosed))
+
+    def is_connected(self) -> bool:
+        return not self.closed
+
+
+class Openings:
+    """The client's ``create_producer``, whose calls wait until a test decides their outcome."""
+
+    def __init__(self) -> None:
+        self.calls: list[asyncio.Future[FakeProducer]] = []
+
+    async def create_producer(self, topic: str, **_: Any) -> FakeProducer:
+        self.calls.append(asyncio.get_running_loop().create_future())
+        return await self.calls[-1]
+
+    async def wait_for(self, number: int) -> asyncio.Future[FakeProducer]:
+        while len(self.calls) < number:
+            await asyncio.sleep(0.001)
+        return self.calls[number - 1]
+
+
+def make(**changes: Any) -> tuple[AsyncDelayLevelProducer, Openings, FakeProducer]:
+    openings, business = Openings(), FakeProducer()
+    setup = ProducerSetup(
+        fakes.describe(30, targets=(ORDERS,)), ORDERS, {}, ManualClock(), None, None, **changes
+    )
+    return AsyncDelayLevelProducer(openings.create_producer, business, setup), openings, business
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_send_after_close_raises() -> None:
+    async def test() -> None:
+        producer, openings, business = make()
+        sent = asyncio.ensure_future(producer.send(b"1", deliver_after=TWO_DAYS))
+        level = FakeProducer()
+        (await openings.wait_for(1)).set_result(level)
+        await settle()
+        await producer.close()
+        await sent
+        assert (level.stored, level.closed, business.closed) == ([b"1"], True, True)
+        for after in (None, TWO_DAYS, THREE_DAYS):
+            with pytest.raises(pulsar.asyncio.PulsarException) as refused:
+                await producer.send(b"2", deliver_after=after)
+            assert refused.value.error() == pulsar.Result.AlreadyClosed
+        assert len(openings.calls) == 1  # no producer was opened for them
+
+    run(test())
+
+
+def test_close_waits_for_what_is_being_opened_and_closes_it() -> None:
+    async def test() -> None:
+        producer, openings, business = make()
+        sends = [
+            asyncio.ensure_future(producer.send(b"%d" % number, deliver_after=TWO_DAYS))
+            for number in range(3)
+        ]
+        opening = await openings.wait_for(1)
+        closing = asyncio.ensure_future(producer.close())
+        await settle()
+        assert not closing.done()
+        assert not business.closed
+        level = FakeProducer()
+        opening.set_result(level)
+        await closing
+        assert await asyncio.gather(*sends) == [1, 2, 3]
+        assert (level.stored, level.closed, business.closed) == ([b"0", b"1", b"2"], True, True)
+
+    run(test())
+
+
+def test_close_closes_a_producer_whose_sender_was_cancelled() -> None:
+    async def test() -> None:
+        producer, openings, _ = make()
+        sent = asyncio.ensure_future(producer.send(b"1", deliver_after=TWO_DAYS))
+        opening = await openings.wait_for(1)
+        sent.cancel()
+        await settle()
+        closing = asyncio.ensure_future(producer.close())
+        await settle()
+        assert not closing.done()
+        level = FakeProducer()
+        opening.set_result(level)
+        await closing
+        assert level.closed
+
+    run(test())
+
+
+def test_close_ends_although_an_opening_fails() -> None:
+    async def test() -> None:
+        producer, openings, business = make()
+        sent = asyncio.ensure_future(producer.send(b"1", deliver_after=TWO_DAYS))
+        opening = await openings.wait_for(1)
+        closing = asyncio.ensure_future(producer.close())
+        await settle()
+        opening.set_exception(BUSY)
+        await closing
+        assert business.closed
+        with pytest.raises(pulsar.asyncio.PulsarException):
+            await sent
+
+    run(test())
+
+
+def test_a_failed_opening_does_not_remove_a_later_one() -> None:
+    async def test() -> None:
+        producer, openings, _ = make()
+        level = FakeProducer()
+        outcomes: list[Any] = []
+
+        async def send_until_stored(body: bytes) -> None:
+            for _ in range(2):
+                try:
+                    outcomes.append(await producer.send(body, deliver_after=TWO_DAYS))
+                    return
+                except pulsar.asyncio.PulsarException as error:
+                    outcomes.append(error)
+
+        senders = [asyncio.ensure_future(send_until_stored(b"%d" % n)) for n in range(4)]
+        first = await openings.wait_for(1)
+        first.set_exception(BUSY)
+        second = await openings.wait_for(2)
+        second.set_result(level)
+        await settle()
+        await producer.flush()
+        await asyncio.gather(*senders)
+        # Every sender got the error of the first opening, and its message goes through the second.
+        assert outcomes[:4] == [BUSY] * 4
+        assert sorted(level.stored) == [b"0", b"1", b"2", b"3"]
+        assert len(openings.calls) == 2
+        await producer.close()
+        assert level.closed
+
+    run(test())
+
+
+@pytest.mark.parametrize("error", [BUSY, RuntimeError("of another kind"), TypeError("bad option")])
+def test_any_failed_opening_is_tried_again(error: Exception) -> None:
+    async def test() -> None:
+        producer, openings, _ = make()
+        sent = asyncio.ensure_future(producer.send(b"1", deliver_after=TWO_DAYS))
+        (await openings.wait_for(1)).set_exception(error)
+        with pytest.raises(type(error)):
+            await sent
+        again = asyncio.ensure_future(producer.send(b"1", deliver_after=TWO_DAYS))
+        level = FakeProducer()
+        (await openings.wait_for(2)).set_result(level)
+        await settle()
+        await producer.close()
+        assert await again == 1
+
+    run(test())
+
+
+def test_a_cancelled_sender_does_not_disturb_the_others() -> None:
+    async def test() -> None:
+        producer, openings, _ = make()
+        sends = [
+            asyncio.ensure_future(producer.send(b"%d" % n, deliver_after=TWO_DAYS))
+            for n in range(2)
+        ]
+        opening = await openings.wait_for(1)
+        sends[0].cancel()
+        await settle()
+        level = FakeProducer()
+        opening.set_result(level)
+        await settle()
+        await producer.close()
+        assert await sends[1] == 1
+        assert level.stored == [b"1"]
+
+    run(test())
+
+
+def test_messages_too_large_to_be_parked_are_refused() -> None:
+    async def test() -> None:
+        producer, openings, business = make(max_message_size=64 * 1024)
+        with pytest.raises(MessageTooLargeError):
+            await producer.send(b"x" * 64 * 1024, deliver_after=TWO_DAYS)
+        assert openings.calls == []
+        straight = asyncio.ensure_future(producer.send(b"x" * 64 * 1024))
+        await settle()
+        await producer.close()
+        await straight
+        assert len(business.stored) == 1
+
+    run(test())
