@@ -120,6 +120,7 @@ def function_config(
         token_file=options.token_file,
         tls_trust_certs_file=options.tls_trust_certs_file,
         tls_allow_insecure=connection.tls_allow_insecure,
+        tls_validate_hostname=connection.tls_validate_hostname,
     )
     return {
         "tenant": tenant,

@@ -55,6 +55,9 @@ def _consumer_loop(context: Any) -> ConsumerLoop:
     settings = FunctionSettings.from_config(context.get_user_config_map() or {})
     token = TokenSource(_token_reader(settings, context))
     client_arguments = client_settings(sys.argv)
+    if client_arguments is not None:
+        # The worker's own setting is off by default, and the token must not go to another host.
+        client_arguments["tls_validate_hostname"] = settings.tls_validate_hostname
     client = context.pulsar_client
     if settings.token_file is not None:
         if client_arguments is None:
@@ -73,6 +76,7 @@ def _consumer_loop(context: Any) -> ConsumerLoop:
         tls_trust_certs_file=settings.tls_trust_certs_file
         or argument(sys.argv, "tls_trust_cert_path"),
         tls_allow_insecure=settings.tls_allow_insecure,
+        tls_validate_hostname=settings.tls_validate_hostname,
     )
 
     def report(found: RelayReport, relay: Relay) -> None:

@@ -23,7 +23,9 @@ class FunctionSettings:
         level_topic: full name of the level topic.
         admin_url: address of the admin interface, as the worker reaches it.
         log_topic: topic for log lines, besides the worker's own file; empty for none.
-        tls_allow_insecure: True to accept certificates that no authority has signed.
+        tls_allow_insecure: True to accept any certificate.
+        tls_validate_hostname: False to accept a certificate of another host; for the admin
+            interface, and for the Function's own clients.
         receiver_queue, in_flight, token_file, tls_trust_certs_file: as in
             :class:`delaylevel.functions.deployment.FunctionOptions`.
     """
@@ -36,6 +38,7 @@ class FunctionSettings:
     token_file: str | None = None
     tls_trust_certs_file: str | None = None
     tls_allow_insecure: bool = False
+    tls_validate_hostname: bool = True
 
     def __post_init__(self) -> None:
         if self.receiver_queue < 1 or self.in_flight < 1:

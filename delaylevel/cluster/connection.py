@@ -41,8 +41,8 @@ class Connection(BaseModel):
         token_file: a file with the token, read again at every use, so that it can be renewed.
         tls_trust_certs_file: trusted certificates (PEM); by default those of ``certifi``.
         tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
-        tls_allow_insecure: True to accept certificates of unknown issuers.
-        tls_validate_hostname: True to compare the certificate's name with the host's.
+        tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
+        tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
         operation_timeout_seconds: timeout of the client's operations (create, subscribe, close).
         origin: description of the source of the addresses, for error texts.
     """

@@ -50,7 +50,7 @@ class RestOptions(TypedDict, total=False):
         token: the token, or a function that returns the current one.
         tls_trust_certs_file: trusted certificates (PEM); by default those of ``certifi``.
         tls_certificate_file, tls_private_key_file: the client's own certificate and key (PEM).
-        tls_allow_insecure: True to accept certificates of unknown issuers.
+        tls_allow_insecure: True to accept any certificate, whatever its issuer and name.
         tls_validate_hostname: True, the default, to compare the certificate's name with the host's.
         timeout_s: time to wait for an answer, in seconds; 30 by default.
     """

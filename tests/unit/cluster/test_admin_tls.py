@@ -9,11 +9,16 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from delaylevel import wrap
 from delaylevel.cluster.admin import Admin
-from delaylevel.errors import AdminError, BrokerUnreachableError, ConfigError
+from delaylevel.errors import AdminError, BrokerUnreachableError, ConfigError, LevelTopicError
+from delaylevel.producer.aio import AsyncDelayLevelClient
+from delaylevel.producer.client import DelayLevelClient
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
@@ -34,12 +39,13 @@ class Secure:
         )
         self.tokens: list[str | None] = []
         self.redirect_to: str | None = None
+        self.status = 200
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.tokens.append(self.headers.get("Authorization"))
-                self.send_response(307 if outer.redirect_to else 200)
+                self.send_response(307 if outer.redirect_to else outer.status)
                 if outer.redirect_to:
                     self.send_header("Location", outer.redirect_to)
                 self.send_header("Content-Length", "0")
@@ -95,6 +101,88 @@ def test_checks_can_be_switched_off(server: Secure) -> None:
     trusted = str(server.certificate)
     assert Admin(address, tls_trust_certs_file=trusted, tls_validate_hostname=False).health()
     assert Admin(address, tls_allow_insecure=True).health()
+
+
+# -- clients and wrap
+
+
+class FakePulsarClient:
+    """A client for wrap, which opens nothing."""
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+
+def client_with(server: Secure, **options: Any) -> DelayLevelClient:
+    return DelayLevelClient(
+        "pulsar://localhost:1",
+        admin_url=f"https://127.0.0.1:{server.port}",
+        admin_token="t",
+        tls_trust_certs_file_path=str(server.certificate),
+        **options,
+    )
+
+
+def twin_with(server: Secure, **options: Any) -> AsyncDelayLevelClient:
+    return AsyncDelayLevelClient(
+        "pulsar://localhost:1",
+        admin_url=f"https://127.0.0.1:{server.port}",
+        admin_token="t",
+        tls_trust_certs_file_path=str(server.certificate),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("make", [client_with, twin_with])
+def test_clients_verify_the_host_name_unless_told_otherwise(server: Secure, make: Any) -> None:
+    with pytest.raises(BrokerUnreachableError, match="TLS"):
+        make(server).admin.health()
+    assert server.tokens == []
+    assert make(server, tls_validate_hostname=False).admin.health()
+    assert server.tokens == ["Bearer t"]
+
+
+def test_wrap_verifies_the_host_name_unless_told_otherwise(server: Secure) -> None:
+    producer = SimpleNamespace(topic=lambda: "persistent://public/default/orders")
+    options: dict[str, Any] = {
+        "admin_url": f"https://127.0.0.1:{server.port}",
+        "admin_token": "t",
+        "tls_trust_certs_file_path": str(server.certificate),
+    }
+    with pytest.raises(BrokerUnreachableError, match="TLS"):
+        wrap(producer, FakePulsarClient(), **options)
+    assert server.tokens == []
+    server.status = 404
+    with pytest.raises(LevelTopicError, match="does not exist"):
+        wrap(
+            producer,
+            FakePulsarClient(),
+            create_level_topic=False,
+            tls_validate_hostname=False,
+            **options,
+        )
+    assert set(server.tokens) == {"Bearer t"}
+
+
+def test_clients_give_positional_tls_settings_to_the_admin_client(server: Secure) -> None:
+    # Authentication, four numbers, the log's file, an interval, TLS on, and the certificates.
+    positional = (None, 30, 1, 1, 100, None, 600, False, str(server.certificate))
+    client = DelayLevelClient(
+        "pulsar://localhost:1",
+        *positional,
+        admin_url=f"https://localhost:{server.port}",
+        admin_token="t",
+    )
+    assert client.admin is not None
+    assert client.admin.health()  # type: ignore[attr-defined]
+    lenient = DelayLevelClient(
+        "pulsar://localhost:1",
+        *positional,
+        False,
+        False,
+        admin_url=f"https://127.0.0.1:{server.port}",
+    )
+    assert lenient.admin.health()  # type: ignore[union-attr]
 
 
 def test_a_redirect_out_of_tls_is_not_followed(server: Secure) -> None:

@@ -99,6 +99,16 @@ def test_whole_numbers_are_restored_after_pulsar_admin_rewrites_them() -> None:
         FunctionSettings.from_config({**written, "in_flight": "many"})
 
 
+@pytest.mark.parametrize("verified", [True, False])
+def test_the_function_verifies_host_names_unless_told_otherwise(verified: bool) -> None:
+    connection = Connection(admin_url="https://broker:8443", tls_validate_hostname=verified)
+    config = function_config(described(), connection, FunctionOptions())["userConfig"]
+    assert FunctionSettings.from_config(config).tls_validate_hostname is verified
+    # A Function that was deployed earlier verifies, too.
+    del config["tls_validate_hostname"]
+    assert FunctionSettings.from_config(config).tls_validate_hostname is True
+
+
 # -- the archive
 
 
