@@ -255,7 +255,8 @@ class DelayLevelProducer(BaseProducer):
             pulsar.PulsarException: the first other failure. In both cases, the other producers are
                 flushed, too.
         """
-        self._report(self._for_all("flush"))
+        sent = self._callbackless.number_sent()
+        self._report(self._for_all("flush"), sent)
 
     def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
@@ -270,7 +271,7 @@ class DelayLevelProducer(BaseProducer):
         # The client's own close fails the messages that it has not sent yet.
         flushed = self._for_all("flush")
         closed = self._for_all("close")
-        self._report(flushed or closed)
+        self._report(flushed or closed, self._callbackless.number_sent())
 
     def __enter__(self) -> DelayLevelProducer:
         return self
@@ -349,9 +350,14 @@ class DelayLevelProducer(BaseProducer):
                 failure = failure or error
         return failure
 
-    def _report(self, failure: Exception | None) -> None:
-        """Raise the error for messages without a callback, or else the given one."""
-        self._callbackless.wait()
+    def _report(self, failure: Exception | None, sent: int) -> None:
+        """Raise the error for messages without a callback, or else the given one.
+
+        Args:
+            failure: the first failure of a producer, or None.
+            sent: number of messages without a callback whose outcomes must be known.
+        """
+        self._callbackless.wait(sent)
         unconfirmed = self._callbackless.take_error()
         if unconfirmed is not None:
             raise unconfirmed from failure

@@ -24,7 +24,7 @@ from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
-from delaylevel.producer.client import DelayLevelClient
+from delaylevel.producer.client import DelayLevelClient, wrap
 from delaylevel.topics import status as levelstatus
 from world import QUIET, quiet_client
 
@@ -119,6 +119,45 @@ def test_the_host_must_match_the_certificate(secured: Any) -> None:
     lenient = secured.load(token=secured.token, tls_validate_hostname=False, **addresses)
     partitions(lenient)
     publish(lenient)
+
+
+def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
+    """Without a ``Connection``: the settings are those of ``pulsar.Client``."""
+    options: dict[str, Any] = {
+        "service_url": secured.service_url.replace("127.0.0.1", "localhost"),
+        "admin_url": secured.admin_url.replace("127.0.0.1", "localhost"),
+        "authentication": pulsar.AuthenticationToken(secured.token),
+        "admin_token": secured.token,
+        "tls_trust_certs_file_path": str(secured.certificate),
+        "operation_timeout_seconds": 5,
+        "logger": QUIET,
+    }
+    strict = DelayLevelClient(**options)
+    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
+        strict.create_producer(TOPIC, enable_delay_level_topic=True)
+    with pytest.raises(pulsar.PulsarException):
+        strict.create_producer(TOPIC)
+    strict.shutdown()
+
+    plain_options = {name: value for name, value in options.items() if "admin" not in name}
+    plain = pulsar.Client(**plain_options)  # its own default is not to verify
+    producer = plain.create_producer(TOPIC)
+    admin_options = {
+        "admin_url": options["admin_url"],
+        "admin_token": secured.token,
+        "tls_trust_certs_file_path": str(secured.certificate),
+    }
+    with pytest.raises(BrokerUnreachableError, match="Hostname mismatch"):
+        wrap(producer, plain, **admin_options)
+    wrapped = wrap(producer, plain, **admin_options, tls_validate_hostname=False)
+    wrapped.send(b"parked", deliver_after=timedelta(days=2))
+    wrapped.close()
+    plain.close()
+
+    lenient = DelayLevelClient(**options, tls_validate_hostname=False)
+    with lenient.create_producer(TOPIC, enable_delay_level_topic=True) as second:
+        second.send(b"parked", deliver_after=timedelta(days=2))
+    lenient.close()
 
 
 def test_the_doctor_reports_missing_rights(secured: Any) -> None:

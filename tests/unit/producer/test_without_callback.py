@@ -217,13 +217,22 @@ def test_concurrent_failures_are_all_counted() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    messages.wait()
+    messages.wait(messages.number_sent())
     error = messages.take_error()
     assert error is not None
     failures = {name: 800 for name in Result.__members__ if name != "Ok"}
     assert error.reasons == failures
     assert error.count == 800 * (len(results) - 1)
     assert messages.take_error() is None
+
+
+def test_results_that_the_client_does_not_name_are_counted() -> None:
+    messages = CallbacklessMessages()
+    for value in (-1, 46, 46):
+        messages.callback(Result(value), None)
+    error = messages.take_error()
+    assert error is not None
+    assert error.reasons == {"Result -1": 1, "Result 46": 2}
 
 
 def test_no_python_code_runs_for_a_stored_message() -> None:
