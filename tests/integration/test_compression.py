@@ -34,6 +34,8 @@ LEVELS = Levels(
 )
 MINUTE_MS = 60_000
 LARGE = bytes(6 * 1024 * 1024)  # above the broker's limit of 5 MiB
+# The wrapper would refuse such messages, but producers in other languages may park them.
+ANY_SIZE = 16 * 1024 * 1024
 SMALL = [b"%d" % number * 200 for number in range(700)]
 
 
@@ -47,9 +49,14 @@ def parked(world: RealWorld, clock: Any) -> LevelTopicDescription:
         enable_delay_level_topic=True,
         compression_type=pulsar.CompressionType.LZ4,
         block_if_queue_full=True,
+        max_message_size=ANY_SIZE,
     )
-    plain_producer = client.create_producer(target)
-    wrapped = wrap(plain_producer, client, compression_type=pulsar.CompressionType.ZSTD)
+    wrapped = wrap(
+        client.create_producer(target),
+        client,
+        compression_type=pulsar.CompressionType.ZSTD,
+        max_message_size=ANY_SIZE,
+    )
     plain = client.create_producer(target, enable_delay_level_topic=True, block_if_queue_full=True)
     for body in (*SMALL, LARGE, *SMALL):
         zipped.send_async(body, lambda *_: None, deliver_after=timedelta(minutes=90))

@@ -129,7 +129,7 @@ def test_keys_and_properties_count_in_bytes() -> None:
 
 def test_a_payload_that_cannot_be_compressed_grows() -> None:
     plain = SizeLimit(described(), ORDERS, None)
-    compressed = SizeLimit(described(), ORDERS, None, compressed=True)
+    compressed = SizeLimit(described(), ORDERS, None, compression="LZ4")
     assert plain.bytes - compressed.bytes >= DEFAULT_MAX_MESSAGE_SIZE // 255 + 16
 
 
