@@ -17,6 +17,7 @@ from delaylevel.errors import (
     BrokerUnreachableError,
     DelayLevelError,
     InvalidInputError,
+    MessageTooLargeError,
 )
 
 from .command import connection_options, examples, settings_of
@@ -63,6 +64,8 @@ def translate(error: BaseException) -> click.ClickException | None:
     text = str(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text)
+    if isinstance(error, MessageTooLargeError):
+        return click.ClickException(text)
     if isinstance(error, InvalidInputError) and not isinstance(error, BrokerError):
         return WrongInput(text)
     if isinstance(error, DelayLevelError):

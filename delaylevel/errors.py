@@ -49,6 +49,8 @@ class UnsupportedOptionError(InvalidInputError):
 class MessageTooLargeError(InvalidInputError):
     """A message that is too large to be parked, because later hops could not send it.
 
+    Producers raise a subclass that is also a ``pulsar.MessageTooBig``.
+
     Attributes:
         size: the message's size, uncompressed, with its keys and properties, in bytes.
         limit: the largest size of a parked message, in bytes.

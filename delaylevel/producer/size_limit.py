@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pulsar
+
 from delaylevel.errors import MessageTooLargeError
 from delaylevel.model import envelope as env
 from delaylevel.model.due_time import LATEST_DUE_MS
@@ -34,6 +36,10 @@ _LONGEST_PARTITION = len("-partition-99999")
 # without counting.
 _FEW = 64
 _ROOMY = 64 * 1024
+
+
+class PulsarMessageTooLargeError(MessageTooLargeError, pulsar.MessageTooBig):
+    """The error for applications that expect an exception of the Pulsar client."""
 
 
 class SizeLimit:
@@ -125,10 +131,11 @@ class SizeLimit:
                 size += _bytes(name) + _bytes(value) + 2 * _FRAMING
         if size <= self.bytes:
             return
-        raise MessageTooLargeError(
+        raise PulsarMessageTooLargeError(
             f"the message has {size:,} bytes, and a parked message at most {self.bytes:,}: "
-            f"uncompressed, with keys and properties. The broker's limit is "
-            f"{self._max_message_size:,} bytes, and {self.reserve:,} are for what later hops add. "
+            "uncompressed, with keys and properties. Later hops could not send it (MessageTooBig): "
+            f"the broker's limit is {self._max_message_size:,} bytes, of which {self.reserve:,} are "
+            "for what they add. "
             "Store the payload elsewhere and send a reference to it; or, if the broker's "
             "maxMessageSize is higher, give the producer max_message_size. The message was not "
             "sent",

@@ -102,6 +102,7 @@ def test_the_error_names_the_size_the_limit_and_the_remedy() -> None:
     limit = SizeLimit(described(), ORDERS, None)
     with pytest.raises(MessageTooLargeError) as refused:
         limit.check(b"\0" * 6_291_456, {"delaylevel.due": "1"}, None, None)
+    assert isinstance(refused.value, pulsar.MessageTooBig)  # as the plain client raises
     assert refused.value.size == 6_291_456
     assert refused.value.limit == limit.bytes == DEFAULT_MAX_MESSAGE_SIZE - limit.reserve
     assert limit.reserve < 4096
