@@ -134,8 +134,8 @@ class SizeLimit:
         raise PulsarMessageTooLargeError(
             f"the message has {size:,} bytes, and a parked message at most {self.bytes:,}: "
             "uncompressed, with keys and properties. Later hops could not send it (MessageTooBig): "
-            f"the broker's limit is {self._max_message_size:,} bytes, of which {self.reserve:,} are "
-            "for what they add. "
+            f"the broker's limit is {self._max_message_size:,} bytes, and they add up to "
+            f"{self.reserve:,}. "
             "Store the payload elsewhere and send a reference to it; or, if the broker's "
             "maxMessageSize is higher, give the producer max_message_size. The message was not "
             "sent",
