@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -115,9 +116,10 @@ def run(
         # of them with -v. The dispatcher logs the events that matter.
         verbosity = settings_of(click.get_current_context()).verbosity
         logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
-        client = stack.enter_context(contextlib.closing(connection.open_client(logger=logger)))
+        open_client = partial(connection.open_client, logger=logger)
+        client = stack.enter_context(contextlib.closing(open_client()))
         admin = stack.enter_context(Admin.from_connection(connection))
-        service = Dispatcher(client, admin, topics, settings)
+        service = Dispatcher(client, admin, topics, settings, target_client=open_client)
 
         def stop(signum: int, frame: FrameType | None) -> None:
             service.stop()

@@ -202,13 +202,13 @@ def run(
         moving = stack.enter_context(_running("spark-sync", job.run, job.stop))
         _wait(moving, "the Spark job", lambda: job.wait_ready(0.25), 120)
         # The dispatcher works in a thread, with a client and an admin client of its own.
+        open_client = partial(connection.open_client, logger=logger)
         dispatcher = Dispatcher(
-            stack.enter_context(
-                closing(pulsar.Client(**connection.client_kwargs(), logger=logger))
-            ),
+            stack.enter_context(closing(open_client())),
             stack.enter_context(Admin.from_connection(connection)),
             [description.topic],
             DispatchSettings(directory=checkpoint.with_name("window")),
+            target_client=open_client,
         )
         releasing = stack.enter_context(_running("dispatcher", dispatcher.run, dispatcher.stop))
         _wait(releasing, "the dispatcher", lambda: _is_releasing(dispatcher, description), 60)

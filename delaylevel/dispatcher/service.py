@@ -86,8 +86,9 @@ class Dispatcher:
         client: a ``pulsar.Client``, not closed here.
         level_topics: names of business topics or level topics.
         target_client: function that returns a new client of the same cluster. Each target then has
-            a connection of its own, and a throttled one delays no other. None to publish with
-            ``client``.
+            a connection of its own, and a throttled one delays no other. By default a
+            :class:`delaylevel.DelayLevelClient` makes more of its kind, and all targets share the
+            connection of any other client.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -104,6 +105,7 @@ class Dispatcher:
         target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
+        target_client = target_client or getattr(client, "another", None)
         self._clients = None if target_client is None else TargetClients(target_client)
         self._admin = admin
         self._settings = settings

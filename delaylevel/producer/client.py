@@ -47,6 +47,7 @@ class BaseClient:
         # Pulsar's own default is not to verify host names.
         if "tls_validate_hostname" not in given.arguments:
             kwargs.setdefault("tls_validate_hostname", True)
+        self._delaylevel_arguments = (service_url, *args), kwargs
         super().__init__(service_url, *args, **kwargs)  # type: ignore[call-arg]
         if admin is None and admin_url is not None:
             admin = _admin({**given.arguments, **kwargs}, admin_url, admin_token)
