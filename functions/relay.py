@@ -13,27 +13,26 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.compression import compression_settings
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import error_name, is_too_large
+from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS, open_producer
-from delaylevel.cluster.targets.schema import target_schema
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.envelope import SchemaRef, compression_of
+from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.report import ForwardReport
 from delaylevel.mover import hop
 
 from .ack_order import AckOrder
-from .publisher import Item, TrackedProducer
+from .item import Item
 from .recent_ids import RecentIds
 from .routing import MessageRouter, UndecidedError
 
@@ -44,16 +43,17 @@ IN_FLIGHT_BYTES = 64 * 1024 * 1024
 # This includes messages that only wait for their turn to be acknowledged. With the consumer's own
 # queue it stays below 50,000, where the broker would stop the consumer.
 UNACKNOWLEDGED = 25_000
-# A target that confirms nothing for this time, while others do, gets no more messages.
-STALL_S = 1.0
-_SIGN_OF_LIFE_S = 0.05
-# Send timeout of business topics; after it a message is set aside.
-_TARGET_SETTINGS = {**KEY_BATCHED_SETTINGS, "send_timeout_millis": 5_000}
-# A connected producer creates a topic again that is deleted by force: none is kept while idle.
-IDLE_S = 2.0
+# Confirmed messages wait for slow ones that came before them. From here on, slow targets make way.
+SCARCE = UNACKNOWLEDGED // 2
+# A target that needs longer for a message is slow. The slow targets of a level topic with several
+# targets share a part of the limits, and the rest stays free for the others.
+SLOW_S = 1.0
+#: The reason for holding a message of a target that has used up its share.
+SLOW = "it confirms messages more slowly than they arrive"
 
-_TargetKey = tuple[str, SchemaRef | None]
-_OwnKey = tuple[str, str | None]  # topic, compression
+_WARN_AGAIN_S = 60.0
+
+_TargetArguments = tuple[str, "SchemaRef | None", "str | None"]  # topic, schema, compression
 
 
 @dataclass
@@ -119,34 +119,41 @@ class Relay:
         now_s: Callable[[], float] = time.monotonic,
         target_client: Callable[[str], Any] | None = None,
     ) -> None:
-        self._client = client
-        self._target_client = target_client or (lambda target: client)
-        self._admin = admin
         self._consumer = consumer
         self._raw_consumer = getattr(consumer, "_consumer", consumer)  # past the client's wrapper
         self._clock = clock or SystemClock()
         self._router = MessageRouter(description, describe, self._clock, start, now_s)
         self._limit = in_flight
-        self._start = start
         self.now_s = now_s
-        self._targets: dict[_TargetKey, TrackedProducer] = {}
-        self._own: dict[_OwnKey, TrackedProducer] = {}
-        self._refused = hop.RefusedTargets(self._clock)
+        self._targets: TargetPool[Item] = TargetPool(
+            target_client or (lambda target: client),
+            admin,
+            pause_s=lambda: self._router.description.hold_pause_ms / 1000,
+            start=start,
+            now_s=now_s,
+        )
+        self._keys: dict[_TargetArguments, TargetKey] = {}
+        dead_letters = description.dead_letter_topic.partition(0).full
+        self._own: OwnProducers[Item] = OwnProducers(client, dead_letters, start=start, now_s=now_s)
         self._orders: dict[str, AckOrder[Item]] = {}
-        self._failing: list[tuple[_TargetKey, TrackedProducer]] = []
         self._pending: set[tuple[str, int, int, int]] = set()
         self._acknowledged = RecentIds()
         self.in_flight = self.unacknowledged = 0
-        self._bytes = self._stalled = 0
-        self._confirmed_s = 0.0
+        self._bytes = 0
+        # The slow targets, the share of each of them, and what they have beyond it.
+        self._slow: frozenset[str] = frozenset()
+        self._share = self._share_bytes = 0
+        self._excess = self._excess_bytes = 0
+        self._warn_at_s: dict[str, float] = {}  # by topic of our own
         self._report = RelayReport()
 
     @property
     def has_room(self) -> bool:
         """True if another message may be offered now."""
         return (
-            self.in_flight - self._stalled < self._limit
-            and self._bytes < IN_FLIGHT_BYTES
+            self.in_flight - self._excess < self._limit
+            and self._bytes - self._excess_bytes < IN_FLIGHT_BYTES
+            and self._bytes < 2 * IN_FLIGHT_BYTES
             and self.unacknowledged < UNACKNOWLEDGED
         )
 
@@ -187,7 +194,7 @@ class Relay:
             if topic is None:
                 self._hand_off(item)
             else:
-                self._own_producer(topic, item.properties).send(item)
+                self._send_own(item, topic)
         except UndecidedError:
             self._router.wait(item)
             self._route_decidable()
@@ -207,25 +214,18 @@ class Relay:
         self._route_decidable()
         for item in self._router.take_given_up():
             self._give_back(item, "the description cannot be read")
-        now_s = self.now_s()
-        for key, producer in list(self._targets.items()):
-            self._poll_target(key, producer)
-            idle = not len(producer) and now_s - producer.used_s > IDLE_S
-            if idle and self._targets.get(key) is producer:
-                del self._targets[key]
-                producer.close()
-        for key, producer in self._failing[:]:
-            self._poll_target(key, producer)
-            if not len(producer):
-                self._failing.remove((key, producer))
-                producer.close()
-        for own_key, producer in list(self._own.items()):
-            self._poll_own(own_key, producer)
-        self._stalled = sum(
-            len(producer)
-            for producer in self._targets.values()
-            if self._is_stalled(producer, now_s)
-        )
+        for _, (sent, outcome, reason) in self._targets.poll():
+            if outcome is SendOutcome.STORED:
+                self._confirm(sent.item)
+            elif not sent.item.given_back:
+                self._hold(sent.item, reason)
+        self._targets.close_idle()
+        for own in self._own.poll():
+            if own.outcome is SendOutcome.STORED:
+                self._confirm(own.item)
+            elif not own.item.given_back:
+                self._process_own_failure(own)
+        self._limit_slow_targets()
         for order in self._orders.values():
             if order:
                 for item in order.take_confirmed():
@@ -239,31 +239,30 @@ class Relay:
 
     def close(self) -> None:
         """Close every producer; unacknowledged messages are delivered again."""
-        failing = (producer for _, producer in self._failing)
-        for producer in (*self._targets.values(), *self._own.values(), *failing):
-            producer.close()
-        self._targets.clear()
-        self._own.clear()
-        self._failing.clear()
+        self._targets.close()
+        self._own.close()
 
     # -- sending
 
     def _hand_off(self, item: Item) -> None:
-        assert item.envelope is not None
-        key = (item.envelope.target, item.envelope.schema)
-        reason = self._refused.reason(*key)
-        producer = self._targets.get(key)
+        envelope = item.envelope
+        assert envelope is not None
+        assert item.message is not None
+        assert item.properties is not None
+        arguments = (envelope.target, envelope.schema, envelope.compression)
+        key = self._keys.get(arguments)
+        if key is None:
+            target, schema, compression = arguments
+            key = TargetKey(target, str(schema) if schema else "", compression or "")
+            self._keys[arguments] = key
+        reason = self._targets.refusal(key.topic, key.schema)
+        if reason is None and self._slow and self._has_its_share(key.topic):
+            reason = SLOW
         if reason is not None:
             self._hold(item, reason)
-        elif producer is None:
-            producer = self._targets[key] = TrackedProducer(
-                partial(self._open_target, *key), self._start, self.now_s
-            )
-            producer.send(item)
-        elif self._stalled and self._is_stalled(producer, self.now_s()):
-            self._hold(item, "it does not confirm in time")
-        else:
-            producer.send(item)
+            return
+        producer = self._targets.producer(key)
+        producer.send(item, item.message, item.properties, item.deliver_at_ms)
 
     def _hold(self, item: Item, reason: str) -> None:
         """Set a message aside whose target cannot be written now."""
@@ -278,61 +277,72 @@ class Relay:
         item.properties = aside.properties
         item.deliver_at_ms = aside.deliver_at_ms
         if aside.topic:
-            self._own_producer(aside.topic, item.properties).send(item)
+            self._send_own(item, aside.topic)
         else:
-            self._confirm([item])
+            self._confirm(item)
 
-    def _own_producer(self, topic: str, properties: dict[str, str] | None) -> TrackedProducer:
-        """Return the producer of a topic of our own, for a message with these properties.
+    def _send_own(self, item: Item, topic: str) -> None:
+        """Send a message to a topic of our own, or give it back if that topic refuses messages."""
+        assert item.message is not None
+        assert item.properties is not None
+        message, properties = item.message, item.properties
+        reason = self._own.send(item, topic, message, properties, item.deliver_at_ms)
+        if reason is not None:
+            self._give_back_for(topic, item, reason)
 
-        These topics have no schema. Every compression of messages has a producer.
+    # -- slow targets
+
+    def _limit_slow_targets(self) -> None:
+        """Find the targets that are slow, and what each of them may have in flight.
+
+        Messages beyond that are in flight already: they do not count against the limits.
         """
-        key = (topic, compression_of(properties or {}))
-        producer = self._own.get(key)
-        if producer is None:
-            settings = {**PRODUCER_SETTINGS, **compression_settings(key[1])}
-            opening = partial(open_producer, self._client, topic, settings)
-            producer = self._own[key] = TrackedProducer(opening, self._start, self.now_s)
-        return producer
+        self._excess = self._excess_bytes = 0
+        if self.unacknowledged > SCARCE:
+            self._targets.give_up_stalled()
+        # With a single target, nothing else has to wait for it.
+        several = len(self._router.description.targets) > 1
+        self._slow = frozenset(self._targets.slow(SLOW_S) if several else ())
+        parts = len(self._slow) + 1
+        self._share, self._share_bytes = max(1, self._limit // parts), IN_FLIGHT_BYTES // parts
+        for topic in self._slow:
+            messages, size = self._targets.load(topic)
+            self._excess += max(0, messages - self._share)
+            self._excess_bytes += max(0, size - self._share_bytes)
 
-    def _open_target(self, target: str, reference: SchemaRef | None) -> Any:
-        """Return a producer for a business topic, or the reason why it cannot be written."""
-        schema = target_schema(self._admin, target, reference)
-        if isinstance(schema, str):
-            return schema
-        return open_producer(self._target_client(target), target, _TARGET_SETTINGS, schema=schema)
+    def _has_its_share(self, topic: str) -> bool:
+        """Return True if a target is slow, and has as many messages in flight as it may have."""
+        if topic not in self._slow:
+            return False
+        messages, size = self._targets.load(topic)
+        full = messages >= self._share or size >= self._share_bytes
+        return full or self.unacknowledged > SCARCE
 
     # -- confirmations
 
-    def _poll_target(self, key: _TargetKey, producer: TrackedProducer) -> None:
-        confirmed, failed = producer.poll()
-        self._confirm(confirmed)
-        for item, reason in failed:
-            self._hold(item, reason)
-        if producer.failure is not None and self._targets.get(key) is producer:
-            self._refused.add(*key, producer.failure, self._router.description.hold_pause_ms)
-            del self._targets[key]
-            self._failing.append((key, producer))
-
-    def _poll_own(self, key: _OwnKey, producer: TrackedProducer) -> None:
-        confirmed, failed = producer.poll()
-        self._confirm(confirmed)
-        if producer.failure is None:
+    def _process_own_failure(self, own: OwnOutcome) -> None:
+        item: Item = own.item
+        if is_too_large(own.reason) and item.message is not None and item.envelope is not None:
+            description = self._router.description
+            aside = hop.too_large(description, item.message, item.envelope, own.topic)
+            self._set_aside(item, aside)
             return
-        # No other topic can take them: the broker keeps them, and delivers them again.
-        topic, failure = key[0], producer.failure
-        log.warning("%s did not confirm (%s): its messages will be delivered again", topic, failure)
-        del self._own[key]
-        for item in (*(item for item, _ in failed), *producer.close()):
-            self._give_back(item, failure)
+        self._give_back_for(own.topic, item, own.reason)
 
-    def _confirm(self, items: list[Item]) -> None:
-        if items:
-            self._confirmed_s = self.now_s()
-        for item in items:
-            self._release(item)
-            item.confirmed = True
-            self._report.count(item)
+    def _confirm(self, item: Item) -> None:
+        self._release(item)
+        item.confirmed = True
+        self._report.count(item)
+
+    def _give_back_for(self, topic: str, item: Item, reason: str) -> None:
+        """Give a message back that a topic of our own does not take: no other topic can take it."""
+        now_s = self.now_s()
+        if now_s >= self._warn_at_s.get(topic, now_s):
+            self._warn_at_s[topic] = now_s + _WARN_AGAIN_S
+            log.warning(
+                "%s did not confirm (%s): its messages will be delivered again", topic, reason
+            )
+        self._give_back(item, reason)
 
     def _give_back(self, item: Item, reason: str) -> None:
         self._release(item)
@@ -342,8 +352,8 @@ class Relay:
         self._consumer.negative_acknowledge(item.message_id)
 
     def _release(self, item: Item) -> None:
-        self.in_flight -= 1
         if item.message is not None:
+            self.in_flight -= 1
             self._bytes -= len(item.message.value or b"")
             item.message = None
 
@@ -354,12 +364,3 @@ class Relay:
             self._raw_consumer.acknowledge(item.message_id)
         except pulsar.PulsarException as error:
             log.debug("not acknowledged (%s): it will be delivered again", error_name(error))
-
-    def _is_stalled(self, producer: TrackedProducer, now_s: float) -> bool:
-        """Return True if a target confirms nothing while the broker answers for others."""
-        oldest_s = producer.oldest_s
-        return (
-            oldest_s is not None
-            and now_s - oldest_s > STALL_S
-            and self._confirmed_s > oldest_s + _SIGN_OF_LIFE_S
-        )

@@ -17,7 +17,7 @@ from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
 
-from .publisher import Item
+from .item import Item
 
 log = logging.getLogger(__name__)
 

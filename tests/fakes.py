@@ -17,8 +17,14 @@ from typing import Any
 
 import pulsar
 
-from delaylevel.cluster.values import SchemaVersion
-from delaylevel.errors import BrokerUnreachableError
+from delaylevel.cluster.values import (
+    LedgerInfo,
+    PartitionStats,
+    SchemaVersion,
+    SubscriptionStats,
+    TopicMetadata,
+)
+from delaylevel.errors import BrokerUnreachableError, NotFoundError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
@@ -219,6 +225,10 @@ class FakeProducer:
     sent: list[Sent] = field(default_factory=list)
     pending: list[Callable[[Any, Any], Any]] = field(default_factory=list)
     closed: int = 0
+    connected: bool = True
+
+    def is_connected(self) -> bool:
+        return self.connected and not self.closed
 
     def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
         assert not self.closed
@@ -227,12 +237,14 @@ class FakeProducer:
         self.client.sent.append(message)
         self.pending.append(callback)
 
-    def answer(self, outcome: Any = pulsar.Result.Ok, count: int | None = None) -> None:
+    def answer(
+        self, outcome: Any = pulsar.Result.Ok, count: int | None = None, message_id: Any = None
+    ) -> None:
         """Confirm the oldest messages with an outcome; all of them by default."""
         answered = self.pending[:count]
         del self.pending[: len(answered)]
         for callback in answered:
-            callback(outcome, None)
+            callback(outcome, message_id)
 
     def flush(self) -> None:
         """Confirm every message with the client's outcome for the topic.
@@ -313,11 +325,17 @@ class FakeAdmin:
         missing: the topics that do not exist.
         versions: the schemas of each topic, oldest first.
         away: True if no broker answers.
+        subscriptions: the names of the durable subscriptions of each topic.
+        ledger_ids: the ledgers of each topic.
+        sizes: the limit of each topic for an entry, in bytes.
     """
 
     missing: set[str] = field(default_factory=set)
     versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
     away: bool = False
+    subscriptions: dict[str, set[str]] = field(default_factory=dict)
+    ledger_ids: dict[str, list[int]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def topic_exists(self, topic: TopicName) -> bool:
         if self.away:
@@ -326,6 +344,26 @@ class FakeAdmin:
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:
         return self.versions.get(topic.full, [])
+
+    def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
+        self._check(topic)
+        return TopicMetadata(0)
+
+    def partition_stats(self, topic: TopicName) -> PartitionStats:
+        self._check(topic)
+        names = self.subscriptions.get(topic.full, ())
+        return PartitionStats(0, {name: SubscriptionStats(0) for name in names})
+
+    def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
+        self._check(topic)
+        return [LedgerInfo(ledger, 0) for ledger in self.ledger_ids.get(topic.full, ())]
+
+    def max_message_size(self, topic: TopicName) -> int | None:
+        return self.sizes.get(topic.full)
+
+    def _check(self, topic: TopicName) -> None:
+        if not self.topic_exists(topic):
+            raise NotFoundError(f"{topic.full} does not exist", status=404)
 
 
 # -- a disk

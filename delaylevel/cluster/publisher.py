@@ -41,6 +41,14 @@ BULK_SETTINGS: dict[str, Any] = {
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}
 # Key_Shared consumers need entries with one key only.
 KEY_BATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_type": pulsar.BatchingType.KeyBased}
+# The hosts limit the messages in flight, and a throttled topic takes its time: the client neither
+# blocks nor gives up.
+UNLIMITED_SETTINGS: dict[str, Any] = {
+    "block_if_queue_full": False,
+    "max_pending_messages": 0,
+    "max_pending_messages_across_partitions": 1 << 30,
+    "send_timeout_millis": 0,
+}
 # A topic with one writer: a new producer shuts out the previous one.
 FENCING_SETTINGS: dict[str, Any] = {
     "access_mode": pulsar.ProducerAccessMode.ExclusiveWithFencing,

@@ -133,6 +133,11 @@ class Opener:
         refusal, self._refusal = self._refusal, None
         return refusal or self.hopeless
 
+    @property
+    def is_pausing(self) -> bool:
+        """True after a failed opening, until it is time for the next one."""
+        return not self._working and self._now_s() < self._retry_at_s
+
     def open(self) -> None:
         """Open a producer, unless this goes on already or it is too early for another attempt."""
         if self._working or self._ended or self._now_s() < self._retry_at_s:

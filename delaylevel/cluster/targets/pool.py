@@ -20,6 +20,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
     UNBATCHED_SETTINGS,
+    UNLIMITED_SETTINGS,
     open_producer,
 )
 from delaylevel.errors import ClientError, NotFoundError
@@ -42,14 +43,6 @@ NO_DEDUPLICATION = "broker deduplication is off"
 IDLE_S = 2.0
 # Topics with a lower limit get unbatched messages.
 _SMALLEST_BATCHED = 64 << 10
-# The host limits the messages in flight, and a throttled target takes its time: the client neither
-# blocks nor gives up.
-_UNLIMITED: dict[str, Any] = {
-    "block_if_queue_full": False,
-    "max_pending_messages": 0,
-    "max_pending_messages_across_partitions": 1 << 30,
-    "send_timeout_millis": 0,
-}
 
 
 class TargetKey(NamedTuple):
@@ -141,6 +134,20 @@ class TargetPool(Generic[Item]):
         producers = self._by_topic.get(topic, ())
         return sum(each.messages for each in producers), sum(each.size for each in producers)
 
+    def slow(self, than_s: float) -> list[str]:
+        """Return the targets with a message that has waited longer than this for its outcome."""
+        return [
+            topic
+            for topic, producers in self._by_topic.items()
+            if any(producer.age_s > than_s for producer in producers)
+        ]
+
+    def give_up_stalled(self) -> None:
+        """Give up the producers that confirm nothing; the outcome of their messages is unknown."""
+        for producer in self._producers.values():
+            if producer.stalled_s > STALL_S:
+                producer.give_up()
+
     def refusal(self, topic: str, schema: str) -> str | None:
         """Return the reason why a target takes no messages now; None if it may be written."""
         if not self._refused:
@@ -227,7 +234,8 @@ class TargetPool(Generic[Item]):
         schema = target_schema(self._admin, key.topic, reference)
         if isinstance(schema, str):
             raise OpeningError(Refusal.REFUSED, schema)
-        settings = {**(UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS), **_UNLIMITED}
+        batching = UNBATCHED_SETTINGS if self.numbered else KEY_BATCHED_SETTINGS
+        settings = {**batching, **UNLIMITED_SETTINGS}
         topic = key.topic if key.partition < 0 else name.partition(key.partition).full
         # A name serves one producer of a topic at a time.
         settings |= compression_settings(key.compression or None)

@@ -90,6 +90,11 @@ class TargetProducer(Generic[Item]):
         return self._state.is_open
 
     @property
+    def is_pausing(self) -> bool:
+        """True after a failed opening, until it is time for the next one."""
+        return not self.is_open and self._opener.is_pausing
+
+    @property
     def is_unclear(self) -> bool:
         """True while it is unknown which of the earlier messages are stored."""
         return self._state.is_unclear
@@ -116,6 +121,13 @@ class TargetProducer(Generic[Item]):
         """Age of the oldest message in flight, in s; 0 without any."""
         in_flight = self._state.in_flight
         return self._now_s() - in_flight[0].sent_s if in_flight else 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Age of the oldest message that was sent and has no outcome, in s; 0 without any."""
+        state = self._state
+        oldest = state.unverified or state.in_flight or state.unsent
+        return self._now_s() - oldest[0].sent_s if oldest else 0.0
 
     @property
     def is_suspended(self) -> bool:
@@ -191,7 +203,7 @@ class TargetProducer(Generic[Item]):
             self._reports.popleft()()
         self._take_answers()
         if self.stalled_s > GIVE_UP_S:
-            self._state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
+            self.give_up()
         if self._state.unverified and not self._verifying and now_s >= self._verify_at_s:
             self._verify()
         if not self._state.is_open:
@@ -201,6 +213,10 @@ class TargetProducer(Generic[Item]):
             self.messages -= 1
             self.size -= each.item.size
         return settled
+
+    def give_up(self) -> None:
+        """Give up the producer, which confirms nothing; the next one is opened by `poll`."""
+        self._state.broken(f"nothing confirmed for {self.stalled_s:.0f} s")
 
     def close(self) -> list[Sent[Item]]:
         """Close the producer in the background; return the messages without an outcome."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import pulsar
 import pytest
@@ -13,16 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.targets.clients import TargetClients
+from delaylevel.cluster.targets.producer import GIVE_UP_S, REPLACED, STALL_S
 from delaylevel.errors import BrokerUnreachableError
+from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.recent_ids import RecentIds
-from delaylevel.functions.relay import STALL_S, Relay
+from delaylevel.functions.relay import SLOW, SLOW_S, Relay
+from delaylevel.model.chunks import ChunkJoiner
 from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.testing import ManualClock
-from fakes import FakeAdmin, FakeClient, FakeMessage, FakeMessageId
+from fakes import FakeAdmin, FakeClient, FakeMessage, FakeMessageId, FakeProducer
 
 T0 = 1_800_000_000_000
 DAY = 86_400_000
@@ -34,6 +38,37 @@ HELD = f"{LEVEL_TOPIC}-held-partition-0"
 DEAD = f"{LEVEL_TOPIC}-DLQ-partition-0"
 OK = pulsar.Result.Ok
 LEVELS = Levels([PartitionStrategy(maximum_delay=timedelta(days=5))])
+
+
+class Stored(NamedTuple):
+    """The ID that the client reports for a message that is stored."""
+
+    ledger: int
+
+    def ledger_id(self) -> int:
+        return self.ledger
+
+    def partition(self) -> int:
+        return -1
+
+
+class RelayProducer(FakeProducer):
+    """A producer that confirms only on ``answer``, and refuses large messages as the client does.
+
+    The producers that store chunks are the ones without batches: they confirm on ``flush``.
+    """
+
+    def send_async(self, value: bytes | None, callback: Any, **given: Any) -> None:
+        world = self.client
+        assert isinstance(world, RelayWorld)
+        if len(value or b"") > world.limits.get(self.topic, 1 << 30):
+            callback(pulsar.Result.MessageTooBig, None)
+        else:
+            super().send_async(value, callback, **given)
+
+    def flush(self) -> None:
+        if not self.settings["batching_enabled"]:
+            super().flush()
 
 
 class RelayWorld(FakeClient):
@@ -54,6 +89,7 @@ class RelayWorld(FakeClient):
             hold_pause_ms=30_000,
             **description,
         )
+        self.limits: dict[str, int] = {}  # of a message, in bytes
         self.openings: list[Callable[[], None]] = []
         self.describe: Callable[[], LevelTopicDescription] | None = None
 
@@ -71,8 +107,20 @@ class RelayWorld(FakeClient):
             **more,
         )
 
+    def create_producer(self, topic: str, **settings: Any) -> FakeProducer:
+        if topic in self.refusals:
+            raise self.refusals[topic]
+        self.producers.append(RelayProducer(self, topic, settings))
+        return self.producers[-1]
+
     def advance(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))
+
+    def pass_time(self, relay: Relay, seconds: float) -> None:
+        """Advance the clock while the relay is polled, as it is all the time."""
+        for _ in range(round(seconds * 10)):
+            self.advance(0.1)
+            relay.poll()
 
     def acknowledge(self, message_id: FakeMessageId) -> None:
         self.acknowledged.append(message_id.entry_id())
@@ -100,6 +148,12 @@ def parked(
     return received(entry, {DUE: str(due_ms), TARGET: target, "mine": "1"}, **more)
 
 
+def settle(relay: Relay) -> None:
+    """Poll until producers are open, and messages that were set aside are sent."""
+    for _ in range(4):
+        relay.poll()
+
+
 class UnreadableMessage(FakeMessage):
     """A message with an ordering key that is not UTF-8."""
 
@@ -113,9 +167,10 @@ def test_an_unreadable_message_is_a_dead_letter_between_the_others(world: RelayW
     place = FakeMessageId(Position(7, 1))
     relay.offer(UnreadableMessage(place, b"bad", {DUE: str(T0), TARGET: ORDERS}, FIRST, T0 - DAY))
     relay.offer(parked(2))
+    settle(relay)
     world[ORDERS].answer()
     world[DEAD].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0, 1, 2]
     assert world.given_back == []
     (letter,) = world[DEAD].sent
@@ -128,14 +183,14 @@ def test_a_message_is_acknowledged_only_after_its_confirmation(world: RelayWorld
     relay = world.relay()
     for entry in range(3):
         relay.offer(parked(entry))
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == []
     assert relay.in_flight == 3
     world[ORDERS].answer(count=2)
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0, 1]
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0, 1, 2]
     assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     sent = world[ORDERS].sent[0]
@@ -161,6 +216,7 @@ def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_targ
     held.given.update({ATTEMPT: "3", ID: "mine", REASON: "it was away"})
     relay.offer(held)
     relay.offer(parked(3, due_ms=T0 + 3 * DAY + 5))
+    settle(relay)
     window = f"{LEVEL_TOPIC}-window-partition-{world.description.window_partition('key', '')}"
     assert world.topics == [window, f"{LEVEL_TOPIC}-partition-2"]
     first, second, third = (sent.given for sent in world[window].sent)
@@ -176,11 +232,11 @@ def test_with_a_tracker_ready_messages_go_into_the_window_regardless_of_the_targ
     assert REASON not in third["properties"]
     assert (first["partition_key"], first["event_timestamp"]) == ("key", 5)
     assert all(producer.settings["batching_enabled"] for producer in world.producers)
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == []
     world[window].answer()
     world[f"{LEVEL_TOPIC}-partition-2"].answer()
-    relay.poll()
+    settle(relay)
     assert sorted(world.acknowledged) == [0, 1, 2, 3]
     report = relay.take_report()
     assert (report.window, report.due, report.parked.total()) == (3, 0, 1)
@@ -191,14 +247,16 @@ def test_messages_without_a_confirmation_by_the_window_are_given_back() -> None:
     world = RelayWorld(final_window=FinalWindow.TRACKER)
     relay = world.relay()
     relay.offer(parked(0))
+    settle(relay)
     (window,) = world.topics
     world[window].answer(pulsar.Result.Timeout)
-    relay.poll()
+    settle(relay)
     assert (world.acknowledged, world.given_back) == ([], [0])
     relay.offer(parked(0))
+    settle(relay)
     assert world.opened(window) == 2
     world[window].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0]
 
 
@@ -208,12 +266,13 @@ def test_due_messages_are_sent_at_once_and_others_are_parked_until_their_hand_of
     relay = world.relay()
     relay.offer(parked(0, due_ms=T0 - 1))
     relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5))
+    settle(relay)
     assert world[ORDERS].sent[0].given["deliver_at"] is None
     again = f"{LEVEL_TOPIC}-partition-2"
     assert world[again].sent[0].given["deliver_at"] == T0 + LEVELS[0].hand_off_after_ms(2)
     world[ORDERS].answer()
     world[again].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0, 1]
     report = relay.take_report()
     assert (report.due, report.parked.total()) == (1, 1)
@@ -228,6 +287,7 @@ def test_messages_that_the_broker_would_release_at_once_are_not_parked_again(
     world.description = replace(world.description, levels=second)
     relay = world.relay()
     relay.offer(parked(0, due_ms=T0 + 1500))
+    settle(relay)
     assert world.topics == [ORDERS]
     assert world[ORDERS].sent[0].given["deliver_at"] == T0 + 1500
 
@@ -236,12 +296,13 @@ def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: Rela
     relay = world.relay()
     relay.offer(received(0, {"mine": "1"}))
     relay.offer(parked(1, target="persistent://public/default/not-ours"))
+    settle(relay)
     assert [sent.properties["mine"] for sent in world[DEAD].sent] == ["1", "1"]
     assert all(sent.properties[REASON] for sent in world[DEAD].sent)
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == []
     world[DEAD].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0, 1]
     assert relay.take_report().dead.total() == 2
 
@@ -252,10 +313,11 @@ def test_messages_for_a_missing_target_follow_its_policy(policy: MissingTarget) 
     world.admin.missing.add(ORDERS)
     relay = world.relay()
     relay.offer(parked(0))
-    relay.poll()
+    settle(relay)
     # The target is now known to be missing; the relay does not look it up again.
     relay.offer(parked(1))
     relay.offer(parked(2, target=BILLS))
+    settle(relay)
     world[BILLS].answer()
     assert HELD not in world.topics
     if policy is MissingTarget.DEAD_LETTER:
@@ -264,7 +326,7 @@ def test_messages_for_a_missing_target_follow_its_policy(policy: MissingTarget) 
             f"target {ORDERS} does not exist"
         }
         world[DEAD].answer()
-    relay.poll()
+    settle(relay)
     assert sorted(world.acknowledged) == [0, 1, 2]
     assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     report = relay.take_report()
@@ -289,10 +351,12 @@ def test_a_target_added_later_is_looked_up_once(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, target=added, published_ms=T0 - 1000))
     relay.offer(parked(1, target=added, published_ms=T0 - 1000))
+    settle(relay)
     assert len(world[added].sent) == 2
     assert reads == 1
     # The message is older than the description, so the description is not read again.
     relay.offer(parked(2, target="persistent://public/default/never"))
+    settle(relay)
     assert reads == 1
     assert len(world[DEAD].sent) == 1
 
@@ -306,9 +370,11 @@ def test_a_target_is_unknown_only_by_a_read_that_began_after_the_arrival(
     relay = world.relay()
     # Publish times are those of a clock that is far behind; they do not matter.
     relay.offer(parked(0, target=added, published_ms=T0 - DAY))
+    settle(relay)
     assert len(world[DEAD].sent) == 1
     world.advance(1)
     relay.offer(parked(1, target=added, published_ms=T0 - DAY))
+    settle(relay)
     assert len(world[added].sent) == 1
     assert len(world[DEAD].sent) == 1
     assert descriptions == []
@@ -319,18 +385,19 @@ def test_other_messages_continue_while_one_waits_for_the_description(world: Rela
     relay = world.relay(later=True)
     relay.offer(parked(0, target="persistent://public/default/never"))
     relay.offer(parked(1))
+    settle(relay)
     read, opening = world.openings
     opening()
-    relay.poll()
+    settle(relay)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert (world.acknowledged, relay.in_flight) == ([1], 1)
     read()
-    relay.poll()
+    settle(relay)
     world.openings[-1]()
-    relay.poll()
+    settle(relay)
     world[DEAD].answer()
-    relay.poll()
+    settle(relay)
     assert (world.acknowledged, relay.in_flight) == ([1, 0], 0)
 
 
@@ -348,14 +415,14 @@ def test_unknown_targets_cause_one_read_for_all_that_wait(world: RelayWorld) -> 
     (read,) = world.openings
     world.openings.clear()
     read()
-    relay.poll()
+    settle(relay)
     assert len(reads) == 1
     (opening,) = world.openings
     opening()
-    relay.poll()
+    settle(relay)
     assert len(world[DEAD].sent) == 500
     world[DEAD].answer()
-    relay.poll()
+    settle(relay)
     assert len(world.acknowledged) == 500
 
 
@@ -367,8 +434,9 @@ def test_a_message_is_given_back_if_the_description_cannot_be_read(world: RelayW
     relay = world.relay()
     relay.offer(parked(0, target="persistent://public/default/added", published_ms=T0))
     relay.offer(parked(1))
+    settle(relay)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert (world.given_back, world.acknowledged) == ([0], [1])
     assert relay.unacknowledged == 0
 
@@ -379,26 +447,29 @@ def test_refused_messages_are_held_for_the_pause_and_others_are_sent(
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
     relay.offer(parked(1))
+    settle(relay)
     world[BILLS].answer(pulsar.Result.TopicTerminated)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [1]
     held = world[HELD].sent[0].given
     assert held["deliver_at"] == T0 + 30_000
     assert held["properties"][ATTEMPT] == "1"
     assert held["properties"][REASON] == "TopicTerminated"
     world[HELD].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [1, 0]
 
     # After the pause, the relay tries the target again with a new producer.
     relay.offer(parked(2, target=BILLS))
+    settle(relay)
     assert len(world[HELD].sent) == 2
     assert world.opened(BILLS) == 1
     assert world.closings == [BILLS]
     world.advance(30)
     back = received(3, held["properties"], topic=HELD, published_ms=T0)
     relay.offer(back)
+    settle(relay)
     assert world.opened(BILLS) == 2
     assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "another ID"
     assert ATTEMPT not in world[BILLS].sent[0].properties
@@ -408,7 +479,7 @@ def test_a_deleted_target_is_not_created_again(world: RelayWorld) -> None:
     world.admin.missing.add(BILLS)
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
-    relay.poll()
+    settle(relay)
     assert BILLS not in world.topics
     assert world[HELD].sent[0].properties[REASON] == "the topic does not exist"
 
@@ -416,10 +487,11 @@ def test_a_deleted_target_is_not_created_again(world: RelayWorld) -> None:
 def test_a_message_that_cannot_be_held_is_given_back(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
+    settle(relay)
     world[BILLS].answer(pulsar.Result.Timeout)
-    relay.poll()
+    settle(relay)
     world[HELD].answer(pulsar.Result.Timeout)
-    relay.poll()
+    settle(relay)
     assert (world.given_back, world.acknowledged) == ([0], [])
     assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     assert relay.take_report().given_back.total() == 1
@@ -429,15 +501,16 @@ def test_other_messages_are_sent_while_a_producer_opens(world: RelayWorld) -> No
     relay = world.relay(later=True)
     relay.offer(parked(0, target=BILLS))
     relay.offer(parked(1))
+    settle(relay)
     world.openings[1]()
-    relay.poll()
+    settle(relay)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [1]
     world.openings[0]()
-    relay.poll()
+    settle(relay)
     world[BILLS].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [1, 0]
 
 
@@ -446,13 +519,15 @@ def test_a_silent_target_does_not_block_the_others(world: RelayWorld) -> None:
     for entry in range(4):
         relay.offer(parked(entry, target=BILLS))
     relay.offer(parked(4))
+    settle(relay)
     assert not relay.has_room
     world.advance(0.2)
     world[ORDERS].answer()
     world.advance(STALL_S)
-    relay.poll()
+    settle(relay)
     assert relay.has_room, "messages for the silent target count against the limit"
     relay.offer(parked(5, target=BILLS))
+    settle(relay)
     assert len(world[BILLS].sent) == 4
     assert len(world[HELD].sent) == 1
 
@@ -461,8 +536,9 @@ def test_all_messages_wait_if_no_target_answers(world: RelayWorld) -> None:
     relay = world.relay(in_flight=2)
     relay.offer(parked(0))
     relay.offer(parked(1, target=BILLS))
+    settle(relay)
     world.advance(STALL_S * 3)
-    relay.poll()
+    settle(relay)
     assert not relay.has_room
     assert HELD not in world.topics
 
@@ -471,9 +547,10 @@ def test_a_redelivery_of_a_message_in_flight_is_not_sent(world: RelayWorld) -> N
     relay = world.relay()
     relay.offer(parked(0))
     relay.offer(parked(0))
+    settle(relay)
     assert len(world[ORDERS].sent) == 1
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0]
     assert (relay.in_flight, relay.unacknowledged) == (0, 0)
     assert relay.take_report().duplicates == 1
@@ -484,10 +561,12 @@ def test_a_redelivery_after_the_acknowledgement_is_acknowledged_and_not_sent(
 ) -> None:
     relay = world.relay()
     relay.offer(parked(0))
+    settle(relay)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     relay.offer(parked(0))
     relay.offer(parked(0, topic=HELD))  # another message
+    settle(relay)
     assert len(world[ORDERS].sent) == 2
     assert world.acknowledged == [0, 0]
     assert relay.take_report().duplicates == 1
@@ -497,13 +576,15 @@ def test_a_redelivery_after_the_acknowledgement_is_acknowledged_and_not_sent(
 def test_a_message_that_was_given_back_is_sent_on_redelivery(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, due_ms=T0 + 3 * DAY))
+    settle(relay)
     (again,) = world.topics
     world[again].answer(pulsar.Result.Timeout)
-    relay.poll()
+    settle(relay)
     assert world.given_back == [0]
     relay.offer(parked(0, due_ms=T0 + 3 * DAY))
+    settle(relay)
     world[again].answer()
-    relay.poll()
+    settle(relay)
     assert world.acknowledged == [0]
 
 
@@ -534,6 +615,7 @@ def test_targets_have_their_own_clients_and_level_topics_share_one(world: RelayW
     relay = world.relay(target_client={ORDERS: other}.__getitem__)
     relay.offer(parked(0))
     relay.offer(parked(1, due_ms=T0 + 3 * DAY))
+    settle(relay)
     assert other.topics == [ORDERS]
     assert world.topics == [f"{LEVEL_TOPIC}-partition-2"]
 
@@ -541,14 +623,285 @@ def test_targets_have_their_own_clients_and_level_topics_share_one(world: RelayW
 def test_an_idle_producer_of_a_target_is_closed(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0))
+    settle(relay)
     world[ORDERS].answer()
-    relay.poll()
+    settle(relay)
     world.advance(60)
-    relay.poll()
+    settle(relay)
     assert world.closings == [ORDERS]
     assert world.opened(ORDERS) == 1
     relay.offer(parked(1))
+    settle(relay)
     assert world.opened(ORDERS) == 2
+
+
+def test_a_target_gets_the_compression_of_the_source(world: RelayWorld) -> None:
+    relay = world.relay()
+    plain, compressed = parked(0), parked(1)
+    compressed.given[COMPRESSION] = "LZ4"
+    relay.offer(plain)
+    relay.offer(compressed)
+    settle(relay)
+    used = [producer.settings.get("compression_type") for producer in world.producers]
+    assert used == [None, pulsar.CompressionType.LZ4]
+    assert all(producer.settings["send_timeout_millis"] == 0 for producer in world.producers)
+    assert not any(producer.settings["block_if_queue_full"] for producer in world.producers)
+
+
+def test_messages_of_a_throttled_target_wait_and_others_pass(world: RelayWorld) -> None:
+    relay = world.relay(in_flight=8)
+    for entry in range(4):
+        relay.offer(parked(entry, target=BILLS))
+    settle(relay)
+    for entry in range(100, 200):
+        # BILLS confirms one message in two seconds.
+        world.pass_time(relay, 0.5)
+        if entry % 4 == 0 and world[BILLS].pending:
+            world[BILLS].answer(count=1)
+        relay.offer(parked(entry))
+        settle(relay)
+        world[ORDERS].answer()
+        settle(relay)
+        assert relay.has_room
+    assert not world.to(HELD)
+    assert set(world.acknowledged) == {*range(4), *range(100, 200)}
+
+
+def test_a_slow_target_gets_a_share_of_the_limits(world: RelayWorld) -> None:
+    relay = world.relay(in_flight=8)
+    for entry in range(8):
+        relay.offer(parked(entry, target=BILLS))
+    settle(relay)
+    assert not relay.has_room
+    world.pass_time(relay, SLOW_S + 0.1)
+    assert relay.has_room, "half of its messages do not count against the limit"
+    relay.offer(parked(8, target=BILLS))
+    relay.offer(parked(9))
+    settle(relay)
+    (held,) = world.to(HELD)
+    assert held.properties[REASON] == SLOW
+    assert held.given["deliver_at"] == world.clock.now_ms() + 30_000
+    assert len(world[ORDERS].sent) == 1
+    assert len(world[BILLS].sent) == 8
+    world[BILLS].answer(count=5)
+    settle(relay)
+    relay.offer(parked(10, target=BILLS))
+    assert len(world[BILLS].sent) == 9, "within its share, it is not held"
+
+
+def test_a_slow_target_does_not_use_up_the_memory(
+    world: RelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "IN_FLIGHT_BYTES", 40)  # ten messages of 4 bytes
+    relay = world.relay()
+    for entry in range(10):
+        relay.offer(parked(entry, target=BILLS))
+    assert not relay.has_room
+    world.pass_time(relay, SLOW_S + 0.1)
+    assert relay.has_room
+    relay.offer(parked(10, target=BILLS))
+    settle(relay)
+    assert len(world.to(HELD)) == 1
+    for entry in range(11, 20):
+        relay.offer(parked(entry))
+    assert not relay.has_room, "twice the limit is never exceeded"
+
+
+def test_several_slow_targets_leave_room_for_others() -> None:
+    targets = [f"persistent://public/default/slow-{number}" for number in range(5)]
+    world = RelayWorld()
+    world.description = replace(world.description, targets=(ORDERS, *targets))
+    relay = world.relay(in_flight=30)
+    for number, target in enumerate(targets):
+        for entry in range(10):
+            relay.offer(parked(100 * number + entry, target=target))
+    world.pass_time(relay, SLOW_S + 0.1)
+    for entry in range(1000, 1005):
+        assert relay.has_room
+        relay.offer(parked(entry))
+    assert not relay.has_room
+    for target in targets:
+        relay.offer(parked(2000, target=target))
+
+
+def test_a_single_target_is_never_held_because_it_is_slow() -> None:
+    world = RelayWorld()
+    world.description = replace(world.description, targets=(ORDERS,))
+    relay = world.relay(in_flight=4)
+    for entry in range(4):
+        relay.offer(parked(entry))
+    world.pass_time(relay, STALL_S - 0.5)
+    assert not relay.has_room
+    relay.offer(parked(4))
+    settle(relay)
+    assert not world.to(HELD)
+    world[ORDERS].answer()
+    settle(relay)
+    assert world.acknowledged == [0, 1, 2, 3, 4]
+
+
+def test_a_target_that_confirms_nothing_is_held_after_the_stall_time(world: RelayWorld) -> None:
+    relay = world.relay()
+    relay.offer(parked(0, target=BILLS))
+    world.pass_time(relay, STALL_S + 0.5)
+    relay.offer(parked(1, target=BILLS))
+    settle(relay)
+    (held,) = world.to(HELD)
+    assert held.properties[REASON] == "1 messages are not confirmed"
+    world[HELD].answer()
+    settle(relay)
+    assert world.acknowledged == [1]
+    # Its own message is in flight: the relay waits before it gives it up.
+    world.pass_time(relay, GIVE_UP_S - STALL_S)
+    assert len(world.to(HELD)) == 2
+    world[HELD].answer()
+    settle(relay)
+    assert world.acknowledged == [1, 0]
+
+
+def test_a_silent_target_is_given_up_when_others_run_out_of_acknowledgements(
+    world: RelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "SCARCE", 3)
+    relay = world.relay()
+    for entry in range(4):
+        relay.offer(parked(entry, target=BILLS))
+    world.pass_time(relay, STALL_S + 0.5)
+    world.pass_time(relay, 0.5)
+    assert len(world.to(HELD)) == 4
+    world[HELD].answer()
+    settle(relay)
+    assert world.acknowledged == [0, 1, 2, 3]
+
+
+def test_confirmations_of_a_deleted_target_are_worth_nothing(world: RelayWorld) -> None:
+    world.admin.subscriptions[ORDERS] = {"billing"}
+    world.admin.ledger_ids[ORDERS] = [5]
+    relay = world.relay()
+    relay.offer(parked(0))
+    settle(relay)
+    world[ORDERS].answer(message_id=Stored(5))
+    settle(relay)
+    assert world.acknowledged == [0]
+    relay.offer(parked(1))
+    settle(relay)
+    # The client creates the topic again: it has no subscriptions, and other ledgers.
+    world.admin.subscriptions.clear()
+    world.admin.ledger_ids[ORDERS] = [9]
+    world[ORDERS].answer(message_id=Stored(9))
+    settle(relay)
+    assert world.acknowledged == [0]
+    (held,) = world.to(HELD)
+    assert held.properties[REASON] == REPLACED
+    world[HELD].answer()
+    settle(relay)
+    assert world.acknowledged == [0, 1]
+    # It is written again when its subscriptions are back.
+    world.advance(30)
+    relay.offer(parked(2))
+    settle(relay)
+    assert world.opened(ORDERS) == 1
+    world.admin.subscriptions[ORDERS] = {"billing"}
+    world.advance(30)
+    relay.offer(parked(3))
+    settle(relay)
+    assert world.opened(ORDERS) == 2
+
+
+def test_a_message_that_is_too_large_for_its_target_becomes_a_dead_letter(
+    world: RelayWorld,
+) -> None:
+    world.limits[ORDERS] = 3
+    relay = world.relay()
+    relay.offer(parked(0))
+    settle(relay)
+    assert world[DEAD].sent[0].properties[REASON] == f"too large for {ORDERS}"
+    assert world.acknowledged == []
+    world[DEAD].answer()
+    settle(relay)
+    assert world.acknowledged == [0]
+    assert relay.take_report().dead.total() == 1
+    # The target is not at fault.
+    world.limits.clear()
+    relay.offer(parked(1))
+    settle(relay)
+    assert len(world[ORDERS].sent) == 1
+
+
+@pytest.mark.parametrize("refusing", [ORDERS, f"{LEVEL_TOPIC}-partition-2"])
+def test_a_message_that_is_too_large_for_dead_letters_is_stored_in_chunks(
+    world: RelayWorld, refusing: str
+) -> None:
+    world.limits |= {refusing: 1 << 10, DEAD: 700 << 10}
+    relay = world.relay()
+    large = parked(0, due_ms=T0 - 1 if refusing == ORDERS else T0 + 3 * DAY)
+    large.value = bytes(2 << 20)
+    relay.offer(large)
+    settle(relay)
+    joiner = ChunkJoiner()
+    for entry, sent in enumerate(world.to(DEAD)):
+        chunk = ParkedMessage(1, entry, -1, T0, "", "", 0, sent.properties, sent.value)
+        letter = joiner.add(chunk)
+    assert letter is not None
+    assert not letter.damage
+    assert letter.message.value == large.value
+    assert letter.message.properties[REASON] == f"too large for {refusing}"
+    assert (letter.message.properties[TARGET], letter.message.key) == (ORDERS, "key")
+    assert world.acknowledged == [0]
+    assert (relay.in_flight, relay.take_report().dead.total()) == (0, 1)
+
+
+def test_a_dead_letter_that_cannot_be_stored_in_chunks_is_given_back(world: RelayWorld) -> None:
+    world.limits |= {ORDERS: 3, DEAD: 3}
+    relay = world.relay()
+    relay.offer(parked(0))
+    settle(relay)
+    assert (world.acknowledged, world.given_back) == ([], [0])
+
+
+def test_messages_for_a_level_that_cannot_be_opened_are_given_back(world: RelayWorld) -> None:
+    level = f"{LEVEL_TOPIC}-partition-2"
+    world.refusals[level] = pulsar.AuthorizationError("no")
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 5000))
+    settle(relay)
+    relay.offer(parked(1, due_ms=T0 + 3 * DAY + 5000))
+    settle(relay)
+    assert world.given_back == [0, 1]
+    assert relay.take_report().given_back == {"AuthorizationError": 2}
+    world.refusals.clear()
+    world.pass_time(relay, 1)
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 5000))
+    settle(relay)
+    world[level].answer()
+    settle(relay)
+    assert world.acknowledged == [0]
+
+
+def test_a_level_that_does_not_answer_gets_messages_again_once_it_does(world: RelayWorld) -> None:
+    level = f"{LEVEL_TOPIC}-partition-2"
+    world.refusals[level] = pulsar.ConnectError("nothing answers")
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 20_000))
+    world.pass_time(relay, STALL_S - 1)
+    assert world.given_back == [], "it may be served in a moment"
+    world.pass_time(relay, 2)
+    assert world.given_back == [0]
+    relay.offer(parked(1, due_ms=T0 + 3 * DAY + 20_000))
+    settle(relay)
+    assert world.given_back == [0, 1]
+    world.refusals.clear()
+    relay.offer(parked(2, due_ms=T0 + 3 * DAY + 20_000))
+    world.pass_time(relay, 1)
+    relay.offer(parked(3, due_ms=T0 + 3 * DAY + 20_000))
+    world.pass_time(relay, 1)
+    relay.offer(parked(0, due_ms=T0 + 3 * DAY + 20_000))
+    settle(relay)
+    assert world[level].sent
+    world[level].answer()
+    settle(relay)
+    assert 0 in world.acknowledged
+    assert relay.in_flight == 0
 
 
 @dataclass
@@ -591,6 +944,7 @@ def test_our_own_topics_get_a_producer_for_each_compression(world: RelayWorld) -
     properties = {DUE: str(T0 + 3 * DAY), TARGET: ORDERS}
     for entry, own in enumerate(({}, {COMPRESSION: "LZ4"}, {COMPRESSION: "BROTLI"}, {})):
         relay.offer(received(entry, {**properties, **own}))
+    settle(relay)
     found = [item for item in world.producers if item.topic.startswith(LEVEL_TOPIC)]
     assert [item.settings.get("compression_type") for item in found] == [
         None,

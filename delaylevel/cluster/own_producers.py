@@ -1,0 +1,180 @@
+"""Producers of our own topics that never block: levels, window, held, dead letters.
+
+Nothing here decides on a message that its topic does not take, except that a dead letter is stored
+in chunks if it is too large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from delaylevel.errors import BrokerError
+from delaylevel.model.envelope import compression_of
+from delaylevel.model.message import Payload
+
+from .background import Starter, in_thread
+from .compression import compression_settings
+from .dead_letter_topic import DeadLetterTopic
+from .failures import error_name, is_too_large
+from .publisher import PRODUCER_SETTINGS, UNLIMITED_SETTINGS, open_producer
+from .targets.opening import Opened
+from .targets.producer import TargetProducer
+from .targets.send_state import SendOutcome
+from .targets.sent_message import Sent
+
+Item = TypeVar("Item")
+
+_Key = tuple[str, "str | None"]  # topic, compression
+
+
+class OwnOutcome(NamedTuple):
+    """Outcome of a message for a topic of our own.
+
+    Attributes:
+        item: the value that identifies it for the host.
+        topic: full name of the partition.
+        reason: name of the failure; empty if the message is stored.
+        failure: error for a host that cannot go on without the message; None if it is stored.
+    """
+
+    item: Any
+    topic: str
+    outcome: SendOutcome
+    reason: str = ""
+    failure: BrokerError | None = None
+
+
+class OwnProducers(Generic[Item]):
+    """Producers of topics of our own, which have no schema: one for each topic and compression.
+
+    One thread uses it.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+        dead_letters: full name of the partition for dead letters.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.target_producer.TargetProducer`.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        dead_letters: str,
+        *,
+        start: Starter = in_thread,
+        now_s: Callable[[], float] = time.monotonic,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._dead_letters = dead_letters
+        self._start = start
+        self._now_s = now_s
+        self._wake = wake
+        self._producers: dict[_Key, TargetProducer[Item]] = {}
+        self._refused: dict[_Key, str] = {}  # reasons
+        self._too_large: list[Sent[Item]] = []
+        self._chunking = False  # True while a thread stores dead letters in chunks
+        self._chunked: deque[tuple[Item, BrokerError | None]] = deque()  # from that thread
+        self._closed = False
+
+    @property
+    def owes_answers(self) -> bool:
+        """True if callbacks are about to come; :meth:`poll` has to follow soon."""
+        return any(producer.owes_answers for producer in self._producers.values())
+
+    def producer(self, topic: str, properties: dict[str, str]) -> TargetProducer[Item]:
+        """Return the producer of a topic for a message with these properties."""
+        return self._producer((topic, compression_of(properties)))
+
+    def send(
+        self,
+        item: Item,
+        topic: str,
+        message: Payload,
+        properties: dict[str, str],
+        deliver_at_ms: int | None,
+    ) -> str | None:
+        """Send a message, unless its topic refused to be opened a moment ago.
+
+        Returns:
+            The reason if it was not sent; otherwise None.
+        """
+        key = (topic, compression_of(properties))
+        producer = self._producer(key)
+        if self._refused and (reason := self._refused.get(key)) is not None:
+            producer.open()
+            if producer.is_pausing:
+                return reason
+        producer.send(item, message, properties, deliver_at_ms)
+        return None
+
+    def poll(self) -> Iterator[OwnOutcome]:
+        """Yield each message whose outcome is known since the last call."""
+        for key, producer in list(self._producers.items()):
+            topic, _ = key
+            for sent, outcome, reason in producer.poll():
+                if outcome is SendOutcome.STORED:
+                    yield OwnOutcome(sent.item, topic, outcome)
+                elif topic == self._dead_letters and is_too_large(reason):
+                    self._too_large.append(sent)
+                else:
+                    failure = BrokerError(
+                        f"{topic} did not confirm ({reason}); nothing was acknowledged"
+                    )
+                    yield OwnOutcome(sent.item, topic, outcome, reason, failure)
+            refusal = producer.take_refusal()
+            if refusal is not None:
+                self._refused[key] = refusal
+            elif producer.is_open:
+                self._refused.pop(key, None)
+        if self._too_large and not self._chunking:
+            self._chunking = True
+            too_large, self._too_large = self._too_large, []
+            self._start(partial(self._store_in_chunks, too_large))
+        while self._chunked:
+            item, error = self._chunked.popleft()
+            if error is None:
+                yield OwnOutcome(item, self._dead_letters, SendOutcome.STORED)
+            else:
+                reason = error_name(error)
+                yield OwnOutcome(item, self._dead_letters, SendOutcome.UNKNOWN, reason, error)
+
+    def close(self) -> None:
+        """Close the producers; messages without an outcome get none."""
+        self._closed = True
+        for producer in self._producers.values():
+            producer.close()
+        self._producers.clear()
+
+    def _producer(self, key: _Key) -> TargetProducer[Item]:
+        producer = self._producers.get(key)
+        if producer is None:
+            producer = self._producers[key] = TargetProducer(
+                partial(self._open, *key), start=self._start, now_s=self._now_s, wake=self._wake
+            )
+        return producer
+
+    def _open(self, topic: str, compression: str | None) -> Opened:
+        settings = {**PRODUCER_SETTINGS, **UNLIMITED_SETTINGS, **compression_settings(compression)}
+        return Opened(open_producer(self._client, topic, settings))
+
+    def _store_in_chunks(self, too_large: list[Sent[Item]]) -> None:
+        """Store dead letters in chunks, one after the other; it runs in a thread of its own."""
+        dead_letters = DeadLetterTopic(self._client, self._dead_letters)
+        for sent in too_large:
+            error: BrokerError | None = None
+            if self._closed:
+                break
+            try:
+                dead_letters.store([(sent.payload, sent.properties, None)])
+            except BrokerError as failed:
+                error = failed
+            except Exception as failed:  # every message needs an outcome
+                error = BrokerError(f"cannot write to {self._dead_letters}: {failed!r}")
+            self._chunked.append((sent.item, error))
+        dead_letters.close()
+        self._chunking = False
+        self._wake()
