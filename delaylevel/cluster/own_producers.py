@@ -56,7 +56,7 @@ class OwnProducers(Generic[Item]):
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         dead_letters: full name of the partition for dead letters.
-        start, now_s, wake: as for :class:`~delaylevel.cluster.target_producer.TargetProducer`.
+        start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
