@@ -262,7 +262,7 @@ class BatchPublisher:
         return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
     def _is_slow(self, key: TargetKey) -> bool:
-        return self._pool.producer(key).oldest_s > _SLOW_S
+        return self._pool.producer(key).age_s > _SLOW_S
 
     def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         reason = self._pool.refusal(key.topic, key.schema)

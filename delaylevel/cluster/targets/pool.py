@@ -208,7 +208,7 @@ class TargetPool(Generic[Item]):
             elif (topic, schema) in self._refused:
                 del self._refused[topic, schema]
         reason = producer.take_refusal() or reason
-        if producer.stalled_s > STALL_S:
+        if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"
         if reason and self.refusal(topic, schema) is None:
             self.refuse(topic, schema, reason)

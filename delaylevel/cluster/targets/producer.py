@@ -32,8 +32,11 @@ TOO_LARGE = "MessageTooBig"
 #: The reason for messages that were confirmed by a new topic of the same name.
 REPLACED = "the topic was deleted, and exists again without its subscriptions"
 MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
-# A target without any confirmation for this time is stalled: it gets no more messages.
+# A target without a connection and without any confirmation for this time is stalled: it gets no
+# more messages.
 STALL_S = 5.0
+# A throttled target has its connection, and may confirm nothing for long.
+CONNECTED_STALL_S = 300.0
 # After this time without any confirmation the producer is given up.
 GIVE_UP_S = 30.0
 _SUSPENDED_S = 1.0
@@ -117,10 +120,10 @@ class TargetProducer(Generic[Item]):
         return max(0.0, self._now_s() - since_s)
 
     @property
-    def oldest_s(self) -> float:
-        """Age of the oldest message in flight, in s; 0 without any."""
-        in_flight = self._state.in_flight
-        return self._now_s() - in_flight[0].sent_s if in_flight else 0.0
+    def is_stalled(self) -> bool:
+        """True if messages are unconfirmed, and none was confirmed for the stall time."""
+        stalled_s = self.stalled_s
+        return stalled_s > STALL_S and not (self._is_connected() and stalled_s < CONNECTED_STALL_S)
 
     @property
     def age_s(self) -> float:
@@ -202,7 +205,7 @@ class TargetProducer(Generic[Item]):
         while self._reports:
             self._reports.popleft()()
         self._take_answers()
-        if self.stalled_s > GIVE_UP_S:
+        if self.stalled_s > GIVE_UP_S and self.is_stalled:
             self.give_up()
         if self._state.unverified and not self._verifying and now_s >= self._verify_at_s:
             self._verify()
@@ -213,6 +216,9 @@ class TargetProducer(Generic[Item]):
             self.messages -= 1
             self.size -= each.item.size
         return settled
+
+    def _is_connected(self) -> bool:
+        return self._opened is not None and bool(self._opened.producer.is_connected())
 
     def give_up(self) -> None:
         """Give up the producer, which confirms nothing; the next one is opened by `poll`."""

@@ -743,6 +743,8 @@ def test_a_single_target_is_never_held_because_it_is_slow() -> None:
 def test_a_target_that_confirms_nothing_is_held_after_the_stall_time(world: RelayWorld) -> None:
     relay = world.relay()
     relay.offer(parked(0, target=BILLS))
+    settle(relay)
+    world[BILLS].connected = False  # a throttled target keeps its connection, and is not held
     world.pass_time(relay, STALL_S + 0.5)
     relay.offer(parked(1, target=BILLS))
     settle(relay)
