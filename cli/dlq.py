@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
@@ -142,10 +143,21 @@ def replay(
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
-    with _connected(settings, topic) as (client, admin, described):
+    with (
+        settings.level_topic(topic) as (connection, admin, described),
+        settings.client(connection) as client,
+    ):
         if full is not None:
             described.check_target(full)
-        report = deadletters.replay(client, admin, described, chosen, target=full, due_ms=due_ms)
+        report = deadletters.replay(
+            client,
+            admin,
+            described,
+            chosen,
+            target=full,
+            due_ms=due_ms,
+            target_client=partial(connection.open_client, logger=settings.client_logger()),
+        )
     forwarded = report.forwarded
     view = {
         "topic": described.topic,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import click
 
@@ -262,4 +263,5 @@ def _drain(
             described,
             allow_early=allow_early,
             progress=lambda count: note(f"{count:,} messages") if settings.verbosity else None,
+            target_client=partial(connection.open_client, logger=settings.client_logger()),
         )

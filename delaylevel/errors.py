@@ -125,6 +125,10 @@ class UnconfirmedMessagesError(BrokerError):
         self.reasons = reasons
 
 
+class BatchTooLargeError(BrokerError):
+    """A batch that exceeds the broker's maximum message size, although no message of it may."""
+
+
 class AdminError(BrokerError):
     """A call that the admin REST interface refused.
 

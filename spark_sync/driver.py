@@ -53,6 +53,8 @@ class Driver:
         self._next_checks = NextChecks(self._clock)
         self._fixed_now_ms: int | None = None
         self._warm = False
+        # Batches that were chosen here, and not planned yet. Others are replayed.
+        self._chosen: list[Offset] = []
         self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
         self._refresh()
 
@@ -112,7 +114,9 @@ class Driver:
         positions.update((source.topic, end) for source, end in ready)
         if not ready and not new and not skipped:
             return start
-        return make_offset(now_ms, {**positions, **new}, skipped)
+        end = make_offset(now_ms, {**positions, **new}, skipped)
+        self._chosen = [end]
+        return end
 
     def input_ranges(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return the messages between two offsets, as a range for each partition.
@@ -121,6 +125,8 @@ class Driver:
         Python workers and their connections before a message has to wait for them.
         """
         now_ms = int(end["now_ms"])
+        first_run = end in self._chosen
+        self._chosen = []
         starts = {**positions_of(start), **skipped_of(end)}
         found: list[InputPartition] = []
         for topic, until in positions_of(end).items():
@@ -135,7 +141,7 @@ class Driver:
                     "job, or created again with fewer partitions? Name it again, or start with a "
                     "new checkpoint"
                 )
-            found.append(InputRange(source, since, until, now_ms))
+            found.append(InputRange(source, since, until, now_ms, first_run))
         if not found:
             some = list(self._sources.values())[:_WARM_UP_RANGES]
             return [InputRange(source, EARLIEST, EARLIEST, now_ms) for source in some]

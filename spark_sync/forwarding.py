@@ -19,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from delaylevel.cluster.reader import messages_in_range
+from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.report import ForwardReport
@@ -51,12 +52,16 @@ class TaskForwarders:
         self._clock = SystemClock()
         self._used: dict[str, tuple[str, Forwarder]] = {}
 
-    def of(self, source: SourcePartition) -> Forwarder:
-        """Return the forwarder for the messages of a source partition."""
+    def of(self, source: SourcePartition, first_run: bool = False) -> Forwarder:
+        """Return the forwarder for the messages of a source partition.
+
+        Args:
+            first_run: True if certainly no task was planned for these messages before.
+        """
         key = source.topic if self._once else source.level_topic
         if key not in self._used:
             topic = source.level_topic
-            forwarder = self._open(source) if self._once else self._here.forwarder(topic)
+            forwarder = self._open(source, first_run) if self._once else self._here.forwarder(topic)
             self._used[key] = (topic, forwarder)
         return self._used[key][1]
 
@@ -91,16 +96,19 @@ class TaskForwarders:
             elif kind is None:
                 forwarder.close_targets()
 
-    def _open(self, source: SourcePartition) -> Forwarder:
+    def _open(self, source: SourcePartition, first_run: bool) -> Forwarder:
         context = TaskContext.get()
         assert context is not None
+        # The attempt of a task counts up over all attempts of its stage.
+        first_run = first_run and not context.attemptNumber()
         identity = context.getLocalProperty("sql.streaming.queryId")
         assert identity is not None
         return Forwarder(
             self._here.client,
             self._here.admin,
             self._here.describe(source.level_topic),
-            sequence=Sequence(identity, source.topic),
+            sequence=Sequence(identity, source.topic, first_run),
+            client_of=self._here.targets.of,
             refreshed=partial(self._here.refreshed, source.level_topic),
         )
 
@@ -114,22 +122,32 @@ def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordB
     here = runtime(options)
     for name in options.level_topics:
         here.describe(name)
-    messages = messages_in_range(
-        here.client, part.source.topic, part.start, part.end, options.poll_timeout_ms
-    )
     with TaskForwarders(here, options.delivery) as forwarders:
-        with closing(messages):
-            count = forward_range(
-                forwarders.of(part.source),
-                part.source,
-                messages,
-                lambda: max(forwarders.earliest_routing_ms(), part.now_ms),
-            )
-        reports = forwarders.flush()
+        try:
+            count, reports = _forward(here, options, part, forwarders)
+        except BatchTooLargeError:
+            count, reports = _forward(here, options, part, forwarders)
     if count:
         report = pa.array([pickle.dumps(reports)])
         column = pa.concat_arrays([pa.nulls(count - 1, pa.binary()), report])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)
+
+
+def _forward(
+    here: Runtime, options: SyncOptions, part: InputRange, forwarders: TaskForwarders
+) -> tuple[int, Reports]:
+    """Forward a range; return the number of its messages, and the reports."""
+    messages = messages_in_range(
+        here.client, part.source.topic, part.start, part.end, options.poll_timeout_ms
+    )
+    with closing(messages):
+        count = forward_range(
+            forwarders.of(part.source, part.first_run),
+            part.source,
+            messages,
+            lambda: max(forwarders.earliest_routing_ms(), part.now_ms),
+        )
+    return count, forwarders.flush()
 
 
 def read_reports(batches: Iterable[Any]) -> Reports:

@@ -15,6 +15,7 @@ from typing import Any
 from delaylevel.cluster import client_log
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.errors import BrokerError, ConfigError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover.forwarder import Forwarder
@@ -36,10 +37,14 @@ class Runtime:
             # The token is in this process's environment, or in a file.
             connection = Connection.load(**dict(options.connection))  # type: ignore[arg-type]
             self.admin = Admin.from_connection(connection)
-            self.client: Any = connection.open_client(
+            open_client = partial(
+                connection.open_client,
                 logger=client_log.to_stderr(),
                 stats_interval_in_seconds=0,  # unused, and they time each message
             )
+            self.client: Any = open_client()
+            # They live as long as the process, like the client.
+            self.targets = TargetClients(open_client)
         except ConfigError as error:
             if "token_file" not in dict(options.connection):
                 raise
@@ -76,6 +81,7 @@ class Runtime:
                 self.client,
                 self.admin,
                 description,
+                client_of=self.targets.of,
                 refreshed=partial(self.refreshed, level_topic),
             )
             self._forwarders[level_topic] = (description, forwarder)

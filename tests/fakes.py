@@ -237,6 +237,9 @@ class FakeProducer:
         self.client.sent.append(message)
         self.pending.append(callback)
 
+    def last_sequence_id(self) -> int:
+        return self.client.last_numbers.get(self.topic, -1)
+
     def answer(
         self, outcome: Any = pulsar.Result.Ok, count: int | None = None, message_id: Any = None
     ) -> None:
@@ -280,8 +283,10 @@ class FakeClient:
         sent: every message, in the order of sending.
         closings: the topics of closed producers, in the order of closing.
         closed: whether the client was closed.
+        last_numbers: the last sequence IDs that the broker has stored, by topic.
     """
 
+    last_numbers: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, Exception] = field(default_factory=dict)
     outcomes: dict[str, Any] = field(default_factory=dict)
     close_fails: set[str] = field(default_factory=set)
@@ -325,17 +330,19 @@ class FakeAdmin:
         missing: the topics that do not exist.
         versions: the schemas of each topic, oldest first.
         away: True if no broker answers.
+        partitions: the numbers of partitions, by topic; the others are not partitioned.
         subscriptions: the names of the durable subscriptions of each topic.
         ledger_ids: the ledgers of each topic.
-        sizes: the limit of each topic for an entry, in bytes.
+        limits: the limit of each topic for an entry, in bytes.
     """
 
     missing: set[str] = field(default_factory=set)
     versions: dict[str, list[SchemaVersion]] = field(default_factory=dict)
     away: bool = False
+    partitions: dict[str, int] = field(default_factory=dict)
     subscriptions: dict[str, set[str]] = field(default_factory=dict)
     ledger_ids: dict[str, list[int]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
 
     def topic_exists(self, topic: TopicName) -> bool:
         if self.away:
@@ -347,19 +354,25 @@ class FakeAdmin:
 
     def partitioned_metadata(self, topic: TopicName) -> TopicMetadata:
         self._check(topic)
-        return TopicMetadata(0)
+        return TopicMetadata(self.partitions.get(topic.full, 0))
 
-    def partition_stats(self, topic: TopicName) -> PartitionStats:
-        self._check(topic)
-        names = self.subscriptions.get(topic.full, ())
-        return PartitionStats(0, {name: SubscriptionStats(0) for name in names})
+    def partition_stats(self, partition: TopicName) -> PartitionStats:
+        self._check(partition)
+        names = self.subscriptions.get(partition.full, ())
+        subscriptions = {name: SubscriptionStats(0) for name in names}
+        return PartitionStats(0, subscriptions, deduplication=True)
 
-    def ledgers(self, topic: TopicName) -> list[LedgerInfo]:
+    def partitioned_stats(self, topic: TopicName) -> dict[int, PartitionStats]:
         self._check(topic)
-        return [LedgerInfo(ledger, 0) for ledger in self.ledger_ids.get(topic.full, ())]
+        stats = PartitionStats(0, {}, deduplication=True)
+        return dict.fromkeys(range(self.partitions[topic.full]), stats)
+
+    def ledgers(self, partition: TopicName) -> list[LedgerInfo]:
+        self._check(partition)
+        return [LedgerInfo(ledger, 0) for ledger in self.ledger_ids.get(partition.full, ())]
 
     def max_message_size(self, topic: TopicName) -> int | None:
-        return self.sizes.get(topic.full)
+        return self.limits.get(topic.full)
 
     def _check(self, topic: TopicName) -> None:
         if not self.topic_exists(topic):

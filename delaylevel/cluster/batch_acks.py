@@ -51,6 +51,7 @@ class BatchAckTracker:
     """
 
     __slots__ = (
+        "_alone",
         "_bytes",
         "_drop_at",
         "_in_batch",
@@ -81,6 +82,7 @@ class BatchAckTracker:
         # the client's thread.
         self._outcomes: list[dict[Any, Any]] = []
         self._drop_at = _MOST_KEPT
+        self._alone = False  # True if the last message shares its batch with no other one
 
     def callback(self, length: int) -> Callback | None:
         """Return the callback for the next message of ``length`` bytes; None within a batch."""
@@ -90,7 +92,7 @@ class BatchAckTracker:
         # The client's own rules: BatchMessageContainerBase.h, hasEnoughSpace and isFull.
         if 1 < held < self._messages and size < self._size:
             self._in_batch, self._bytes = held, size
-            begins = False
+            begins = full = False
         else:
             begins = held == 1 or size > self._size
             if begins:
@@ -100,6 +102,7 @@ class BatchAckTracker:
         if not begins and self.batch_was_empty and _predictable:
             self._skipped = True
             return None
+        self._alone = begins and full
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
         if len(self._outcomes) >= self._drop_at and not self._skipped:
@@ -109,11 +112,28 @@ class BatchAckTracker:
             self._drop_at = max(_MOST_KEPT, 2 * len(self._outcomes))
         return outcome.setdefault
 
+    def refused_last(self, reason: str) -> bool:
+        """Return True if the client refused the last message at once; then do not count it.
+
+        The outcome of a message that shares its batch with others is not only its own: False.
+        Call it after a message with a callback.
+
+        Args:
+            reason: the client's name of the failure.
+        """
+        outcome = self._outcomes[-1] if self._outcomes and self._alone else {}
+        if not outcome or result_name(next(iter(outcome))) != reason:
+            return False
+        self._outcomes.pop()
+        self.count -= 1
+        return True
+
     def unbatched_callback(self) -> Callback:
         """Return the callback for a message that the client sends outside of batches."""
         outcome: dict[Any, Any] = {}
         self._outcomes.append(outcome)
         self.count += 1
+        self._alone = True
         return outcome.setdefault
 
     def failure(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
 from delaylevel.errors import BrokerError, ClientError
@@ -30,15 +31,18 @@ class DeadLetterTopic:
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         topic: full name of the partition.
+        name: start of the names of the producers, for broker deduplication; empty without.
     """
 
-    def __init__(self, client: Any, topic: str) -> None:
+    def __init__(self, client: Any, topic: str, name: str = "") -> None:
         self._client = client
         self._topic = topic
-        # By compression: a message may only fit with the compression of its producer.
-        self._publishers: dict[str | None, Publisher[Outgoing]] = {}
+        self._name = name
+        # By compression: a message may only fit with the compression of its producer. Chunks have
+        # producers of their own, without a name: they may be stored twice.
+        self._publishers: dict[tuple[str | None, bool], Publisher[Outgoing]] = {}
 
-    def store(self, messages: Iterable[Outgoing]) -> None:
+    def store(self, messages: Iterable[Outgoing], numbers: Iterable[int] = ()) -> None:
         """Store messages, and wait for the confirmations.
 
         If it fails, some of the messages may be stored. Chunks that are stored again complete those
@@ -46,16 +50,17 @@ class DeadLetterTopic:
 
         Args:
             messages: messages with all their properties; the broker holds none of them back.
+            numbers: their sequence IDs, with a name: rising over all calls.
 
         Raises:
             BrokerError: a message was not confirmed.
         """
         try:
             with translate_errors():
-                for outgoing in messages:
+                for outgoing, number in zip_longest(messages, numbers):
                     message, properties, _ = outgoing
                     publisher = self._publisher(compression_of(properties))
-                    publisher.send(message, properties, None, item=outgoing)
+                    publisher.send(message, properties, None, number, outgoing)
                 too_large = self._flush()
                 for message, properties, _ in too_large:
                     self._store_in_chunks(message, properties)
@@ -74,12 +79,17 @@ class DeadLetterTopic:
         publishers, self._publishers = list(self._publishers.values()), {}
         close_all(publishers)
 
-    def _publisher(self, compression: str | None) -> Publisher[Outgoing]:
-        publisher = self._publishers.get(compression)
+    def _publisher(self, compression: str | None, chunks: bool = False) -> Publisher[Outgoing]:
+        key = (compression, chunks and bool(self._name))
+        publisher = self._publishers.get(key)
         if publisher is None:
             settings = {**UNBATCHED_SETTINGS, **compression_settings(compression)}
-            publisher = Publisher(open_producer(self._client, self._topic, settings))
-            self._publishers[compression] = publisher
+            name = None
+            if self._name and not chunks:
+                # A name serves one producer of a topic at a time.
+                name = self._name + (f"-{compression}" if compression else "")
+            publisher = Publisher(open_producer(self._client, self._topic, settings, name=name))
+            self._publishers[key] = publisher
         return publisher
 
     def _flush(self) -> list[Outgoing]:
@@ -97,7 +107,7 @@ class DeadLetterTopic:
 
     def _store_in_chunks(self, message: Payload, properties: dict[str, str]) -> None:
         # One chunk after another: a crash leaves few of them behind, and memory stays bounded.
-        publisher = self._publisher(compression_of(properties))
+        publisher = self._publisher(compression_of(properties), chunks=True)
         chunk_bytes = LARGEST_CHUNK_BYTES
         while True:
             for chunk in split(message, properties, chunk_bytes):

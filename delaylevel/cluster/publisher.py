@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import _pulsar
@@ -12,7 +12,7 @@ import pulsar
 from delaylevel.model.message import Payload
 
 from .batch_acks import BatchAckTracker, await_outcomes
-from .failures import OK, close_quietly, error_name, result_name, translate_errors
+from .failures import OK, TOO_LARGE, close_quietly, error_name, result_name, translate_errors
 from .schemas import bytes_schema
 
 Item = TypeVar("Item")
@@ -57,25 +57,13 @@ FENCING_SETTINGS: dict[str, Any] = {
     "send_timeout_millis": 30_000,
 }
 
+# The client limits a batch by its payloads only. Without larger ones, the properties and keys of
+# the 1,000 messages of a batch stay below 4 MiB, and the batch below the usual limit of 5 MiB.
+_MOST_BATCHED_METADATA = 4 << 10
+_LONGEST_CHARACTER = 4  # bytes
+
 # The broker keeps the producer's name of a process that has ended for some seconds.
 NAME_PATIENCE_S = 30.0
-
-# After these failures the broker has certainly not stored the message. After any other it may have.
-CERTAIN_REFUSALS = frozenset(
-    (
-        "TopicNotFound",
-        "TopicTerminated",
-        "ProducerBlockedQuotaExceededError",
-        "ProducerBlockedQuotaExceededException",
-        "IncompatibleSchema",
-        "AuthorizationError",
-        "NotAllowedError",
-        "MessageTooBig",
-        "InvalidMessage",
-        "InvalidTopicName",
-        "ProducerFenced",
-    )
-)
 
 
 class Publisher(Generic[Item]):
@@ -112,7 +100,7 @@ class Publisher(Generic[Item]):
         deliver_at_ms: int | None,
         sequence_id: int | None = None,
         item: Item | None = None,
-    ) -> None:
+    ) -> bool:
         """Send a message without waiting for its confirmation.
 
         Args:
@@ -121,6 +109,11 @@ class Publisher(Generic[Item]):
             deliver_at_ms: the time until which the broker holds it, ms since the epoch, or None.
             sequence_id: the ID for deduplication, or None.
             item: a value for which :meth:`flush` returns the message's own outcome.
+
+        Returns:
+            False if the client refused the message at once, as too large, and it has no item. It
+            is not sent then, and does not count. If it is too large together with its batch, only
+            :meth:`flush` tells.
         """
         outcomes = self._outcomes
         if item is not None:
@@ -138,11 +131,20 @@ class Publisher(Generic[Item]):
             else:
                 callback = self._tracker.callback(len(message.value or b""))
             self._core.send_async(built, callback)
-            return
+            return item is not None or callback is None or not self.refused_last()
         self._sent += 1
+        refused: list[Any] = []
+        sending = item is None
+
+        def answered(result: Any, message_id: Any) -> None:
+            if sending and result_name(result) == TOO_LARGE:
+                refused.append(result)
+            else:
+                outcomes.setdefault(result, message_id)
+
         self.producer.send_async(
             message.value,
-            outcomes.setdefault,
+            answered,
             properties=properties,
             partition_key=message.key or None,
             ordering_key=message.ordering_key or None,
@@ -150,6 +152,16 @@ class Publisher(Generic[Item]):
             deliver_at=deliver_at_ms,
             sequence_id=sequence_id,
         )
+        sending = False
+        self._sent -= len(refused)
+        return not refused
+
+    def refused_last(self) -> bool:
+        """Return True if the client refused the last message at once, as too large.
+
+        It is not sent then, and does not count. Call it after a message with a callback.
+        """
+        return self._tracker is not None and self._tracker.refused_last(TOO_LARGE)
 
     def core_send(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
         """Return the client's own call for messages that are built already and not delayed.
@@ -213,6 +225,18 @@ class Publisher(Generic[Item]):
         self._items = []
 
 
+def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
+    """Return True if properties and keys are so large that the message must share no batch.
+
+    The broker would refuse the whole batch as too large, and the client reports that for each of
+    its messages.
+    """
+    texts = (message.key, message.ordering_key, *properties.keys(), *properties.values())
+    if sum(map(len, texts)) <= _MOST_BATCHED_METADATA // _LONGEST_CHARACTER:
+        return False
+    return sum(len(text.encode()) for text in texts) > _MOST_BATCHED_METADATA
+
+
 def close_all(publishers: Iterable[Publisher[Any]]) -> None:
     """Close producers; ignore failures, as such a producer is unusable anyway."""
     for publisher in publishers:
@@ -255,43 +279,6 @@ def open_producer(
                 if name is None or time.monotonic() > deadline:
                     raise
                 time.sleep(retry_s)
-
-
-def send_in_order(
-    producer: Any,
-    messages: Iterable[Payload],
-    sequence_ids: Sequence[int] | None,
-    outcomes: list[dict[Any, Any]],
-) -> int:
-    """Send messages without waiting, each with its own callback.
-
-    With sequence IDs, the call stops at the first message that the client refuses: the broker
-    would take a later ID as proof that it has stored all earlier ones.
-
-    Args:
-        producer: a ``pulsar.Producer`` of payloads that are encoded already.
-        sequence_ids: one ID for each message, for deduplication, or None.
-        outcomes: a list to which one dict is added for each message. Its key is the result, once
-            the broker has answered, or the name of the client's error.
-
-    Returns:
-        The total size of the payloads that were sent, in bytes.
-    """
-    send, size = producer._producer.send_async, 0
-    for index, message in enumerate(messages):
-        outcome: dict[Any, Any] = {}
-        number = None if sequence_ids is None else sequence_ids[index]
-        built = build_message(message, message.properties, None, number)
-        outcomes.append(outcome)
-        try:
-            send(built, outcome.setdefault)
-            size += len(message.value or b"")
-        except pulsar.PulsarException as error:
-            # The client refused it: too large, or the queue is full.
-            outcome[error_name(error)] = None
-            if sequence_ids is not None:
-                break
-    return size
 
 
 def build_message(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
@@ -58,6 +59,26 @@ class StepDetector:
             return now_ms, False
         self._offset_ms = offset_ms
         return now_ms, True
+
+
+def monotonic_s(clock: Clock) -> Callable[[], float]:
+    """Return a function for durations, in seconds, that never steps back.
+
+    With the system's clock, it is the machine's monotonic clock. Any other clock, e.g. one that a
+    test moves, advances it whenever that clock is the faster one.
+    """
+    if isinstance(clock, SystemClock):
+        return time.monotonic
+    real_s, clock_s, now_s = time.monotonic(), clock.now_ms() / 1000, 0.0
+
+    def elapsed_s() -> float:
+        nonlocal real_s, clock_s, now_s
+        real, own = time.monotonic(), clock.now_ms() / 1000
+        now_s += max(real - real_s, own - clock_s, 0.0)
+        real_s, clock_s = real, own
+        return now_s
+
+    return elapsed_s
 
 
 def duration_ms(value: timedelta) -> int:

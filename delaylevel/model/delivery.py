@@ -36,10 +36,13 @@ class Sequence:
         identity: identity of the checkpoint. A lost checkpoint needs a new one: the replay routes
             by another clock, and under the old name the broker would silently drop messages.
         topic: full name of the source partition.
+        first_run: True if certainly no process has sent these messages before. Otherwise a message
+            may only be held if its target tells that it has not stored it.
     """
 
     identity: str
     topic: str
+    first_run: bool = False
 
     @property
     def producer_name(self) -> str:

@@ -17,6 +17,7 @@ from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_unacknowledged
+from delaylevel.cluster.targets.clients import clients_of_targets
 from delaylevel.errors import EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.chunks import ChunkJoiner, Letter
@@ -147,6 +148,7 @@ def replay(
     target: str | None = None,
     due_ms: int | None = None,
     clock: Clock | None = None,
+    target_client: Callable[[], Any] | None = None,
 ) -> ReplayReport:
     """Forward dead letters, as a mover would have forwarded them.
 
@@ -160,6 +162,8 @@ def replay(
         target: full name of the business topic, instead of the one in the properties.
         due_ms: due time in ms since the epoch, instead of the one in the properties.
         clock: clock for routing.
+        target_client: function that returns a new client of the same cluster, for connections to
+            the targets; None to publish with ``client``.
 
     Raises:
         AlreadyRunningError: another replay or discard is running.
@@ -169,7 +173,8 @@ def replay(
     source, report = source_of(description), ReplayReport()
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
-        closing(Forwarder(client, admin, description, clock)) as forwarder,
+        clients_of_targets(client, target_client) as client_of,
+        closing(Forwarder(client, admin, description, clock, client_of=client_of)) as forwarder,
     ):
         letters = list(dead_letters(client, admin, description))
         taken = []

@@ -11,6 +11,7 @@ from typing import Any
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import OperatorAdmin
 from delaylevel.cluster.reader import read_unacknowledged
+from delaylevel.cluster.targets.clients import clients_of_targets
 from delaylevel.errors import LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Role
@@ -45,6 +46,7 @@ def drain(
     clock: Clock | None = None,
     allow_early: bool = False,
     progress: Callable[[int], None] = lambda _: None,
+    target_client: Callable[[], Any] | None = None,
 ) -> ForwardReport:
     """Hand off everything that is pending in the levels, whatever its due time, and acknowledge it.
 
@@ -58,6 +60,8 @@ def drain(
         clock: clock that decides which messages are due.
         allow_early: True to continue although a subscription would get messages early.
         progress: function that is called with the number of messages after every flush.
+        target_client: function that returns a new client of the same cluster, for connections to
+            the targets; None to publish with ``client``.
 
     Returns:
         The outcomes. Held messages are left, because their targets cannot be written.
@@ -82,6 +86,7 @@ def drain(
     stored_s = time.monotonic()  # what is read next was stored before this time
     with (
         closing(PartitionLock(client, admin, sources, "drain")) as lock,
+        clients_of_targets(client, target_client) as client_of,
         closing(
             Forwarder(
                 client,
@@ -89,6 +94,7 @@ def drain(
                 description,
                 clock,
                 router=router,
+                client_of=client_of,
                 refreshed=lambda: descriptions.refresh(stored_s),
             )
         ) as forwarder,

@@ -140,8 +140,14 @@ def _forward_range(
                     if sequencer is not None:
                         number = sequencer.next(source, ledger, entry, batch, len(value))
                         built.sequence_id(number)
-                    send(built.build(), callback(len(value)))
-                    place.parked += 1
+                    answer = callback(len(value))
+                    send(built.build(), answer)
+                    if answer is None or not place.publisher.refused_last():
+                        place.parked += 1
+                    else:
+                        topic = description.level_topic(to_level).partition(partition).full
+                        refused = parked_message(message, ledger, entry, batch)
+                        forwarder.park_too_large(source, refused, topic)
                     continue
         else:
             schema = properties.get(SCHEMA)
@@ -160,9 +166,10 @@ def _forward_range(
 class _LevelPartition:
     """A partition of a level, and the number of messages that were parked in it."""
 
-    __slots__ = ("core_send", "parked")
+    __slots__ = ("core_send", "parked", "publisher")
 
     def __init__(self, publisher: Publisher[Any]) -> None:
+        self.publisher = publisher
         self.core_send = publisher.core_send()
         self.parked = 0
 

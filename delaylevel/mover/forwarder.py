@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from delaylevel.cluster.background import Starter
+from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
+from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.errors import DelayLevelError, EnvelopeError, UnknownTargetError
-from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.delivery import Delivery, Sequence, sequence_id
+from delaylevel.model.clock import Clock, SystemClock, monotonic_s
+from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import Envelope, compression_of
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -21,12 +25,18 @@ from delaylevel.model.router import Decision, Hop, Router
 from delaylevel.model.source_partition import SourcePartition
 
 from . import hop
-from .publisher_pool import HandOff, PublisherPool
+from .hand_offs import HandOff, HandOffs
+from .publisher_pool import PublisherPool
 from .sequencing import HeldIds, Sequencer, held_ids
 
 # Unconfirmed messages are kept, to hold them if their target refuses them: no more than this.
 EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
+# Number of hand-offs between two looks at their outcomes, which also keep the clients busy.
+_POLL_EVERY = 256
+# Dead letters that were too large for another topic are stored after those of other reasons, so
+# they need sequence IDs of their own.
+_TOO_LARGE_SUFFIX = "-too-large"
 
 
 class Forwarder:
@@ -44,6 +54,10 @@ class Forwarder:
         refreshed: function that returns a description whose reading began after the messages were
             stored; it is called for a target that ``description`` does not have. By default, such
             a target is unknown.
+        client_of: function that returns the ``pulsar.Client`` for a business topic, called in any
+            thread; ``client`` by default. See
+            :class:`~delaylevel.cluster.targets.clients.TargetClients`.
+        start: function that runs slow work; a thread for each by default.
     """
 
     def __init__(
@@ -55,6 +69,9 @@ class Forwarder:
         sequence: Sequence | None = None,
         router: Router | None = None,
         refreshed: Callable[[], LevelTopicDescription] | None = None,
+        *,
+        client_of: Callable[[str], Any] | None = None,
+        start: Starter | None = None,
     ) -> None:
         if sequence is not None:
             hop.check_delivery(description, Delivery.EFFECTIVELY_ONCE)
@@ -62,15 +79,28 @@ class Forwarder:
         self._admin = admin
         self.description = description
         self.router = router or Router(description.levels)
-        self.publishers = PublisherPool(client, admin, description, sequence)
+        self.publishers = PublisherPool(client, description, sequence)
         self.sequencer: Sequencer | None = None
         if sequence is not None:
             self.sequencer = Sequencer(sequence, self._flush, self._held_ids)
         self._clock = clock or SystemClock()
         self._refreshed = refreshed
         self._tracked = description.final_window is FinalWindow.TRACKER
-        self._refused = hop.RefusedTargets(self._clock)
-        self._to_hold: list[tuple[HandOff, str]] = []
+        self._hand_offs = HandOffs(
+            client_of or (lambda _: client),
+            admin,
+            sequence,
+            lambda: description.hold_pause_ms / 1000,
+            start=start,
+            now_s=monotonic_s(self._clock),
+        )
+        self._too_large = DeadLetterTopic(
+            client,
+            description.dead_letter_topic.partition(0).full,
+            "" if sequence is None else sequence.producer_name + _TOO_LARGE_SUFFIX,
+        )
+        # Letters to be stored at the next flush, with their sequence IDs.
+        self._letters: list[tuple[hop.SetAside, ParkedMessage, int | None]] = []
         self._report = ForwardReport()
         self._epoch_messages = 0
         self._epoch_bytes = 0
@@ -106,6 +136,8 @@ class Forwarder:
             The outcomes since the last flush.
 
         Raises:
+            BatchTooLargeError: messages are too large together. Acknowledge none of the source
+                messages since the last flush, and forward all of them again: now one by one.
             BrokerError: a message is unconfirmed and could not be held either. Acknowledge none of
                 the source messages since the last flush, and forward all of them again.
         """
@@ -123,17 +155,20 @@ class Forwarder:
         A connected producer would create a topic again that an operator deletes by force, so none
         stays open while there is nothing to send.
         """
-        self.publishers.close_targets()
+        self._hand_offs.close()
 
     def close(self) -> None:
         """Close every producer; messages that were not flushed are not confirmed."""
+        self._hand_offs.close()
         self.publishers.close()
+        self._too_large.close()
 
     def reset(self) -> None:
         """Start again after a failure; messages that are forwarded again count once."""
         self._report = ForwardReport()
         self._epoch_messages = self._epoch_bytes = 0
-        self._to_hold = []
+        self._letters = []
+        self._hand_offs.reset()
         if self.sequencer is not None:
             self.sequencer.reset()
         self.publishers.reset()
@@ -146,7 +181,11 @@ class Forwarder:
             envelope = self._open_envelope(source, message)
         except EnvelopeError as error:
             letter = hop.dead_letter(self.description, message, source.topic, error.reason)
-            self._set_aside(message, letter, number)
+            if not self._set_aside(message, letter, number):
+                if self.sequencer is not None:
+                    self._flush()
+                self._letters.append((letter, message, number))
+                self._store_letters()
             return
         decision = self.router.decide(envelope.due_ms, now_ms, came_from=source.level)
         if decision.hop is Hop.PARK:
@@ -176,22 +215,30 @@ class Forwarder:
         self, message: ParkedMessage, envelope: Envelope, decision: Decision, number: int | None
     ) -> None:
         level, partition = decision.level, decision.partition
-        publisher = self.publishers.level(level, partition, envelope.compression)
+        alone = needs_own_batch(message, message.properties)
+        publisher = self.publishers.level(level, partition, envelope.compression, alone)
         deliver_at = hop.parked_until_ms(
             self.description, self.router, level, partition, self._clock.now_ms()
         )
         properties = envelope.parked_again_properties(message.properties)
-        publisher.send(message, properties, deliver_at, number)
-        self.count_parked(level, partition, 1)
+        if publisher.send(message, properties, deliver_at, number):
+            self.count_parked(level, partition, 1)
+        else:
+            topic = self.description.level_topic(level).partition(partition)
+            self._bury(message, envelope, topic.full, number)
 
     def _publish_to_window(self, message: ParkedMessage, envelope: Envelope) -> None:
         """Publish to the window topic; the dispatcher deals with the target."""
         assert envelope.id is not None
         partition = self.description.window_partition(message.key, envelope.id)
         properties = envelope.parked_again_properties(message.properties)
-        publisher = self.publishers.window(partition, envelope.compression)
-        publisher.send(message, properties, None)
-        self._report.window += 1
+        alone = needs_own_batch(message, properties)
+        publisher = self.publishers.window(partition, envelope.compression, alone)
+        if publisher.send(message, properties, None):
+            self._report.window += 1
+        else:
+            topic = self.description.window_topic.partition(partition)
+            self._bury(message, envelope, topic.full, None)
 
     def _hand_off(
         self, message: ParkedMessage, envelope: Envelope, due: bool, number: int | None
@@ -202,64 +249,91 @@ class Forwarder:
             # An earlier run of the same batch has held it, and the target has recovered since.
             self._report.held[envelope.target] += 1
             return
-        hand_off = HandOff(message, envelope, due)
-        reason = self._refused.reason(envelope.target, envelope.schema)
-        if reason is None:
-            publisher = self.publishers.target(envelope, message, number)
-            if not isinstance(publisher, str):
-                deliver_at = None if due else envelope.due_ms
-                properties = hop.delivered_properties(message, envelope)
-                publisher.send(message, properties, deliver_at, number, hand_off)
-                return
-            reason = publisher
-            self._refuse(envelope, reason)
-        self._to_hold.append((hand_off, reason))
+        hand_off = HandOff(message, envelope, due, number or 0)
+        self._hand_offs.send(hand_off, hop.delivered_properties(message, envelope))
+        if self._epoch_messages % _POLL_EVERY == _POLL_EVERY - 1:
+            self._hand_offs.poll()
 
-    def _refuse(self, envelope: Envelope, reason: str) -> None:
-        pause_ms = self.description.hold_pause_ms
-        self._refused.add(envelope.target, envelope.schema, reason, pause_ms)
+    def park_too_large(self, source: SourcePartition, message: ParkedMessage, topic: str) -> None:
+        """Make a message a dead letter that a level refused at once as too large.
 
-    def _set_aside(self, message: ParkedMessage, aside: hop.SetAside, number: int | None) -> None:
-        if aside.topic:
-            publisher = self.publishers.own(aside.topic, compression_of(aside.properties))
-            publisher.send(message, aside.properties, aside.deliver_at_ms, number)
-        getattr(self._report, aside.counter)[aside.counted_by] += 1
+        Args:
+            source: the partition where the message was read.
+            topic: full name of the partition of the level.
+        """
+        number = self.sequencer.last if self.sequencer is not None else None
+        envelope = hop.open_envelope(self.description, source.topic, message)
+        self._bury(message, envelope, topic, number)
 
-    def _hold(self, hand_off: HandOff, reason: str) -> None:
-        """Set a message aside whose target cannot be written now."""
-        message, number = hand_off.message, None
+    def _bury(
+        self, message: ParkedMessage, envelope: Envelope, topic: str, number: int | None
+    ) -> None:
+        """Store a message that is too large for a topic of our own as a dead letter, at once."""
         if self.sequencer is not None:
-            number = sequence_id(message.ledger, message.entry, message.batch)
+            # Letters are stored in the order of their IDs, and before anything later is sent.
+            self._flush()
+        aside = hop.too_large(self.description, message, envelope, topic)
+        self._letters.append((aside, message, number))
+        self._store_letters()
+
+    def _set_aside(self, message: ParkedMessage, aside: hop.SetAside, number: int | None) -> bool:
+        """Send a message to the held or dead-letter topic; return False if it is too large."""
+        if aside.topic:
+            compression = compression_of(aside.properties)
+            alone = needs_own_batch(message, aside.properties)
+            publisher = self.publishers.own(aside.topic, compression, alone)
+            if not publisher.send(message, aside.properties, aside.deliver_at_ms, number):
+                return False
+        getattr(self._report, aside.counter)[aside.counted_by] += 1
+        return True
+
+    def _hold(self, hand_off: HandOff) -> None:
+        """Set a message aside that its target does not take now."""
+        message, envelope, number = hand_off.message, hand_off.envelope, hand_off.number or None
         aside = hop.set_aside(
             self.description,
             message,
-            hand_off.envelope,
-            reason,
+            envelope,
+            hand_off.reason,
             self._clock.now_ms(),
             # Sequence ids of dead letters rise in source order, which this message has left.
             dead_letters=self.sequencer is None,
         )
-        self._set_aside(message, aside, number)
+        if is_too_large(hand_off.reason):
+            self._letters.append((aside, message, number))
+        elif not self._set_aside(message, aside, number):
+            aside = hop.too_large(self.description, message, envelope, aside.topic)
+            self._letters.append((aside, message, number))
+
+    def _store_letters(self) -> None:
+        """Store the dead letters that were too large for another topic."""
+        letters, self._letters = self._letters, []
+        if not letters:
+            return
+        self._too_large.store(
+            ((message, aside.properties, None) for aside, message, _ in letters),
+            () if self.sequencer is None else [number or 0 for _, _, number in letters],
+        )
+        for aside, _, _ in letters:
+            self._report.dead[aside.counted_by] += 1
 
     def _flush(self) -> None:
-        """Flush targets, set refused messages aside, then flush our own topics.
+        """Wait for targets, set refused messages aside, then flush our own topics.
 
         In this order, a sequence id in the held topic proves that the outcome of everything before
         it is settled.
         """
-        for failure, confirmed, failed in self.publishers.flush_targets():
-            due = sum(item.due for item in confirmed)
-            self._report.due += due
-            self._report.window += len(confirmed) - due
-            if failure is not None:
-                self._to_hold += failed
-                self._refuse(failed[0][0].envelope, failure)
-        to_hold, self._to_hold = self._to_hold, []
-        if self.sequencer is not None:
-            to_hold.sort(key=lambda item: item[0].message.position)
-        for hand_off, reason in to_hold:
-            self._hold(hand_off, reason)
-        self.publishers.flush_own()
+        while True:
+            self._hand_offs.wait()
+            for hand_off in self._hand_offs.take_refused():
+                self._hold(hand_off)
+            self._store_letters()
+            self.publishers.flush()
+            if self._hand_offs.recorded():
+                break
+        window, due = self._hand_offs.take_stored()
+        self._report.window += window
+        self._report.due += due
         self._epoch_messages = self._epoch_bytes = 0
         if self.sequencer is not None:
             self.sequencer.confirmed()

@@ -6,12 +6,14 @@ Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
+from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
@@ -32,6 +34,9 @@ class LocalMover:
     Args:
         client: a ``pulsar.Client``; it is not closed here.
         clock: clock that is read at the start of a pass.
+        target_client: function that returns a new client of the same cluster. Each target then has
+            a connection of its own, and a throttled one delays no other. None to publish with
+            ``client``.
 
     Raises:
         AlreadyRunningError: another mover has the level topic.
@@ -43,6 +48,7 @@ class LocalMover:
         admin: TopicAdmin,
         description: LevelTopicDescription,
         clock: Clock | None = None,
+        target_client: Callable[[], Any] | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
@@ -58,6 +64,7 @@ class LocalMover:
             now_s=self._clock.monotonic_s,
         )
         self._planned_s = self._clock.monotonic_s()
+        self._clients = None if target_client is None else TargetClients(target_client)
         self._forwarder = self._open_forwarder()
 
     def run_once(self) -> ForwardReport:
@@ -109,12 +116,14 @@ class LocalMover:
         self._forwarder = self._open_forwarder()
 
     def _open_forwarder(self) -> Forwarder:
+        client_of = None if self._clients is None else self._clients.of
         return Forwarder(
             self._client,
             self._admin,
             self._description,
             self._clock,
             refreshed=lambda: self._descriptions.refresh(self._planned_s),
+            client_of=client_of,
         )
 
     def next_check_ms(self, source: SourcePartition) -> int:
@@ -127,6 +136,8 @@ class LocalMover:
     def close(self) -> None:
         """Close producers and consumers; another mover may take over."""
         self._forwarder.close()
+        if self._clients is not None:
+            self._clients.close()
         self._lock.close()
 
     def __enter__(self) -> LocalMover:

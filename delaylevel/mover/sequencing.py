@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import read_range
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import EnvelopeError, InvalidInputError
 from delaylevel.model.delivery import Sequence, sequence_id
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION
@@ -35,6 +36,9 @@ class Sequencer:
         flush: function that waits for the confirmation of all that was sent; raises BrokerError.
         held_ids: function that returns the held messages of an earlier run that began with this
             number, as far as they have this compression.
+
+    Attributes:
+        last: sequence ID of the last message; 0 at the start.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class Sequencer:
 
     def reset(self) -> None:
         """Start again: the same messages may be read again."""
-        self._first = self._last = 0
+        self._first = self.last = 0
         self._held_ids: dict[str | None, HeldIds] = {}
         self.confirmed()
 
@@ -86,12 +90,12 @@ class Sequencer:
         if source.topic != self._topic:
             raise InvalidInputError(f"a message of {source.topic} among those of {self._topic}")
         number = sequence_id(ledger, entry, batch)
-        if number <= self._last:
+        if number <= self.last:
             raise InvalidInputError(
                 f"{source.topic}: {ledger}:{entry}:{batch} comes after a later position, or twice. "
                 "Effectively-once needs the rows of a partition once each and in their order"
             )
-        self._last = number
+        self.last = number
         if not self._first:
             self._first = number
             self._held_ids[None] = self._read_held_ids(number, None)
@@ -115,5 +119,10 @@ def held_ids(client: Any, admin: TopicAdmin, topic: TopicName) -> HeldIds:
         return frozenset()
     start = admin.mark_delete_position(topic, SUBSCRIPTION).next_entry
     messages = read_range(client, topic.full, start, last.next_entry)
-    envelopes = [Envelope.read(message.properties) for message in messages]
-    return frozenset((envelope.id, envelope.attempt) for envelope in envelopes)
+    found: set[tuple[str | None, int]] = set()
+    for message in messages:
+        # A message that cannot be read becomes a dead letter when its turn comes.
+        with contextlib.suppress(EnvelopeError):
+            envelope = Envelope.read(message.properties)
+            found.add((envelope.id, envelope.attempt))
+    return frozenset(found)

@@ -6,17 +6,21 @@ import json
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
 from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.spark_sync import SparkSyncJob, SyncSettings
 from world import MakeLevelTopic, RealWorld
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -270,6 +274,39 @@ def test_a_deleted_target_delays_no_other_target(
     found = world.stored(orders)
     assert [m.value for m in found] == [b"after"] * 20
     assert len({m.properties["delaylevel.id"] for m in found}) == 20
+
+
+def test_effectively_once_holds_the_messages_of_a_target_that_refuses_a_first_run(
+    world: RealWorld,
+    spark: Any,
+    connection: Connection,
+    tmp_path: Path,
+) -> None:
+    url = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
+    answer = urllib3.request("POST", url, json=True)
+    assert answer.status == 204, answer.data
+    description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=HOUR_MS)
+    for target in description.targets:
+        with world.client().create_producer(
+            target, enable_delay_level_topic=True, delay_level_topic=description.topic
+        ) as producer:
+            for number in range(5):
+                producer.send(b"%d" % number, deliver_after=timedelta(milliseconds=500))
+    orders, others = sorted(description.targets)
+    world.admin.terminate(TopicName.parse(orders))
+    overdue(description, world.eventually)
+    settings = SyncSettings(
+        (description.topic,),
+        str(tmp_path / "checkpoint"),
+        once=True,
+        delivery=Delivery.EFFECTIVELY_ONCE,
+    )
+    SparkSyncJob(connection, settings, spark=spark).run()
+    held = world.stored(description.held_topic.full)
+    assert {message.properties["delaylevel.reason"] for message in held} == {"TopicTerminated"}
+    values = [b"%d" % number for number in range(5)]
+    assert sorted(message.value or b"" for message in held) == values
+    assert sorted(message.value or b"" for message in world.stored(others)) == values
 
 
 def test_a_second_job_names_the_active_one(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,26 @@ class TargetClients:
             self._by_target.clear()
         for client in clients:
             self._start(partial(close_anyway, client, "client"))
+
+
+@contextmanager
+def clients_of_targets(
+    client: Any, make: Callable[[], Any] | None
+) -> Iterator[Callable[[str], Any]]:
+    """Yield a function that returns the client for a target, and close these clients at the end.
+
+    Args:
+        client: the client for all targets if ``make`` is None; it is not closed here.
+        make: function that returns a new client of the same cluster, or None.
+    """
+    if make is None:
+        yield lambda _: client
+        return
+    clients = TargetClients(make)
+    try:
+        yield clients.of
+    finally:
+        clients.close()
 
 
 def close_anyway(resource: Any, kind: str) -> None:

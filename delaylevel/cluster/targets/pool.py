@@ -55,6 +55,8 @@ class TargetKey(NamedTuple):
         partition: the partition, or -1 if the client chooses it.
         suffix: end of the producer's name, if it is numbered and another producer of the same
             topic exists.
+        alone: True for messages that share no batch:
+            see :func:`delaylevel.cluster.publisher.needs_own_batch`.
     """
 
     topic: str
@@ -62,6 +64,7 @@ class TargetKey(NamedTuple):
     compression: str = ""
     partition: int = -1
     suffix: str = ""
+    alone: bool = False
 
 
 class TargetPool(Generic[Item]):
@@ -69,10 +72,15 @@ class TargetPool(Generic[Item]):
 
     One thread uses it.
 
+    Attributes:
+        numbered: True if the messages have sequence IDs.
+        replay: as the argument; for the producers that are created from now on.
+
     Args:
         client_of: function that returns the ``pulsar.Client`` for a target; called in any thread.
         admin: admin interface, used in threads of their own.
         name: start of the names of the producers, for broker deduplication; empty without.
+        replay: True if an earlier process may have sent the same messages; only with a name.
         pause_s: function that returns for how long a target is left alone after a refusal, in s.
         start, now_s, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
@@ -83,6 +91,7 @@ class TargetPool(Generic[Item]):
         admin: TopicAdmin,
         *,
         name: str = "",
+        replay: bool = False,
         pause_s: Callable[[], float],
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
@@ -92,6 +101,7 @@ class TargetPool(Generic[Item]):
         self._client_of = client_of
         self._admin = admin
         self._name = name
+        self.replay = replay
         self._pause_s = pause_s
         self._start = start
         self._now_s = now_s
@@ -118,12 +128,28 @@ class TargetPool(Generic[Item]):
             producer = self._producers[key] = TargetProducer(
                 partial(self._open, key),
                 numbered=self.numbered,
+                replay=self.replay,
                 start=self._start,
                 now_s=self._now_s,
                 wake=self._wake,
             )
             self._by_topic.setdefault(key.topic, []).append(producer)
         return producer
+
+    @property
+    def active(self) -> int:
+        """Number of messages that get an outcome without a call of ``resume``."""
+        producers = self._producers.values()
+        return sum(each.messages for each in producers if not each.waits_for_resume)
+
+    def waiting(self) -> list[tuple[TargetKey, TargetProducer[Item]]]:
+        """Return the producers with messages without an outcome."""
+        return [(key, each) for key, each in self._producers.items() if each.messages]
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        for _, producer in self.waiting():
+            producer.flush()
 
     def suspended(self) -> list[TargetKey]:
         """Return the producers that wait until their refusals are recorded."""
@@ -244,6 +270,8 @@ class TargetPool(Generic[Item]):
         limit = self._admin.max_message_size(name)
         if limit is not None and not self.numbered:
             settings |= _batches_below(limit)
+        if key.alone:
+            settings["batching_enabled"] = False
         try:
             producer = open_producer(
                 self._client_of(key.topic),
@@ -260,7 +288,11 @@ class TargetPool(Generic[Item]):
                 raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
             raise
         self._opened[key.topic] = identity
-        last = producer.last_sequence_id() if self.numbered else -1
+        last = -1
+        if self.numbered and (key.partition >= 0 or not identity.partitions):
+            last = producer.last_sequence_id()
+        # Otherwise each partition has a last ID of its own, and the client reports the largest. All
+        # messages are sent again, and the broker drops those that are stored.
         return Opened(producer, last, partial(self._is_same, key, identity), limit)
 
     def _is_same(self, key: TargetKey, opened: TopicIdentity, ledgers: Collection[Ledger]) -> bool:

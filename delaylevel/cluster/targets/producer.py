@@ -52,6 +52,7 @@ class TargetProducer(Generic[Item]):
         open_producer: function that opens a producer, in a thread of its own. It raises
             OpeningError, ClientError or BrokerError.
         numbered: True if the messages have sequence IDs, for broker deduplication.
+        replay: True if an earlier process may have sent the same messages.
         start: function that runs slow work.
         wake: function that is called in any thread when :meth:`poll` has something to do.
 
@@ -65,6 +66,7 @@ class TargetProducer(Generic[Item]):
         open_producer: Callable[[], Opened],
         *,
         numbered: bool = False,
+        replay: bool = False,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
@@ -75,7 +77,7 @@ class TargetProducer(Generic[Item]):
         self._opener = Opener(
             open_producer, self._take_opened, start=start, report=self._report, now_s=now_s
         )
-        self._state: SendState[Sent[Item]] = SendState(numbered)
+        self._state: SendState[Sent[Item]] = SendState(numbered, replay)
         self._opened: Opened | None = None
         self._core: Any = None
         self._is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
@@ -138,6 +140,11 @@ class TargetProducer(Generic[Item]):
         return self._state.suspended
 
     @property
+    def waits_for_resume(self) -> bool:
+        """True if nothing but `resume` lets the messages make progress."""
+        return self._state.waits_for_resume
+
+    @property
     def owes_answers(self) -> bool:
         """True if a flush has ended, and callbacks of its messages are about to come."""
         return self._answered < self._flush_ended and bool(self._state.in_flight)
@@ -178,7 +185,7 @@ class TargetProducer(Generic[Item]):
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
-        if self._core is None or not self._state.is_open:
+        if self._opened is None or not self._state.is_open:
             return
         given = self._given
 
@@ -186,7 +193,10 @@ class TargetProducer(Generic[Item]):
             self._report(partial(self._end_flush, given))
 
         try:
-            self._core.flush_async(ended)
+            if self._core is not None:
+                self._core.flush_async(ended)
+            else:
+                self._opened.producer.flush()  # a producer in memory does not wait
         except pulsar.PulsarException as error:
             log.debug("flush: %s", error_name(error))
 
@@ -194,6 +204,10 @@ class TargetProducer(Generic[Item]):
         """Go on after a refusal with sequence IDs, once it is recorded."""
         self._state.resume()
         self._pass_on()
+
+    def refuse_waiting(self, reason: str) -> None:
+        """Settle the messages that wait for `resume`, instead of sending them."""
+        self._state.refuse_unsent(reason)
 
     def poll(self) -> list[Settled]:
         """Process all that has happened; return the messages whose outcome is known since then."""

@@ -47,6 +47,10 @@ topic is the same        unsent    in flight      STORED      unclear        rec
 topic was replaced       REFUSED   REFUSED        REFUSED     REFUSED        REFUSED
 =======================  ========  =============  ==========  =============  =============
 
+A *replay* sends messages that an earlier process may have sent with the same IDs, and that are
+to be sent now if they are not stored. So its messages are unclear instead of unsent as long as it
+has no producer: a refused opening does not mean that they are not stored.
+
 With numbers, nothing is sent after a REFUSED message until the owner has recorded the refusal and
 called `resume`: a later sequence ID would make the refused message look stored.
 
@@ -101,14 +105,17 @@ class SendState(Generic[Item]):
 
     Args:
         numbered: True if the messages have sequence IDs, for broker deduplication.
+        replay: True if an earlier process may have sent the same messages; only with numbers.
 
     Attributes:
         is_open: True while there is a producer that messages may be passed to.
         suspended: True after a refusal with sequence IDs, until `resume`.
     """
 
-    def __init__(self, numbered: bool) -> None:
+    def __init__(self, numbered: bool, replay: bool = False) -> None:
         self.numbered = numbered
+        self._replay = replay
+        self._last_number = -1
         self.is_open = False
         self.suspended = False
         self.unsent: deque[Item] = deque()
@@ -129,13 +136,25 @@ class SendState(Generic[Item]):
         return not self.is_open and bool(self.unsent or self._unclear or self._recalled)
 
     @property
+    def waits_for_resume(self) -> bool:
+        """True if nothing but `resume` lets the messages make progress."""
+        return self.suspended and len(self) == len(self.unsent)
+
+    @property
     def is_unclear(self) -> bool:
         """True while only a new producer can tell which messages are stored."""
         return bool(self._unclear or self._recalled)
 
     def add(self, item: Item) -> None:
         """Add a message. With sequence IDs, they rise."""
-        self.unsent.append(item)
+        if not self._replay:
+            self.unsent.append(item)
+        elif not self.is_open:
+            self._unclear.append(item)
+        elif item.number <= self._last_number:
+            self._settle([item], SendOutcome.STORED)
+        else:
+            self.unsent.append(item)
 
     def recall(self, item: Item) -> None:
         """Add a message that an earlier process may have sent; it is not sent again here."""
@@ -183,6 +202,9 @@ class SendState(Generic[Item]):
         if self.numbered:
             self._unclear += self.in_flight
             self.in_flight.clear()
+            if self._replay:
+                self._unclear += self.unsent
+                self.unsent.clear()
             return
         self._settle_all(self.in_flight, SendOutcome.UNKNOWN, reason)
         self.refuse_unsent(reason)
@@ -194,6 +216,7 @@ class SendState(Generic[Item]):
             last_number: last sequence ID that the broker has stored; ignored without numbers.
         """
         self.is_open = True
+        self._last_number = last_number
         again: list[Item] = []
         while self._unclear:
             item = self._unclear.popleft()

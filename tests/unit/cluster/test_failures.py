@@ -8,13 +8,11 @@ from typing import Any
 import pulsar
 import pytest
 
-from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
-from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer, send_in_order
-from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.cluster.failures import close_quietly, result_name, translate_errors
+from delaylevel.cluster.publisher import PRODUCER_SETTINGS, open_producer
 from delaylevel.errors import BrokerError, ClientError
 
 TOPIC = "persistent://public/default/orders"
-MESSAGES = [WindowMessage("k", 1, 10, "t", "", 0, "id", "key", "", 0, {}, b"four")] * 3
 
 
 class Client:
@@ -32,17 +30,7 @@ class Client:
 
 
 class Core:
-    """A fake producer that refuses its second message."""
-
-    def __init__(self) -> None:
-        self._producer = self
-        self.sent = 0
-
-    def send_async(self, built: Any, callback: Any) -> None:
-        self.sent += 1
-        if self.sent == 2:
-            raise pulsar.MessageTooBig("large")
-        callback(OK, None)
+    """A fake producer that is closed already."""
 
     def close(self) -> None:
         raise pulsar.AlreadyClosed("closed")
@@ -103,12 +91,3 @@ def test_a_producer_name_in_use_is_awaited(monkeypatch: pytest.MonkeyPatch) -> N
             open_producer(Client(*busy), TOPIC, {}, name=name, patience_s=-1.0)
         assert raised.value.name == "ProducerBusy"
     assert len(pauses) == 2
-
-
-@pytest.mark.parametrize("sequence_ids", [None, [7, 8, 9]])
-def test_nothing_with_a_sequence_id_follows_a_refusal(sequence_ids: list[int] | None) -> None:
-    core, outcomes = Core(), list[dict[Any, Any]]()
-    sent = send_in_order(core, MESSAGES, sequence_ids, outcomes)
-    expected: list[dict[Any, Any]] = [{OK: None}, {"MessageTooBig": None}, {OK: None}]
-    assert outcomes == (expected if sequence_ids is None else expected[:2])
-    assert sent == (8 if sequence_ids is None else 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,13 @@ class Core:
                 callback(self.client.outcome, _pulsar.MessageId(-1, 1, 1, -1))
         self.client.callbacks = []
 
+    def flush_async(self, callback: Any) -> None:
+        self.flush()
+        callback(pulsar.Result.Ok)
+
+    def is_connected(self) -> bool:
+        return True
+
     def last_sequence_id(self) -> int:
         return self.client.last
 
@@ -102,9 +110,13 @@ def raw(
     return builder.build(), 7, entry, entry % 3 - 1
 
 
+def at_once(work: Callable[[], None]) -> None:
+    work()
+
+
 def forwarder(client: Client, sequence: Sequence | None = None) -> Forwarder:
     admin: Any = FakeAdmin()
-    return Forwarder(client, admin, DESCRIPTION, sequence=sequence)
+    return Forwarder(client, admin, DESCRIPTION, sequence=sequence, start=at_once)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -150,13 +162,16 @@ def test_both_paths_write_and_report_the_same(found: list[tuple[Any, ...]]) -> N
     rows = [raw(number, *fields) for number, fields in enumerate(found)]
     admin: Any = FakeAdmin()
     fast_client, slow_client = Client(), Client()
-    fast = Forwarder(fast_client, admin, DESCRIPTION)
+    fast = Forwarder(fast_client, admin, DESCRIPTION, start=at_once)
     assert forward_range(fast, SOURCE, rows, lambda: T0) == len(rows)
-    slow = Forwarder(slow_client, admin, DESCRIPTION)
+    slow = Forwarder(slow_client, admin, DESCRIPTION, start=at_once)
     for row in rows:
         slow.forward(SOURCE, parked_message(*row), T0)
+    for each in (fast, slow):
+        each._hand_offs.wait()
     assert fast_client.sent == slow_client.sent
     assert fast._report == slow._report
+    assert fast._hand_offs.take_stored() == slow._hand_offs.take_stored()
 
 
 def test_unreadable_messages_are_dead_letters_between_the_others() -> None:

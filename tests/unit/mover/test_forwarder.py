@@ -11,7 +11,7 @@ import pytest
 
 from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.values import SchemaVersion
-from delaylevel.errors import BrokerError, BrokerUnreachableError, InvalidInputError
+from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, Mover
@@ -34,6 +34,20 @@ DEAD = f"{LEVEL_TOPIC}-DLQ-partition-0"
 OK = pulsar.Result.Ok
 
 
+class Waiting:
+    """Event whose waits only move the clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> None:
+        self._clock.advance(timedelta(milliseconds=500))
+
+
 class Bench:
     """A forwarder whose client, admin interface and clock are fakes."""
 
@@ -46,7 +60,9 @@ class Bench:
             self.admin,  # type: ignore[arg-type]
             self.description,
             self.clock,
+            start=lambda work: work(),
         )
+        self.forwarder._hand_offs._woken = Waiting(self.clock)  # type: ignore[assignment]
         self.sources = source_partitions(self.description)
         self.entry = 0
 
@@ -69,6 +85,7 @@ class Bench:
     def forward(self, *messages: ParkedMessage, source: str = "level-hour-partition-3") -> None:
         for message in messages:
             self.forwarder.forward(self.source(source), message, self.clock.now_ms())
+        self.forwarder._hand_offs.poll()  # takes what was opened
 
 
 @pytest.fixture
@@ -232,11 +249,25 @@ def test_messages_are_held_if_the_target_refuses_a_producer(
 
 
 @pytest.mark.parametrize("error", [pulsar.ConnectError("away"), pulsar.ServiceUnitNotReady("x")])
-def test_a_transient_broker_error_holds_no_message(bench: Bench, error: Exception) -> None:
+def test_a_transient_broker_error_is_waited_for_before_messages_are_held(
+    bench: Bench, error: Exception
+) -> None:
     bench.client.refusals[ORDERS] = error
-    with pytest.raises(BrokerError, match=rf"{ORDERS}.*{type(error).__name__}.*acknowledged"):
-        bench.forward(bench.message())
+    bench.forward(bench.message())
     assert bench.client.sent == []
+    report = bench.forwarder.flush()
+    assert 5_000 <= bench.clock.now_ms() - T0 < 8_000
+    assert report.held == {ORDERS: 1}
+    assert held_reason(bench) == [("1", type(error).__name__)]
+
+
+def test_a_target_that_is_served_again_gets_its_messages(bench: Bench) -> None:
+    bench.client.refusals[ORDERS] = pulsar.ServiceUnitNotReady("moving")
+    bench.forward(bench.message(), bench.message(target=BILLS))
+    bench.clock.advance(timedelta(seconds=2))
+    del bench.client.refusals[ORDERS]
+    report = bench.forwarder.flush()
+    assert (report.window, report.held) == (2, {})
 
 
 @pytest.mark.parametrize(
@@ -258,13 +289,14 @@ def test_messages_that_a_target_does_not_confirm_are_held(bench: Bench, outcome:
     assert report.held == {ORDERS: len(unconfirmed)}
     assert (report.window, report.due, report.total) == (4 - len(unconfirmed), 0, 4)
     assert [sent.properties[ID] for sent in bench.client.to(HELD)] == unconfirmed
-    name = {type(None): "no confirmation", list: "Timeout"}.get(type(outcome))
-    expected = name or (type(outcome).__name__ if isinstance(outcome, Exception) else "Terminated")
+    silent = outcome is None or isinstance(outcome, Exception)
+    named = "Timeout" if isinstance(outcome, list) else "Terminated"
+    expected = "nothing confirmed for" if silent else named
     assert all(attempt == "1" and expected in reason for attempt, reason in held_reason(bench))
     # The failed producer is not used again.
     assert ORDERS in bench.client.closings
     del bench.client.outcomes[ORDERS]
-    bench.clock.move_to(T0 + bench.description.hold_pause_ms)
+    bench.clock.advance(timedelta(milliseconds=bench.description.hold_pause_ms))
     bench.forward(bench.message())
     assert bench.client.opened(ORDERS) == 2
     assert bench.forwarder.flush().total == 1
@@ -330,14 +362,23 @@ def test_one_producer_for_each_target_and_schema(bench: Bench) -> None:
 
 def test_producers_have_batching_limits_and_timeouts(bench: Bench) -> None:
     bench.forward(bench.message(), bench.message(T0 + 5 * DAY))
-    target, level = bench.client.producers
-    for producer, settings in ((target, PRODUCER_SETTINGS), (level, BULK_SETTINGS)):
+    by_topic = {producer.topic: producer for producer in bench.client.producers}
+    target = by_topic.pop(ORDERS)
+    (level,) = by_topic.values()
+    # The forwarder waits for a target, or gives it up; the client does neither.
+    never = {
+        "block_if_queue_full": False,
+        "send_timeout_millis": 0,
+        "max_pending_messages": 0,
+    }
+    for producer, settings in ((target, {**PRODUCER_SETTINGS, **never}), (level, BULK_SETTINGS)):
         for name, value in settings.items():
             assert producer.settings[name] == value
-        # A position fits into a sequence ID, and no call waits forever.
+        # A position fits into a sequence ID.
         assert producer.settings["batching_max_messages"] <= 1024
-        assert producer.settings["block_if_queue_full"] is True
-        assert producer.settings["send_timeout_millis"] > 0
+    # No call waits forever.
+    assert level.settings["block_if_queue_full"] is True
+    assert level.settings["send_timeout_millis"] > 0
     assert target.settings["batching_type"] == pulsar.BatchingType.KeyBased
     assert "batching_type" not in level.settings
 
@@ -397,13 +438,13 @@ def test_a_late_outcome_of_a_failed_round_is_ignored(bench: Bench) -> None:
     assert bench.forwarder.flush().parked.total() == 1
 
 
-def test_an_unreachable_admin_interface_holds_no_message(bench: Bench) -> None:
+def test_messages_are_held_while_the_admin_interface_is_unreachable(bench: Bench) -> None:
     bench.admin.away = True
-    with pytest.raises(BrokerUnreachableError):
-        bench.forward(bench.message())
-    bench.admin.away = False
+    bench.forward(bench.message())
     assert bench.client.sent == []
-    assert bench.forwarder.flush().total == 0
+    assert bench.forwarder.flush().held == {ORDERS: 1}
+    assert bench.client.opened(ORDERS) == 0
+    assert held_reason(bench) == [("1", "nothing answers")]
 
 
 @pytest.mark.parametrize("limit", ["EPOCH_MESSAGES", "EPOCH_BYTES"])
@@ -412,9 +453,9 @@ def test_unconfirmed_messages_and_bytes_are_limited(
 ) -> None:
     monkeypatch.setattr(forwarder_module, limit, 4 if limit == "EPOCH_MESSAGES" else 16)
     for number in range(1, 11):
-        bench.forward(bench.message())
-        (producer,) = bench.client.producers
-        assert len(producer.pending) == number % 4
+        source = bench.source("level-hour-partition-3")
+        bench.forwarder.forward(source, bench.message(), bench.clock.now_ms())
+        assert len(bench.forwarder._hand_offs._pool) == number % 4
     assert bench.forwarder.flush().window == 10
 
 

@@ -1,0 +1,271 @@
+"""Messages that a forwarder has handed off to business topics, until each has an outcome."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from delaylevel.cluster.background import Starter
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import needs_own_batch
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.schema import NO_TOPIC
+from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.errors import BrokerError
+from delaylevel.model.delivery import Sequence
+from delaylevel.model.envelope import Envelope
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.topic_name import TopicName
+
+# A target that only confirms slowly is waited for. Without any outcome for this time nobody can
+# tell what became of the messages. It is longer than the times after which the pool gives up.
+PATIENCE_S = 60.0
+_POLL_S = 0.05
+# Callbacks follow the end of a flush within a moment.
+_OWED_S = 0.0005
+_CLOSING_S = 5.0
+# Messages without a key go to a partition chosen here, by a producer of their own.
+_KEYLESS = "keyless"
+
+
+@dataclass(slots=True, eq=False)
+class HandOff:
+    """A message that was handed off.
+
+    Attributes:
+        due: True if the message is due; otherwise the broker holds it until it is.
+        number: sequence ID; 0 without deduplication.
+        key: the producer that has it; None if it was given to none.
+        reason: the reason why its target did not take it; empty as long as that is not known.
+    """
+
+    message: ParkedMessage
+    envelope: Envelope
+    due: bool
+    number: int = 0
+    key: TargetKey | None = None
+    reason: str = ""
+
+
+class HandOffs:
+    """The messages that one forwarder has handed off to business topics.
+
+    With a sequence, the message in the held or dead-letter topic is the record of a refusal. These
+    records have to be written in the order of the sequence IDs, and nothing may be sent to a target
+    after a refusal that is not recorded: a replay would take it for stored. So the caller repeats
+    :meth:`wait`, :meth:`take_refused` and :meth:`recorded` until the last one returns True.
+
+    One thread uses it.
+
+    Args:
+        client_of: function that returns the ``pulsar.Client`` for a target; called in any thread.
+        pause_s: function that returns for how long a target is left alone after a refusal, in s.
+        start: function that runs slow work; a thread for each by default.
+        now_s: monotonic clock.
+    """
+
+    def __init__(
+        self,
+        client_of: Callable[[str], Any],
+        admin: TopicAdmin,
+        sequence: Sequence | None,
+        pause_s: Callable[[], float],
+        *,
+        start: Starter | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._admin = admin
+        self._now_s = now_s
+        self._woken = threading.Event()
+        self._threads = _Threads()
+        self._pool: TargetPool[HandOff] = TargetPool(
+            client_of,
+            admin,
+            name=sequence.producer_name if sequence is not None else "",
+            replay=sequence is not None and not sequence.first_run,
+            pause_s=pause_s,
+            start=start or self._threads.start,
+            now_s=now_s,
+            wake=self._woken.set,
+        )
+        self._partition_counts: dict[str, int] = {}
+        self._aside: list[HandOff] = []
+        # With a sequence: messages without an outcome, and targets with unrecorded refusals.
+        self._outstanding: dict[int, TargetKey] = {}
+        self._holding: dict[tuple[str, str], str] = {}
+        self._stored = [0, 0]  # not due yet, due
+
+    def send(self, hand_off: HandOff, properties: dict[str, str]) -> None:
+        """Send a message as soon as its target is open.
+
+        Raises:
+            BrokerError: the number of the target's partitions cannot be read.
+        """
+        message, envelope = hand_off.message, hand_off.envelope
+        topic, numbered = envelope.target, self._pool.numbered
+        schema = "" if envelope.schema is None else str(envelope.schema)
+        reason = self._pool.refusal(topic, schema)
+        if self._holding:
+            reason = self._holding.get((topic, schema), reason)
+        partition, suffix = -1, ""
+        if reason is None and numbered and not message.key:
+            # The client would choose the partition in turn; a replay has to choose the same one.
+            count = self._partition_count(topic)
+            if count is None:
+                reason = NO_TOPIC
+                self._pool.refuse(topic, schema, reason)
+            elif count:
+                partition, suffix = hand_off.number % count, _KEYLESS
+        if reason is not None:
+            hand_off.reason = reason
+            self._aside.append(hand_off)
+            if numbered:
+                self._holding[topic, schema] = reason
+            return
+        alone = not numbered and needs_own_batch(message, properties)
+        key = TargetKey(topic, schema, envelope.compression or "", partition, suffix, alone)
+        hand_off.key = key
+        producer = self._pool.producer(key)
+        if numbered:
+            self._outstanding[hand_off.number] = key
+        deliver_at_ms = None if hand_off.due else envelope.due_ms
+        if not producer.is_open:
+            producer.open()
+        producer.send(hand_off, message, properties, deliver_at_ms, hand_off.number)
+
+    def poll(self) -> bool:
+        """Process the outcomes since the last call; return False if there were none."""
+        found = False
+        for _, (sent, outcome, reason) in self._pool.poll():
+            found = True
+            hand_off: HandOff = sent.item
+            self._outstanding.pop(hand_off.number, None)
+            if outcome is SendOutcome.STORED:
+                self._stored[hand_off.due] += 1
+            else:
+                hand_off.reason = reason
+                self._aside.append(hand_off)
+        return found
+
+    def wait(self) -> None:
+        """Wait until every message has an outcome, or waits for a record of a refusal.
+
+        Raises:
+            BrokerError: the outcome of some messages cannot be known now.
+        """
+        pool = self._pool
+        pool.flush()
+        reasons: dict[str, str] = {}
+        quiet_s, before_s = 0.0, self._now_s()
+        while True:
+            self._woken.clear()
+            if self.poll():
+                quiet_s = 0.0
+            if not pool.active:
+                return
+            now_s = self._now_s()
+            quiet_s += min(now_s - before_s, 1.0)  # more: this process was suspended
+            before_s = now_s
+            for key, _ in pool.waiting():
+                reason = pool.refusal(key.topic, key.schema)
+                if reason is not None:
+                    reasons[key.topic] = reason
+            if quiet_s > PATIENCE_S:
+                raise self._unknown(reasons)
+            self._woken.wait(_OWED_S if pool.owes_answers else _POLL_S)
+
+    def take_refused(self) -> list[HandOff]:
+        """Return the messages to be set aside now, in the order of their sequence IDs."""
+        aside = self._aside
+        if not self._outstanding:
+            self._aside = []
+            return sorted(aside, key=lambda each: each.number) if self._pool.numbered else aside
+        lowest = min(self._outstanding)
+        ready = [each for each in aside if each.number < lowest]
+        if not ready:
+            # The lowest message waits for the record of a later one, which has to wait for it.
+            key = self._outstanding[lowest]
+            reason = self._pool.refusal(key.topic, key.schema) or "not sent"
+            self._pool.producer(key).refuse_waiting(reason)
+            self.poll()
+            return self.take_refused()
+        self._aside = [each for each in aside if each.number > lowest]
+        return sorted(ready, key=lambda each: each.number)
+
+    def recorded(self) -> bool:
+        """Go on after all messages of `take_refused` were recorded.
+
+        Returns:
+            True if no message is left.
+        """
+        unrecorded = {each.key for each in self._aside}
+        for key in self._pool.suspended():
+            if key not in unrecorded:
+                self._pool.producer(key).resume()
+        if not self._aside:
+            self._holding.clear()
+        return not (self._aside or len(self._pool))
+
+    def take_stored(self) -> tuple[int, int]:
+        """Return the numbers of messages stored since the last call: not due yet, and due."""
+        window, due = self._stored
+        self._stored = [0, 0]
+        return window, due
+
+    def reset(self) -> None:
+        """Drop all messages; they will be sent again."""
+        if len(self._pool):
+            self._pool.close()
+        self._pool.replay = self._pool.numbered
+        self._aside = []
+        self._outstanding.clear()
+        self._holding.clear()
+        self._stored = [0, 0]
+
+    def close(self) -> None:
+        """Close the producers; messages without an outcome get none."""
+        self._pool.close()
+        self._threads.join(_CLOSING_S)
+
+    def _partition_count(self, target: str) -> int | None:
+        """Return the number of partitions, 0 if not partitioned; None without a topic."""
+        count = self._partition_counts.get(target)
+        if count is None:
+            name = TopicName.parse(target)
+            if not self._admin.topic_exists(name):
+                return None
+            count = self._partition_counts[target] = self._admin.partitioned_metadata(
+                name
+            ).partitions
+        return count
+
+    def _unknown(self, reasons: dict[str, str]) -> BrokerError:
+        topics = dict.fromkeys(key.topic for key, _ in self._pool.waiting())
+        names = (f"{topic} ({reasons.get(topic, 'no confirmation')})" for topic in topics)
+        return BrokerError(
+            f"{', '.join(names)}: it is not known which of the messages are stored; nothing was "
+            "acknowledged, and they will be sent again"
+        )
+
+
+class _Threads:
+    """Threads of slow work, which can be waited for."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run work in a new thread that does not keep the process alive."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=work, name="delaylevel-target", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for all threads, up to a time in s."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))

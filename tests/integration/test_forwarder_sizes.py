@@ -1,0 +1,101 @@
+"""Tests of messages that are too large for the next topic, on the fast and the slow path."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from datetime import timedelta
+
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel.cluster.reader import messages_in_range
+from delaylevel.errors import BatchTooLargeError
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.delivery import Sequence
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.source_partition import source_partitions
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover.dead_letters import dead_letters
+from delaylevel.mover.fast_path import forward_range
+from delaylevel.mover.forwarder import Forwarder
+from world import RealWorld
+
+LEVELS = Levels(
+    [
+        PartitionStrategy(maximum_delay=timedelta(days=3)),
+        PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(days=1)),
+    ]
+)
+HOUR_MS = 3_600_000
+LIMIT = 5 * 1024 * 1024
+
+
+def send_largest(raw: pulsar.Producer, properties: dict[str, str], kind: str) -> None:
+    """Send the largest message that the client accepts, to 10 bytes."""
+    for size in range(LIMIT, 0, -10):
+        try:
+            if kind == "payload":
+                raw.send(b"x" * size, properties)
+            else:
+                raw.send(b"small", {**properties, "header": "h" * size})
+        except pulsar.MessageTooBig:
+            continue
+        return
+
+
+@pytest.mark.parametrize("sequenced", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "hours"), [("payload", 6), ("properties", 6), ("batch", 6), ("batch", 0)]
+)
+def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
+    world: RealWorld, kind: str, hours: int, sequenced: bool
+) -> None:
+    namespace = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}"
+    if sequenced:
+        answer = urllib3.request("POST", f"{namespace}/deduplication", json=True)
+        assert answer.status == 204, answer.data
+    description = world.level_topic(LEVELS, ("orders",), final_window=FinalWindow.BROKER)
+    source = source_partitions(description)[0]
+    due_ms = SystemClock().now_ms() + hours * HOUR_MS
+    properties = {"delaylevel.due": str(due_ms), "delaylevel.target": description.targets[0]}
+    with closing(world.plain_client.create_producer(source.topic)) as raw:
+        for number in range(40):
+            own = {**properties, "n": str(number)}
+            value = b"small"
+            if kind == "batch":
+                own["header"] = "h" * 200_000  # 40 of them are larger than one message may be
+            elif number == 20:
+                # Without an id, which the next hop adds, it just fits.
+                send_largest(raw, own, kind)
+                continue
+            raw.send(value, own)
+    last = world.admin.last_message_id(source.name)
+    assert last is not None
+    sequence = Sequence("query", source.topic) if sequenced else None
+    with closing(
+        Forwarder(world.plain_client, world.admin, description, sequence=sequence)
+    ) as forwarder:
+        for _ in range(2):
+            found = messages_in_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
+            with suppress(BatchTooLargeError):
+                count = forward_range(forwarder, source, found, SystemClock().now_ms)
+                report = forwarder.flush()
+                break
+    assert count == report.total == 40
+    letters = list(dead_letters(world.plain_client, world.admin, description))
+    names = [letter.message.properties["n"] for letter in letters]
+    assert names == ([] if kind == "batch" else ["20"])
+    assert all("too large" in letter.reason for letter in letters)
+    stored = (
+        world.stored(description.targets[0])
+        if not hours
+        else [
+            message
+            for partition in source_partitions(description)
+            if partition.level == 1
+            for message in world.stored(partition.topic)
+        ]
+    )
+    assert len(stored) == 40 - len(names)
