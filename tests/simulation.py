@@ -123,6 +123,9 @@ class Producer:
         else:
             self.wire.append((content, properties, sequence_id or 0, callback))
 
+    def flush(self) -> None:
+        """Wait for nothing: answers come in steps of their own."""
+
     def last_sequence_id(self) -> int:
         return self.topic.last.get(self.name, -1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -19,9 +19,10 @@ from delaylevel.cluster.failures import OK, error_name, result_name
 from delaylevel.cluster.publisher import build_message
 from delaylevel.model.message import Payload
 
-from .opening import Ledger, Opened, Opener, OpeningError, Refusal
+from .opening import Opened, Opener, OpeningError, Refusal
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
+from .verification import Verification
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,8 @@ class TargetProducer(Generic[Item]):
         self._state: SendState[Sent[Item]] = SendState(numbered, replay)
         self._opened: Opened | None = None
         self._core: Any = None
-        self._is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
-        self._verifying = False
-        self._ledgers: set[Ledger] = set()  # ledgers of the topic that was opened
-        self._verify_at_s = 0.0
+        self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
         self._flush_ended = self._given = self._answered = 0
         self.used_s = self._polled_s = self._confirmed_s = now_s()
@@ -221,8 +219,8 @@ class TargetProducer(Generic[Item]):
         self._take_answers()
         if self.stalled_s > GIVE_UP_S and self.is_stalled:
             self.give_up()
-        if self._state.unverified and not self._verifying and now_s >= self._verify_at_s:
-            self._verify()
+        if self._state.unverified:
+            self._verification.run(list(self._state.unverified), self._take_verified)
         if not self._state.is_open:
             self._replace_producer()
         settled = self._state.settled()
@@ -274,11 +272,10 @@ class TargetProducer(Generic[Item]):
                 state.refuse_unsent(opened.reason)
             return
         self._opened = opened
-        self._is_same_topic = opened.is_same_topic
+        self._verification.begin(opened)
         # Below the client's checks in Python: this runs for every message.
         producer = opened.producer
         self._core = producer._producer if type(producer) is pulsar.Producer else None
-        self._ledgers = set()
         self._confirmed_s = self._now_s()
         state.opened(opened.last_number)
         self._pass_on()
@@ -353,7 +350,7 @@ class TargetProducer(Generic[Item]):
 
     def _count_confirmed(self) -> tuple[int, bool]:
         """Return how many of the oldest messages are confirmed, and if their topic is known."""
-        ledgers, trusted = self._ledgers, self._is_same_topic is None
+        knows = self._verification.knows
         count, verified = 0, True
         for sent in self._state.in_flight:
             if not sent.outcome:
@@ -361,11 +358,7 @@ class TargetProducer(Generic[Item]):
             ((result, message_id),) = sent.outcome.items()
             if result != OK:
                 break
-            if not trusted and message_id is not None:
-                # A deduplicated message has no position; its topic knows the sequence ID.
-                ledger = message_id.ledger_id()
-                if ledger >= 0 and (message_id.partition(), ledger) not in ledgers:
-                    verified = False
+            verified = verified and knows(message_id)
             count += 1
         return count, verified
 
@@ -382,33 +375,8 @@ class TargetProducer(Generic[Item]):
     def _end_flush(self, given: int) -> None:
         self._flush_ended = max(self._flush_ended, given)
 
-    def _verify(self) -> None:
-        """Find out whether the topic is still the one that was opened."""
-        is_same_topic = self._is_same_topic
-        assert is_same_topic is not None
-        waiting = list(self._state.unverified)
-        ledgers = frozenset(self._ledgers)
-        self._verifying = True
-
-        def verify() -> None:
-            same: bool | None = None
-            try:
-                same = is_same_topic(ledgers)
-            except Exception as error:
-                log.debug("cannot verify a topic: %s", error_name(error))
-            self._report(partial(self._take_verified, waiting, same))
-
-        self._start(verify)
-
-    def _take_verified(self, waiting: list[Sent[Item]], same: bool | None) -> None:
-        self._verifying = False
-        if same is None:
-            self._verify_at_s = self._now_s() + 1.0
-        elif same:
-            for sent in waiting:
-                ((_, message_id),) = sent.outcome.items()
-                if message_id is not None:
-                    self._ledgers.add((message_id.partition(), message_id.ledger_id()))
-            self._state.same_topic(len(waiting))
+    def _take_verified(self, messages: Sequence[Sent[Item]], same: bool) -> None:
+        if same:
+            self._state.same_topic(len(messages))
         else:
             self._state.replaced(REPLACED)

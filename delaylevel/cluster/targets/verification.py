@@ -1,0 +1,101 @@
+"""Verification of confirmations: they count only if they come from the topic that was opened.
+
+A client that reconnects creates a deleted topic again. Its confirmations then come from a ledger
+that was not seen before, as they also do after a rollover or when another broker serves the topic.
+So the topic is looked at whenever a confirmation names a new ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from delaylevel.cluster.background import Starter
+from delaylevel.cluster.failures import error_name
+
+from .opening import Ledger, Opened
+from .sent_message import Sent
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+
+
+class Verification:
+    """The ledgers of the topic that a producer writes to.
+
+    One thread uses it; results come through ``report``.
+    """
+
+    def __init__(
+        self,
+        start: Starter,
+        report: Callable[[Callable[[], None]], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._start = start
+        self._report = report
+        self._now_s = now_s
+        self._opened: Opened | None = None
+        self._ledgers: set[Ledger] = set()
+        self._running = False
+        self._retry_at_s = 0.0
+
+    def begin(self, opened: Opened) -> None:
+        """Forget the ledgers of an earlier producer."""
+        self._opened = opened
+        self._ledgers = set()
+
+    def knows(self, message_id: Any) -> bool:
+        """Return True if a message was certainly stored in the topic that was opened."""
+        if self._opened is None or self._opened.is_same_topic is None or message_id is None:
+            return True
+        # A deduplicated message has no position; its topic knows the sequence ID.
+        ledger = message_id.ledger_id()
+        return ledger < 0 or (message_id.partition(), ledger) in self._ledgers
+
+    def run(
+        self, messages: Sequence[Sent[Any]], done: Callable[[Sequence[Sent[Any]], bool], None]
+    ) -> None:
+        """Look at the topic in the background, if it is time for that.
+
+        Args:
+            messages: confirmed messages from ledgers that are not known.
+            done: function that gets the messages, and True if the topic is still the same.
+        """
+        if self._running or self._now_s() < self._retry_at_s:
+            return
+        assert self._opened is not None
+        is_same_topic = self._opened.is_same_topic
+        assert is_same_topic is not None
+        ledgers = frozenset(self._ledgers)
+        self._running = True
+
+        def look() -> None:
+            same: bool | None = None
+            try:
+                same = is_same_topic(ledgers)
+            except Exception as error:
+                log.debug("cannot look at a topic: %s", error_name(error))
+            self._report(partial(self._end, messages, same, done))
+
+        self._start(look)
+
+    def _end(
+        self,
+        messages: Sequence[Sent[Any]],
+        same: bool | None,
+        done: Callable[[Sequence[Sent[Any]], bool], None],
+    ) -> None:
+        self._running = False
+        if same is None:
+            self._retry_at_s = self._now_s() + _RETRY_S
+            return
+        if same:
+            for sent in messages:
+                ((_, message_id),) = sent.outcome.items()
+                if message_id is not None:
+                    self._ledgers.add((message_id.partition(), message_id.ledger_id()))
+        done(messages, same)
