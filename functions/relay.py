@@ -21,6 +21,7 @@ from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.failures import error_name, is_too_large
 from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import EnvelopeError
@@ -261,6 +262,8 @@ class Relay:
         if reason is not None:
             self._hold(item, reason)
             return
+        if needs_own_batch(item.message, item.properties):
+            key = key._replace(alone=True)
         producer = self._targets.producer(key)
         producer.send(item, item.message, item.properties, item.deliver_at_ms)
 

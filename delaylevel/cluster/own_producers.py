@@ -20,7 +20,13 @@ from .background import Starter, in_thread
 from .compression import compression_settings
 from .dead_letter_topic import DeadLetterTopic
 from .failures import error_name, is_too_large
-from .publisher import PRODUCER_SETTINGS, UNLIMITED_SETTINGS, open_producer
+from .publisher import (
+    PRODUCER_SETTINGS,
+    UNBATCHED_SETTINGS,
+    UNLIMITED_SETTINGS,
+    needs_own_batch,
+    open_producer,
+)
 from .targets.opening import Opened
 from .targets.producer import TargetProducer
 from .targets.send_state import SendOutcome
@@ -28,7 +34,7 @@ from .targets.sent_message import Sent
 
 Item = TypeVar("Item")
 
-_Key = tuple[str, "str | None"]  # topic, compression
+_Key = tuple[str, "str | None", bool]  # topic, compression, and if batches are off
 
 
 class OwnOutcome(NamedTuple):
@@ -87,7 +93,7 @@ class OwnProducers(Generic[Item]):
 
     def producer(self, topic: str, properties: dict[str, str]) -> TargetProducer[Item]:
         """Return the producer of a topic for a message with these properties."""
-        return self._producer((topic, compression_of(properties)))
+        return self._producer((topic, compression_of(properties), False))
 
     def send(
         self,
@@ -102,7 +108,7 @@ class OwnProducers(Generic[Item]):
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        key = (topic, compression_of(properties))
+        key = (topic, compression_of(properties), needs_own_batch(message, properties))
         producer = self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
@@ -114,7 +120,7 @@ class OwnProducers(Generic[Item]):
     def poll(self) -> Iterator[OwnOutcome]:
         """Yield each message whose outcome is known since the last call."""
         for key, producer in list(self._producers.items()):
-            topic, _ = key
+            topic = key[0]
             for sent, outcome, reason in producer.poll():
                 if outcome is SendOutcome.STORED:
                     yield OwnOutcome(sent.item, topic, outcome)
@@ -157,8 +163,9 @@ class OwnProducers(Generic[Item]):
             )
         return producer
 
-    def _open(self, topic: str, compression: str | None) -> Opened:
-        settings = {**PRODUCER_SETTINGS, **UNLIMITED_SETTINGS, **compression_settings(compression)}
+    def _open(self, topic: str, compression: str | None, alone: bool) -> Opened:
+        batched = UNBATCHED_SETTINGS if alone else PRODUCER_SETTINGS
+        settings = {**batched, **UNLIMITED_SETTINGS, **compression_settings(compression)}
         return Opened(open_producer(self._client, topic, settings))
 
     def _store_in_chunks(self, too_large: list[Sent[Item]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome, Settled
@@ -128,9 +129,10 @@ class BatchPublisher:
             BrokerError: an intent was not confirmed, or messages could not be set aside.
         """
         messages = [WindowMessage._make(record) for record in batch.records]
-        groups: dict[tuple[str, str, str], list[int]] = {}
+        groups: dict[tuple[str, str, str, int, str, bool], list[int]] = {}
         for index, message in enumerate(messages):
-            group = message.target, message.schema, message.compression
+            alone = not self.numbered and needs_own_batch(message, message.properties)
+            group = message.target, message.schema, message.compression, -1, "", alone
             indices = groups.get(group)
             if indices is None:
                 groups[group] = [index]

@@ -13,9 +13,8 @@ from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.errors import InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
-from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.router import Router
@@ -155,27 +154,3 @@ def dead_letter(
     properties = dead_letter_properties(message, topic, reason)
     own = description.dead_letter_topic.partition(0).full
     return SetAside("dead", reason, own, properties, None)
-
-
-class RefusedTargets:
-    """Business topics that refused a message, and are left alone for a pause."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._refused: dict[tuple[str, SchemaRef | None], tuple[str, int]] = {}
-
-    def add(self, target: str, schema: SchemaRef | None, reason: str, pause_ms: int) -> None:
-        """Leave a target alone for a while; producers of another schema may still write to it."""
-        log.warning("%s cannot be written (%s): holding its messages", target, reason)
-        self._refused[target, schema] = (reason, self._clock.now_ms() + pause_ms)
-
-    def reason(self, target: str, schema: SchemaRef | None) -> str | None:
-        """Return the reason why a target is left alone now; None if it may be written."""
-        refusal = self._refused.get((target, schema))
-        if refusal is None:
-            return None
-        reason, until_ms = refusal
-        if self._clock.now_ms() < until_ms:
-            return reason
-        del self._refused[target, schema]
-        return None
