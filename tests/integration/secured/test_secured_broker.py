@@ -25,6 +25,7 @@ from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.producer.client import DelayLevelClient, wrap
+from delaylevel.topics import deletion
 from delaylevel.topics import status as levelstatus
 from world import QUIET, quiet_client
 
@@ -158,6 +159,8 @@ def test_a_client_verifies_host_names_by_default(secured: Any) -> None:
     with lenient.create_producer(TOPIC, enable_delay_level_topic=True) as second:
         second.send(b"parked", deliver_after=timedelta(days=2))
     lenient.close()
+    with Admin.from_connection(secured.load(token=secured.token)) as admin:
+        deletion.delete(admin, topics.describe(admin, TOPIC), discard=2)
 
 
 def test_the_doctor_reports_missing_rights(secured: Any) -> None:
