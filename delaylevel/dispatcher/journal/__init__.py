@@ -20,62 +20,81 @@ them in this order.
 
 Order in time
 -------------
+A *target* is one producer of a business topic: each partition (with deduplication), schema and
+compression has its own. An intent has messages of one target only, so that no target delays the
+commit of another one. Intents that were written by earlier versions may have several.
+
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too.
 2. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The
    broker stores the messages in this order, so its last sequence ID tells how much of an intent it
-   has stored. Sending stops at the first message of a batch that the client refuses. After an
-   unclear failure, the producer is replaced: only a new one can ask for the last sequence ID.
-3. A commit is written after every message of the intent is confirmed by its target, by the held or
+   has stored. After an unclear failure, the producer is replaced: only a new one can ask for the
+   last sequence ID. It then sends what is not stored again, with the same IDs.
+3. With deduplication, a message that its target has certainly not stored (the client refuses it,
+   or the target cannot be opened) leaves a gap that a later sequence ID would hide. So nothing is
+   sent to its target until a Refused record is confirmed, and the message is set aside only after
+   that.
+4. A commit is written after every message of the intent is confirmed by its target, by the held or
    the dead-letter topic, or is dropped because its target does not exist.
-4. The source is acknowledged up to a low watermark only after the journal has confirmed that
+5. The source is acknowledged up to a low watermark only after the journal has confirmed that
    low watermark.
-5. After a takeover, the unresolved intents of a target are resolved before anything is published
-   to it. A later sequence ID would make an earlier message look stored. `PartitionOwner` resolves
-   all of them, and has this confirmed, before it reads the window topic.
+6. After a takeover, nothing is published to a target until its unresolved intents are resolved: a
+   later sequence ID would make an earlier message look stored. The next intent is confirmed after
+   their Resolved records, because the journal keeps the order.
 
 States of one message
 ---------------------
 - *pending*: in the window topic, and in none of the states below. The journal does not mention it.
+  It waits for its due time, or for its target.
 - *intended*: part of an open intent, which is one without a Commit or Resolved record.
+- *refused* (with deduplication): its target has certainly not stored it, and it is set aside
+  instead, also after a takeover. Its intent may be open or resolved.
 - *released*: published, set aside, or dropped. The journal has its position. It also has its ID,
   so that copies are recognized. The exception is a message that was set aside because its target
-  refused it (*held* in the records): it comes back with its ID, from the held topic or by a replay
-  from the dead-letter topic.
+  did not take it (*held* in the records): it comes back with its ID, from the held topic or by a
+  replay from the dead-letter topic.
 - *below*: its position is below the low watermark. The source may be acknowledged up to there, and
   the journal forgets the position. It keeps the ID until enough newer ones replace it. A copy that
   was left out gets here from pending.
 
-State and record -> state; "-" marks pairs that an owner never writes. A Commit or Resolved record
-whose intent is older than the journal's first record is ignored.
+State and record -> state; "+ID" means that the ID is remembered; "-" marks pairs that an owner
+never writes. A Commit or Resolved record whose intent is older than the journal's first record is
+ignored.
 
-===================================  ========  ========================  ==================  =====
-record                               pending   intended                  released            below
-===================================  ========  ========================  ==================  =====
-Intent, lists the message            intended  -                         -                   -
-Commit of its intent                 -         released, ID remembered   -                   -
-Commit of its intent, held position  -         released, ID not kept     -                   -
-Resolved of its intent, listed       -         released, ID remembered   -                   -
-Resolved of its intent, not listed   -         pending                   -                   -
-LowWatermark above its position      below     -                         below               below
-LowWatermark at or below it          pending   intended                  released            below
-SnapshotChunk                        pending   intended                  released            below
-===================================  ========  ========================  ==================  =====
+==================================  ========  ============  ============  ========  =====
+record                              pending   intended      refused       released  below
+==================================  ========  ============  ============  ========  =====
+Intent, lists the message           intended  -             refused       -         -
+Refused, lists the message          -         refused       refused       -         -
+Commit of its intent                -         released +ID  released +ID  -         -
+Commit of its intent, held          -         released      released      -         -
+Resolved of its intent, listed      -         released +ID  -             -         -
+Resolved of its intent, not listed  -         pending       refused       -         -
+LowWatermark above its position     below     -             below         below     below
+LowWatermark at or below it         pending   intended      refused       released  below
+SnapshotChunk                       pending   intended      refused       released  below
+==================================  ========  ============  ============  ========  =====
 
-A low watermark never passes a message that is intended or waits for its due time. Low watermarks
-never go back: a lower one than before is ignored.
+A low watermark never passes a message that is intended, or waits for its due time or its target.
+Low watermarks never go back: a lower one than before is ignored.
 
 Recovery
 --------
 1. Lock the window and the journal partition, and open the journal. It now has one writer.
 2. Read it from its acknowledged position to its end, and add the records up to a `JournalState`.
-3. Find out what the broker has stored of each open intent. With deduplication: the messages up to
-   the last sequence ID of their target (none if the target is gone or cannot be opened). Without:
-   unknown, so none. Write a Resolved record that lists these messages.
-4. Write a snapshot, and acknowledge the journal up to its first chunk.
+3. Begin to resolve each open intent. Without deduplication nothing is known, so a Resolved record
+   without messages is written at once. With it, the broker is asked in the background for the last
+   sequence ID of the target: the messages up to there are stored, except refused ones. Only a
+   topic that does not exist has stored nothing. While a target refuses to be opened, its intents
+   stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
+   written when all messages of its intent have an answer.
+4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
+   chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
-   Skip released positions, leave out copies by their IDs, and put the rest into the delay queue.
-6. Publish nothing until all messages stored at the takeover are read, but wait at most 60 s.
+   Skip released positions, leave out copies by their IDs, keep messages of open intents until these
+   are resolved, and put the rest into the delay queue.
+6. Publish nothing until all messages stored at the takeover are read, but wait at most 60 s, and
+   no longer once the spill disk takes no more of them.
 
 A crash leads to this:
 
@@ -88,10 +107,15 @@ after that, before the message is sent          Resolved without it: pending aga
 after the message is stored, before the commit  With deduplication: Resolved lists it, not
                                                 published again. Without: pending again, a second
                                                 copy with the same ID.
-after its target refused it, before the commit  Pending again; a second copy with the same ID if
-                                                it was set aside already. With deduplication it
-                                                counts as stored if a later message of its target
-                                                was stored meanwhile.
+after the client refused it, before the         With deduplication. No later ID was sent, so the
+Refused record is stored                        last one is below its own: pending again.
+after the Refused record, before the commit     Refused: set aside again, not published. The held
+                                                or dead-letter topic may then have it twice;
+                                                copies of a held message are dropped by their ID.
+the same without deduplication                  Pending again; a second copy with the same ID if
+                                                it was set aside already.
+while earlier intents are not resolved          They are still open, in the snapshot too. The
+                                                next owner asks again.
 after the commit, before the low watermark      Released. Read again, and skipped.
 after the low watermark, before the source is   Below. Reading starts at the low watermark, and
 acknowledged                                    the next checkpoint acknowledges.
@@ -99,13 +123,16 @@ between two chunks of a snapshot                The incomplete snapshot is passe
                                                 records before it are still in the journal.
 ==============================================  =================================================
 
+The broker forgets the last sequence ID of a producer that has been absent for 6 h (its default). An
+intent that stays unresolved for longer counts as not stored.
+
 Snapshots
 ---------
 A snapshot is a whole `JournalState`: the low watermark, a Roaring bitmap of the released positions
-from there on, the highest released position, the IDs, the open intents, the next intent number, and
-the next sequence ID of each target. It is cut into chunks that fit into a message. A complete one
-stands for everything before its first chunk; records between its chunks come after it. The owner
-writes one at a takeover, when the journal has grown by 8 MiB and by twice the last snapshot, and
-when it stops. Then it acknowledges the journal up to the first chunk, so that the broker can delete
-what is before.
+from there on, the highest released position, the IDs, the open intents, the next intent number, the
+next sequence ID of each target, and the refused positions. It is cut into chunks that fit into a
+message. A complete one stands for everything before its first chunk; records between its chunks
+come after it. The owner writes one at a takeover, when the journal has grown by 8 MiB and by twice
+the last snapshot, and when it stops. Then it acknowledges the journal up to the first chunk, so
+that the broker can delete what is before.
 """
