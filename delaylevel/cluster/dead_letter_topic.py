@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.chunks import split
@@ -13,8 +13,10 @@ from delaylevel.model.message import Payload
 
 from .compression import compression_settings
 from .failures import is_too_large, translate_errors
-from .own_topic import Outgoing
 from .publisher import UNBATCHED_SETTINGS, Publisher, close_all, open_producer
+
+#: A message, its properties, and the time until which the broker holds it (None: not at all).
+Outgoing: TypeAlias = "tuple[Payload, dict[str, str], int | None]"
 
 # Brokers with a lower limit get smaller chunks.
 LARGEST_CHUNK_BYTES = 1 << 20

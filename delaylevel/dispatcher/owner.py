@@ -327,14 +327,19 @@ class PartitionOwner(threading.Thread):
         self._acknowledge()
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
-        self._publisher.close_idle()
+        if self._caught_up:
+            # Until then, producers keep the names that an earlier owner may try to use again: what
+            # it had in flight is published first, so that the broker drops the earlier copies.
+            self._publisher.close_idle()
         waiting = self._queue
+        candidates = (waiting.next_due_ms(), waiting.waiting.first_due_ms)
+        dues = [due_ms for due_ms in candidates if due_ms is not None]
         self.stats.set(
             pending=len(waiting),
             in_flight=waiting.in_flight,
-            next_due_ms=waiting.next_due_ms(),
+            next_due_ms=min(dues, default=None),
             memory_bytes=waiting.memory_bytes,
-            disk_bytes=waiting.pending.segments.disk_bytes,
+            disk_bytes=waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
         )
 
     def _write_snapshot(self) -> None:

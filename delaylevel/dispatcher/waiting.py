@@ -48,6 +48,18 @@ class WaitingQueue:
         """Approximate memory in use."""
         return self._bytes + (0 if self._rest is None else self._rest.memory_bytes)
 
+    @property
+    def disk_bytes(self) -> int:
+        """Total size of the spill files."""
+        return 0 if self._rest is None else self._rest.segments.disk_bytes
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """Due time of the first message, ms since the epoch; None without messages."""
+        if self._batches:
+            return int(self._batches[0][0][0])
+        return None if self._rest is None else self._rest.tracker.next_deliver_at_ms()
+
     def put(self, batch: DueBatch) -> None:
         """Add messages: all of them, or none.
 
@@ -127,6 +139,17 @@ class WaitingQueues:
     def memory_bytes(self) -> int:
         """Approximate memory in use."""
         return sum(queue.memory_bytes for queue in self._queues.values())
+
+    @property
+    def disk_bytes(self) -> int:
+        """Total size of the spill files."""
+        return sum(queue.disk_bytes for queue in self._queues.values())
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """Earliest due time of the first messages, ms since the epoch; None without messages."""
+        found = (queue.first_due_ms for queue in self._queues.values())
+        return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
     @property
     def targets(self) -> list[Hashable]:

@@ -12,6 +12,7 @@ from delaylevel.cluster.background import Starter
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import GIVE_UP_S
 from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import BrokerError
@@ -21,7 +22,7 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
 
 # A target that only confirms slowly is waited for. Without any outcome for this time nobody can
-# tell what became of the messages. It is longer than the times after which the pool gives up.
+# tell what became of the messages.
 PATIENCE_S = 60.0
 _POLL_S = 0.05
 # Callbacks follow the end of a flush within a moment.
@@ -173,6 +174,10 @@ class HandOffs:
                 reason = pool.refusal(key.topic, key.schema)
                 if reason is not None:
                     reasons[key.topic] = reason
+            if quiet_s > GIVE_UP_S and not pool.numbered:
+                # Connected or not: the rest of the batch cannot wait any longer, and a message
+                # that may be stored already is held, with its ID.
+                pool.give_up_stalled()
             if quiet_s > PATIENCE_S:
                 raise self._unknown(reasons)
             self._woken.wait(_OWED_S if pool.owes_answers else _POLL_S)

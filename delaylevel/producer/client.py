@@ -91,6 +91,11 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             the host name with the certificate, for ``pulsar+ssl://`` and the admin address.
     """
 
+    def another(self) -> pulsar.Client:
+        """Return a plain client of the same cluster, with a connection of its own."""
+        arguments, options = self._delaylevel_arguments
+        return pulsar.Client(*arguments, **options)
+
     @overload
     def create_producer(
         self, topic: str, *args: Any, enable_delay_level_topic: Literal[False] = ..., **kwargs: Any

@@ -84,7 +84,7 @@ def test_every_hop_compresses_as_the_producer_does(
     clock.advance(90 * MINUTE_MS)
     assert moving.run_once().window == 2102
     check(world.stored(parked.window_topic.full))
-    assert world.backlog(parked) == 0
+    world.eventually(lambda: world.backlog(parked) == 0, "the acknowledgement of all")
 
 
 def test_the_fast_path_compresses_too(
