@@ -85,7 +85,7 @@ class TargetProducer(Generic[Item]):
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
         self._flush_ended = self._given = self._answered = 0
-        self.used_s = self._polled_s = self._confirmed_s = now_s()
+        self.used_s = self._polled_s = self._confirmed_s = self._connected_s = now_s()
 
     @property
     def is_open(self) -> bool:
@@ -121,9 +121,13 @@ class TargetProducer(Generic[Item]):
 
     @property
     def is_stalled(self) -> bool:
-        """True if messages are unconfirmed, and none was confirmed for the stall time."""
-        stalled_s = self.stalled_s
-        return stalled_s > STALL_S and not (self._is_connected() and stalled_s < CONNECTED_STALL_S)
+        """True if none of the unconfirmed messages was confirmed for the stall time."""
+        return self._lost_s > STALL_S or self.stalled_s > CONNECTED_STALL_S
+
+    @property
+    def _lost_s(self) -> float:
+        """Time without a confirmation and without a connection, in s."""
+        return min(self.stalled_s, self._now_s() - self._connected_s)
 
     @property
     def age_s(self) -> float:
@@ -212,12 +216,14 @@ class TargetProducer(Generic[Item]):
         now_s = self._now_s()
         if now_s - self._polled_s > _SUSPENDED_S:
             # This process was suspended or busy, so the target is not to blame for its delay.
-            self._confirmed_s = now_s
+            self._confirmed_s = self._connected_s = now_s
         self._polled_s = now_s
         while self._reports:
             self._reports.popleft()()
         self._take_answers()
-        if self.stalled_s > GIVE_UP_S and self.is_stalled:
+        if self.stalled_s > 0 and self._is_connected():
+            self._connected_s = now_s
+        if self._lost_s > GIVE_UP_S or self.stalled_s > CONNECTED_STALL_S:
             self.give_up()
         if self._state.unverified:
             self._verification.run(list(self._state.unverified), self._take_verified)
@@ -276,7 +282,7 @@ class TargetProducer(Generic[Item]):
         # Below the client's checks in Python: this runs for every message.
         producer = opened.producer
         self._core = producer._producer if type(producer) is pulsar.Producer else None
-        self._confirmed_s = self._now_s()
+        self._confirmed_s = self._connected_s = self._now_s()
         state.opened(opened.last_number)
         self._pass_on()
         self.flush()
