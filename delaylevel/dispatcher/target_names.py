@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model.topic_name import TopicName
 
 from .record import WindowMessage
+
+log = logging.getLogger(__name__)
 
 # Partitions that were added are used after this time at the latest.
 _LIFETIME_S = 30.0
@@ -62,13 +65,13 @@ class TargetPartitions:
         """
         found = self._found.get(topic)
         now_s = self._now_s()
-        if found is not None and isinstance(found[0], str):
-            del self._found[topic]  # asked again for the next message
+        if found is not None and now_s <= found[1]:
             return found[0]
-        if found is None or now_s > found[1]:
-            self._ask(topic, now_s)
-            found = self._found.get(topic)
-        return None if found is None else found[0]
+        self._ask(topic, now_s)
+        found = self._found.get(topic)
+        if found is None or (isinstance(found[0], str) and now_s > found[1]):
+            return None  # a reason is worth nothing after its time
+        return found[0]
 
     def of(self, message: WindowMessage, count: int) -> int:
         """Return the target partition of a message."""
@@ -82,12 +85,16 @@ class TargetPartitions:
         def ask() -> None:
             try:
                 count = self._count(TopicName.parse(topic))
-                self._found[topic] = (count, self._now_s() + _LIFETIME_S)
-            except BrokerError as error:
-                # Without an answer, a number that is known stays in use.
-                self._ask_at_s[topic] = now_s + _RETRY_S
-                if topic not in self._found:
-                    self._found[topic] = (f"no answer ({error_name(error)})", 0.0)
+                lifetime_s = _RETRY_S if isinstance(count, str) else _LIFETIME_S
+                self._found[topic] = (count, self._now_s() + lifetime_s)
+            except Exception as error:  # without any answer, the messages would wait for ever
+                if not isinstance(error, BrokerError):
+                    log.exception("cannot count the partitions of %s", topic)
+                # A number that is known stays in use.
+                self._ask_at_s[topic] = self._now_s() + _RETRY_S
+                if not isinstance(self._found.get(topic, ("",))[0], int):
+                    reason = f"no answer ({error_name(error)})"
+                    self._found[topic] = (reason, self._now_s() + _RETRY_S)
             self._asked.discard(topic)
             self._wake()
 

@@ -1,0 +1,45 @@
+"""Tests of publishing step by step, against the simulated broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulation import TARGETS, Simulation
+
+from delaylevel.model import envelope as env
+
+ORDERS, INVOICES = TARGETS
+
+
+def rounds(run: Simulation, count: int, seconds: float = 0.1) -> None:
+    """Let everything make progress on a broker that answers for our own topics."""
+    for _ in range(count):
+        run.work()
+        run.own_topics_answer()
+        run.cycle()
+        run.wait(seconds)
+
+
+def answer(run: Simulation, target: str) -> None:
+    """Let a target store and confirm everything that is in flight."""
+    for producer in run.broker.producers:
+        if producer.topic.name == target:
+            producer.store(len(producer.wire))
+            producer.confirm(len(producer.answers))
+
+
+def held(run: Simulation) -> list[str]:
+    """Return the IDs in the held topic."""
+    topic = run.broker.topics.get(run.description.held_topic.partition(0).full)
+    return [properties[env.ID] for _, properties in topic.messages] if topic else []
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_messages_of_a_missing_topic_are_held(numbered: bool, tmp_path: Path) -> None:
+    run = Simulation(numbered, tmp_path)
+    run.broker.topics[ORDERS].exists = False
+    run.send(3, ORDERS, too_big=False)
+    rounds(run, 20)
+    assert sorted(set(held(run))) == ["id-0", "id-1", "id-2"]
+    assert not run.publisher.busy
