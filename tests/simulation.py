@@ -353,22 +353,25 @@ class Simulation:
 
     # -- the world around it
 
-    def send(self, count: int, target: str, too_big: bool) -> None:
+    def send(self, count: int, target: str, too_big: bool, compression: str = "") -> None:
         """Put messages into the window topic that are due soon."""
         for _ in range(count):
             number = len(self.sent)
             value = TOO_BIG if too_big else b"%d" % number
             self.sent[f"id-{number}"] = value
-            self.add(f"id-{number}", target, 0, value)
+            self.add(f"id-{number}", target, 0, value, compression)
 
-    def add(self, message_id: str, target: str, attempt: int, value: bytes) -> None:
+    def add(
+        self, message_id: str, target: str, attempt: int, value: bytes, compression: str = ""
+    ) -> None:
         due_ms = self.clock.now_ms() + 10
         key, number = identity(message_id, target, attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         self.window.append(
             WindowMessage(
-                key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
-            )
+                key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value,
+                compression,
+            )  # fmt: skip
         )
 
     def bring_back(self) -> None:

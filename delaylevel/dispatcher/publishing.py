@@ -264,7 +264,8 @@ class BatchPublisher:
         return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
     def _is_slow(self, key: TargetKey) -> bool:
-        return self._pool.producer(key).age_s > _SLOW_S
+        # The limits are those of the whole target, so any of its producers may be the slow one.
+        return self._pool.age_s(key.topic) > _SLOW_S
 
     def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         reason = self._pool.refusal(key.topic, key.schema)

@@ -160,13 +160,13 @@ class TargetPool(Generic[Item]):
         producers = self._by_topic.get(topic, ())
         return sum(each.messages for each in producers), sum(each.size for each in producers)
 
+    def age_s(self, topic: str) -> float:
+        """Return the age of a target's oldest message without an outcome, in s; 0 without any."""
+        return max((each.age_s for each in self._by_topic.get(topic, ())), default=0.0)
+
     def slow(self, than_s: float) -> list[str]:
         """Return the targets with a message that has waited longer than this for its outcome."""
-        return [
-            topic
-            for topic, producers in self._by_topic.items()
-            if any(producer.age_s > than_s for producer in producers)
-        ]
+        return [topic for topic in self._by_topic if self.age_s(topic) > than_s]
 
     def give_up_stalled(self) -> None:
         """Give up the producers that confirm nothing; the outcome of their messages is unknown."""

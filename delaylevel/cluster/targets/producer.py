@@ -131,10 +131,9 @@ class TargetProducer(Generic[Item]):
 
     @property
     def age_s(self) -> float:
-        """Age of the oldest message that was sent and has no outcome, in s; 0 without any."""
-        state = self._state
-        oldest = state.unverified or state.in_flight or state.unsent
-        return self._now_s() - oldest[0].sent_s if oldest else 0.0
+        """Age of the oldest message without an outcome, in s; 0 without any."""
+        oldest = self._state.oldest
+        return 0.0 if oldest is None else self._now_s() - oldest.sent_s
 
     @property
     def is_suspended(self) -> bool:

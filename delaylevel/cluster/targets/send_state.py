@@ -141,6 +141,14 @@ class SendState(Generic[Item]):
         return self.suspended and len(self) == len(self.unsent)
 
     @property
+    def oldest(self) -> Item | None:
+        """The oldest message without an outcome, or nearly; None without any."""
+        for queue in (self.unverified, self._recalled, self._unclear, self.in_flight, self.unsent):
+            if queue:
+                return queue[0]
+        return None
+
+    @property
     def is_unclear(self) -> bool:
         """True while only a new producer can tell which messages are stored."""
         return bool(self._unclear or self._recalled)

@@ -43,3 +43,19 @@ def test_messages_of_a_missing_topic_are_held(numbered: bool, tmp_path: Path) ->
     rounds(run, 20)
     assert sorted(set(held(run))) == ["id-0", "id-1", "id-2"]
     assert not run.publisher.busy
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 10)
+    run = Simulation(numbered, tmp_path)
+    run.send(30, ORDERS, too_big=False)
+    rounds(run, 10)  # its producer is full
+    run.send(5, ORDERS, too_big=False, compression="LZ4")
+    run.send(5, INVOICES, too_big=False)
+    for _ in range(20):
+        rounds(run, 1)
+        answer(run, INVOICES)
+    assert len(run.broker.topics[INVOICES].delivered) == 5
