@@ -367,12 +367,8 @@ class Simulation:
         due_ms = self.clock.now_ms() + 10
         key, number = identity(message_id, target, attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
-        self.window.append(
-            WindowMessage(
-                key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value,
-                compression,
-            )  # fmt: skip
-        )
+        fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
+        self.window.append(WindowMessage(*fields, compression))
 
     def bring_back(self) -> None:
         """Let a mover bring back the messages of the held topic."""

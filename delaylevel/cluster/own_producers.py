@@ -91,6 +91,12 @@ class OwnProducers(Generic[Item]):
         """True if callbacks are about to come; :meth:`poll` has to follow soon."""
         return any(producer.owes_answers for producer in self._producers.values())
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages without an outcome."""
+        producers = self._producers.values()
+        return sum(each.messages for each in producers), sum(each.size for each in producers)
+
     def producer(self, topic: str, properties: dict[str, str]) -> TargetProducer[Item]:
         """Return the producer of a topic for a message with these properties."""
         return self._producer((topic, compression_of(properties), False))

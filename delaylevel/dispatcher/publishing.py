@@ -31,7 +31,8 @@ from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions, parse_target, target_name
 
-# Limits of one target's messages in flight. Beyond them its messages wait.
+# Limits of one target's messages in flight, and of those that are being set aside. Beyond them
+# messages wait.
 IN_FLIGHT_MESSAGES = 8_000
 IN_FLIGHT_BYTES = 16 << 20
 # A target that needs longer for what is in flight is slow: its messages make way for others.
@@ -142,8 +143,13 @@ class BatchPublisher:
         if len(groups) > 1:
             parts = self._queue.divide(batch, groups.values())
         flights: list[Flight] = []
-        for key, part in zip(groups, parts, strict=True):
-            self._place(part, TargetKey(*key), flights)
+        for fields, part in zip(groups, parts, strict=True):
+            key = TargetKey(*fields)
+            earlier = key._replace(partition=_UNKNOWN_PARTITION)
+            if self._queue.waiting.count(earlier):
+                self._defer(part, earlier, flights)
+            else:
+                self._place(part, key, flights)
         self._send(flights)
 
     def publish_waiting(self) -> None:
@@ -200,7 +206,10 @@ class BatchPublisher:
     def _place(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         """Launch a batch of one target, or let it wait."""
         if not key.topic:
-            self._put_aside(batch, dict.fromkeys(range(len(batch)), ""), flights)
+            if self._has_room_aside():
+                self._put_aside(batch, dict.fromkeys(range(len(batch)), ""), flights)
+            else:
+                self._blocked.append((batch, key))
             return
         aside = self._queue.refused_earlier(batch)
         if aside and self._pool.refusal(key.topic, key.schema) is None:
@@ -223,6 +232,9 @@ class BatchPublisher:
             reason = count
             self._pool.refuse(key.topic, key.schema, reason)
         if reason is not None or isinstance(count, str):
+            if not self._has_room_aside():
+                self._defer(batch, unknown, flights)
+                return
             reason = reason or str(count)
             self._put_aside(batch, dict.fromkeys(range(len(batch)), reason), flights)
             return
@@ -250,7 +262,7 @@ class BatchPublisher:
     def _is_ready(self, key: TargetKey) -> bool:
         """Return True if messages of a target can be launched now, to be sent or set aside."""
         if self._pool.refusal(key.topic, key.schema) is not None:
-            return True
+            return self._has_room_aside()
         if key.partition == _UNKNOWN_PARTITION:
             assert self._partitions is not None
             return self._partitions.count(key.topic) is not None
@@ -261,6 +273,10 @@ class BatchPublisher:
 
     def _has_room(self, key: TargetKey) -> bool:
         messages, size = self._pool.load(key.topic)
+        return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
+
+    def _has_room_aside(self) -> bool:
+        messages, size = self._set_aside.load
         return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
 
     def _is_slow(self, key: TargetKey) -> bool:
@@ -283,6 +299,10 @@ class BatchPublisher:
         try:
             self._queue.defer(batch, key)
         except SpillError as error:
+            if not self._has_room_aside():
+                known = max(key.partition, -1)
+                self._blocked.append((batch, key._replace(partition=known)))
+                return
             reasons = dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
             self._put_aside(batch, reasons, flights)
 

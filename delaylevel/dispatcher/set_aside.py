@@ -54,6 +54,11 @@ class SetAsideTopics(Generic[Owner]):
         """True if callbacks are about to come."""
         return self._topics.owes_answers
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """Number and bytes of the messages that are not confirmed."""
+        return self._topics.load
+
     def send(
         self, owner: Owner, messages: Sequence[WindowMessage], refused: Mapping[int, str]
     ) -> tuple[int, list[int], list[tuple[str, str]]]:

@@ -59,3 +59,24 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
         rounds(run, 1)
         answer(run, INVOICES)
     assert len(run.broker.topics[INVOICES].delivered) == 5
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_few_messages_are_set_aside_at_a_time(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    run = Simulation(numbered, tmp_path)
+    run.broker.topics[ORDERS].refuses = True
+    run.send(200, ORDERS, too_big=False)
+    run.send(5, INVOICES, too_big=False)
+    for _ in range(30):  # the held topic is slow
+        run.work()
+        run.cycle()
+        answer(run, INVOICES)
+        run.wait(0.02)
+    assert run.queue.in_flight <= 40
+    assert len(run.broker.topics[INVOICES].delivered) == 5
+    rounds(run, 60, seconds=0.01)
+    assert sorted(set(held(run))) == sorted(run.sent.keys() - {f"id-{n}" for n in range(200, 205)})
