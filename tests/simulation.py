@@ -246,6 +246,10 @@ class SimulatedJournal:
     def append_soon(self, record: Record) -> None:
         self.tail.append(encode(record))
 
+    def snapshot(self, chunks: list[bytes]) -> None:
+        self.confirmed += [*self.tail, *chunks]
+        self.tail = []
+
 
 class Simulation:
     """Broker, journal, mover, and the one dispatcher process that runs at a time."""
@@ -275,6 +279,7 @@ class Simulation:
         self.processes += 1
         self.jobs: list[Callable[[], None]] = []
         state = JournalState.read(self.journal.confirmed, 1000)
+        state.split_intents()
         self.queue = DelayQueue(state, self.segments("pending"), clock=self.clock)
         stats = SharedOwnerStats()
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
@@ -307,6 +312,7 @@ class Simulation:
             now_s=self.clock.now_s,
         )
         self.publisher.resolve_earlier()
+        self.journal.snapshot(state.snapshot())
         self.offered = 0
         self.offer()
 

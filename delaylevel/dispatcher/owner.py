@@ -155,6 +155,7 @@ class PartitionOwner(threading.Thread):
         self._journal = Journal(self._client, self._admin, self._journal_source, self._lock)
         opened.callback(self._journal.close)
         state = JournalState.read(self._journal.read(), settings.remember)
+        state.split_intents()
         segments = PendingSegments(
             self._directory,
             budget_bytes=max(settings.memory_bytes // description.window_partitions, 1 << 20),
