@@ -25,11 +25,12 @@ from delaylevel.structures.segments.pending import SpillError
 
 from .batches import DueBatch
 from .delay_queue import DelayQueue
+from .earlier_intents import EarlierIntents
 from .flights import Flight, PoolItem, Recall
 from .record import WindowMessage
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
-from .target_names import TargetPartitions, parse_target, target_name
+from .target_names import TargetPartitions, target_name
 
 # Limits of one target's messages in flight, and of those that are being set aside. Beyond them
 # messages wait.
@@ -72,7 +73,7 @@ class BatchPublisher:
         self._stats = stats
         self._now_s = now_s
         self._flights: set[Flight] = set()
-        self._recalls: dict[int, Recall] = {}
+        self._earlier = EarlierIntents(delay_queue, pool, journal)
         self._blocked: list[tuple[DueBatch, TargetKey]] = []
         self._blocked_s = 0.0
 
@@ -88,7 +89,7 @@ class BatchPublisher:
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        waiting = bool(self._flights or self._recalls or self._blocked)
+        waiting = bool(self._flights or self._earlier or self._blocked)
         return waiting or bool(self._queue.waiting.targets)
 
     @property
@@ -102,24 +103,8 @@ class BatchPublisher:
         return self._partitions is not None
 
     def resolve_earlier(self) -> None:
-        """Begin to resolve the intents that the last owner left open.
-
-        Without deduplication nothing is known, and all messages count as not stored. With it, the
-        broker is asked; `process` writes the record when all targets of an intent have answered.
-        """
-        for intent in self._queue.unresolved_intents():
-            aside = set(self._queue.state.refused)
-            recall = Recall(intent)
-            for index, (number, position) in enumerate(
-                zip(intent.sequence_ids().tolist(), intent.positions.tolist(), strict=True)
-            ):
-                if number and position not in aside:
-                    name, _ = intent.targets[int(intent.target_index[index])]
-                    self._pool.producer(parse_target(name)).recall((recall, index), number)
-                    recall.left += 1
-            self._recalls[intent.number] = recall
-            if not recall.left:
-                self._resolve(recall)
+        """Begin to resolve the intents that the last owner left open; `process` goes on."""
+        self._earlier.begin()
 
     def publish(self, batch: DueBatch) -> None:
         """Write intents for the messages of a batch, and pass them to their targets.
@@ -356,11 +341,7 @@ class BatchPublisher:
         owner, index = settled.item.item
         stored = settled.outcome is SendOutcome.STORED
         if isinstance(owner, Recall):
-            if stored:
-                owner.stored.add(index)
-            owner.left -= 1
-            if not owner.left:
-                self._resolve(owner)
+            self._earlier.settle(owner, index, stored)
             return
         if not stored:
             owner.refused[index] = settled.reason
@@ -369,17 +350,10 @@ class BatchPublisher:
         if not owner.left:
             done.append(owner)
 
-    def _resolve(self, recall: Recall) -> None:
-        number = recall.intent.number
-        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
-        mask[list(recall.stored)] = True
-        del self._recalls[number]
-        self._journal.append_soon(self._queue.resolve(number, mask))
-
     def _resume(self) -> None:
         """Let producers go on whose refusals are in the journal."""
         suspended = self._pool.suspended()
-        unresolved = {name for each in self._recalls.values() for name, _ in each.intent.targets}
+        unresolved = self._earlier.targets
         ready = [key for key in suspended if target_name(key) not in unresolved]
         if ready:
             self._journal.append(LowWatermark(self._queue.state.low_watermark))

@@ -1,0 +1,66 @@
+"""Resolution of the intents that the last owner of a window partition left open."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaylevel.cluster.targets.pool import TargetPool
+from delaylevel.dispatcher.journal.topic import Journal
+
+from .delay_queue import DelayQueue
+from .flights import PoolItem, Recall
+from .target_names import parse_target
+
+
+class EarlierIntents:
+    """The intents from before the takeover, until it is known which messages are stored.
+
+    Without deduplication nothing is known, and all messages count as not stored. With it, the
+    broker is asked, through the pool of targets.
+    """
+
+    def __init__(self, queue: DelayQueue, pool: TargetPool[PoolItem], journal: Journal) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._journal = journal
+        self._recalls: dict[int, Recall] = {}
+
+    def __len__(self) -> int:
+        """Return the number of unresolved intents."""
+        return len(self._recalls)
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of the targets with unresolved intents."""
+        return {name for each in self._recalls.values() for name, _ in each.intent.targets}
+
+    def begin(self) -> None:
+        """Ask about all messages of all intents."""
+        for intent in self._queue.unresolved_intents():
+            aside = set(self._queue.state.refused)
+            recall = Recall(intent)
+            for index, (number, position) in enumerate(
+                zip(intent.sequence_ids().tolist(), intent.positions.tolist(), strict=True)
+            ):
+                if number and position not in aside:
+                    name, _ = intent.targets[int(intent.target_index[index])]
+                    self._pool.producer(parse_target(name)).recall((recall, index), number)
+                    recall.left += 1
+            self._recalls[intent.number] = recall
+            if not recall.left:
+                self._resolve(recall)
+
+    def settle(self, recall: Recall, index: int, stored: bool) -> None:
+        """Process the outcome of a message; write the record when it was the intent's last."""
+        if stored:
+            recall.stored.add(index)
+        recall.left -= 1
+        if not recall.left:
+            self._resolve(recall)
+
+    def _resolve(self, recall: Recall) -> None:
+        number = recall.intent.number
+        mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
+        mask[list(recall.stored)] = True
+        del self._recalls[number]
+        self._journal.append_soon(self._queue.resolve(number, mask))
