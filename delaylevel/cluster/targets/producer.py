@@ -246,6 +246,8 @@ class TargetProducer(Generic[Item]):
         state = self._state
         left = [*state.in_flight, *state.unverified, *state.unsent]
         self._opener.end()
+        while self._reports:  # one of them may be a producer that was just opened
+            self._reports.popleft()()
         self._close_producer()
         state.broken("closed")
         return left

@@ -1,0 +1,116 @@
+"""Tests of the pool of targets on a client that answers when it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.values import PartitionStats, SubscriptionStats, TopicMetadata
+from delaylevel.errors import NotFoundError
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.topic_name import TopicName
+
+ORDERS = TargetKey("persistent://public/default/orders")
+
+
+@dataclass(eq=False)
+class Producer:
+    client: Client
+    topic: str
+    settings: dict[str, Any]
+    sent: list[tuple[bytes, Callable[[Any, Any], Any]]] = field(default_factory=list)
+
+    def send_async(self, value: bytes, callback: Callable[[Any, Any], Any], **_: Any) -> None:
+        self.sent.append((value, callback))
+
+    def flush(self) -> None: ...
+
+    def is_connected(self) -> bool:
+        return True
+
+    def last_sequence_id(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        self.client.connected.remove(self)
+
+
+@dataclass
+class Client:
+    """A client, and an admin interface for topics that all exist.
+
+    Attributes:
+        connected: the producers that are not closed.
+        refusal: the error of each opening; None for a success.
+    """
+
+    connected: list[Producer] = field(default_factory=list)
+    refusal: Exception | None = None
+    openings: int = 0
+    partitions: int = 0
+
+    def create_producer(self, topic: str, **settings: Any) -> Producer:
+        self.openings += 1
+        if self.refusal is not None:
+            raise self.refusal
+        producer = Producer(self, topic, settings)
+        self.connected.append(producer)
+        return producer
+
+    def topic_exists(self, name: TopicName) -> bool:
+        return True
+
+    def partitioned_metadata(self, name: TopicName) -> TopicMetadata:
+        return TopicMetadata(self.partitions)
+
+    def partition_stats(self, name: TopicName) -> PartitionStats:
+        app = {"app": SubscriptionStats(0, None, "Shared", True, ())}
+        return PartitionStats(0, app, (), deduplication=True)
+
+    def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
+        if not self.partitions:
+            raise NotFoundError("not partitioned", status=404)
+        return {index: self.partition_stats(name) for index in range(self.partitions)}
+
+    def max_message_size(self, name: TopicName) -> int | None:
+        return None
+
+
+class World:
+    """A pool of targets, its slow work and its time."""
+
+    def __init__(self, name: str = "") -> None:
+        self.client = Client()
+        self.jobs: list[Callable[[], None]] = []
+        self.time_s = 0.0
+        self.pool: TargetPool[int] = TargetPool(
+            lambda _: self.client,
+            self.client,  # type: ignore[arg-type]
+            name=name,
+            pause_s=lambda: 10.0,
+            start=self.jobs.append,
+            now_s=lambda: self.time_s,
+        )
+
+    def work(self) -> None:
+        while self.jobs:
+            self.jobs.pop(0)()
+
+    def outcomes(self) -> list[tuple[int, str]]:
+        return [(settled.item.item, settled.outcome.value) for _, settled in self.pool.poll()]
+
+
+def message(value: bytes = b"value", **properties: str) -> ParkedMessage:
+    return ParkedMessage(1, 1, -1, 0, "", "", 0, properties, value)
+
+
+def test_a_producer_that_opens_during_the_close_is_closed() -> None:
+    world = World()
+    world.pool.producer(ORDERS).open()
+    world.work()  # it is open, and the pool has not heard of it
+    assert world.client.connected
+    world.pool.close()
+    world.work()
+    assert not world.client.connected
