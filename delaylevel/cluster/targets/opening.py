@@ -122,11 +122,16 @@ class Opener:
     @property
     def hopeless(self) -> str | None:
         """The reason why openings have failed for too long; None while success is likely."""
-        if self._failure is None:
+        if self._failure is None or self._is_outdated:
             return None
         patience_s = NAME_PATIENCE_S if self._failure == "ProducerBusy" else PATIENCE_S
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
+
+    @property
+    def _is_outdated(self) -> bool:
+        """True if nobody has wanted a producer for a while since the last failure."""
+        return not self._working and self._now_s() > self._retry_at_s + PATIENCE_S
 
     def take_refusal(self) -> str | None:
         """Return the reason of a refusal since the last call, or why no opening succeeds."""
@@ -142,8 +147,9 @@ class Opener:
         """Open a producer, unless this goes on already or it is too early for another attempt."""
         if self._working or self._ended or self._now_s() < self._retry_at_s:
             return
+        outdated = self._is_outdated
         self._working = True
-        if self._failure is None:
+        if self._failure is None or outdated:
             self._failure = "it does not answer"
             self._failing_since_s = self._now_s()
         self._start(self._open)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pulsar
+
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.values import PartitionStats, SubscriptionStats, TopicMetadata
 from delaylevel.errors import NotFoundError
@@ -114,3 +116,26 @@ def test_a_producer_that_opens_during_the_close_is_closed() -> None:
     world.pool.close()
     world.work()
     assert not world.client.connected
+
+
+def test_a_target_is_tried_again_after_each_pause() -> None:
+    world = World()
+    world.client.refusal = pulsar.ServiceUnitNotReady("moving")
+    world.pool.producer(ORDERS).send(1, message(), {})
+    while world.pool.refusal(ORDERS.topic, "") is None:
+        world.work()
+        world.outcomes()
+        world.time_s += 0.5
+    world.work()
+    world.outcomes()
+    world.client.refusal = None
+    openings = world.client.openings
+    world.time_s += 10.5  # the pause is over
+    world.outcomes()
+    assert world.pool.refusal(ORDERS.topic, "") is None
+    world.pool.producer(ORDERS).send(2, message(), {})
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    assert world.client.openings > openings
+    assert world.client.connected[0].sent
