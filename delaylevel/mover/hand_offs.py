@@ -222,7 +222,9 @@ class HandOffs:
 
     def reset(self) -> None:
         """Drop all messages; they will be sent again."""
-        if len(self._pool):
+        # With a sequence, a producer would not know that the messages may be stored, or would wait
+        # for the record of a refusal that is dropped here.
+        if self._pool.numbered or len(self._pool):
             self._pool.close()
         self._pool.replay = self._pool.numbered
         self._aside = []

@@ -217,6 +217,33 @@ def test_nothing_follows_a_refused_message_before_its_record() -> None:
     assert dict(Counter(broker.log)) == before
 
 
+def test_messages_are_sent_again_after_a_failed_record() -> None:
+    broker, clock = Broker(), ManualClock(T0)
+    given: Any = FakeAdmin()
+    forwarder = Forwarder(
+        broker,
+        given,
+        DESCRIPTION,
+        clock,
+        sequence=Sequence("query", SOURCE.topic, first_run=True),
+        start=lambda work: work(),
+    )
+    forwarder._hand_offs._woken = Waiting(clock)  # type: ignore[assignment]
+    messages = [message(1), message(2, size=LIMIT + 1), message(3)]
+    failing = patch.object(forwarder._too_large, "store", side_effect=BrokerError("away"))
+    with patch.object(forwarder_module, "held_ids", held_ids):
+        with failing, pytest.raises(BrokerError, match="away"):
+            for each in messages[:2]:
+                forwarder.forward(SOURCE, each, T0)
+            forwarder.flush()
+        for each in messages:
+            forwarder.forward(SOURCE, each, T0)
+        forwarder.flush()
+    assert broker.ids(ORDERS) == ["1", "3"]
+    assert broker.ids(DEAD) == ["2"]
+    assert not broker.ids(HELD)
+
+
 def test_the_broker_is_asked_after_a_refusal_in_flight() -> None:
     broker = Broker(flushes=[(1, 2)], openings=[None, REFUSED, REFUSED])
     report = run(broker, [message(number) for number in range(1, 6)], first_run=True)
