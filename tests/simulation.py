@@ -106,6 +106,7 @@ class Producer:
     )
     answers: list[tuple[Callable[[Any, Any], None], MessageId]] = field(default_factory=list)
     closed: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def send_async(
         self,
@@ -196,7 +197,7 @@ class Broker:
         chosen = settings.get("producer_name", "")
         if chosen and any(each.name == chosen and each.topic is topic for each in self.producers):
             raise pulsar.ProducerBusy("the name is in use")
-        producer = Producer(self, topic, chosen, bool(chosen))
+        producer = Producer(self, topic, chosen, bool(chosen), settings=settings)
         self.producers.append(producer)
         return producer
 

@@ -97,9 +97,11 @@ class OwnProducers(Generic[Item]):
         producers = self._producers.values()
         return sum(each.messages for each in producers), sum(each.size for each in producers)
 
-    def producer(self, topic: str, properties: dict[str, str]) -> TargetProducer[Item]:
+    def producer(
+        self, topic: str, message: Payload, properties: dict[str, str]
+    ) -> TargetProducer[Item]:
         """Return the producer of a topic for a message with these properties."""
-        return self._producer((topic, compression_of(properties), False))
+        return self._producer(_key(topic, message, properties))
 
     def send(
         self,
@@ -114,7 +116,7 @@ class OwnProducers(Generic[Item]):
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        key = (topic, compression_of(properties), needs_own_batch(message, properties))
+        key = _key(topic, message, properties)
         producer = self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
@@ -191,3 +193,7 @@ class OwnProducers(Generic[Item]):
         dead_letters.close()
         self._chunking = False
         self._wake()
+
+
+def _key(topic: str, message: Payload, properties: dict[str, str]) -> _Key:
+    return topic, compression_of(properties), needs_own_batch(message, properties)

@@ -89,7 +89,7 @@ class SetAsideTopics(Generic[Owner]):
                 if topic:
                     may_return.append(index)
             if topic:
-                producer = self._topics.producer(topic, properties)
+                producer = self._topics.producer(topic, message, properties)
                 producer.send((owner, message), message, properties, until_ms)
                 used.add(producer)
                 sent += 1
@@ -121,7 +121,7 @@ class SetAsideTopics(Generic[Owner]):
             elif is_too_large(own.reason):
                 description = self._description()
                 letter = hop.too_large(description, message, message.envelope, own.topic)
-                producer = self._topics.producer(letter.topic, letter.properties)
+                producer = self._topics.producer(letter.topic, message, letter.properties)
                 producer.send(own.item, message, letter.properties)
                 producer.flush()
             else:

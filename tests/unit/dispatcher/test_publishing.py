@@ -116,3 +116,20 @@ def test_an_earlier_intent_of_several_targets_stops_none_of_them(tmp_path: Path)
     assert not held(run)  # it is not known if the invoices are stored
     run.settle()
     run.check()
+
+
+def test_large_properties_share_no_batch_when_they_are_set_aside(tmp_path: Path) -> None:
+    run = Simulation(False, tmp_path)
+    run.broker.topics[ORDERS].refuses = True
+    run.send(1, ORDERS, too_big=False)
+    run.window[-1].properties["large"] = "x" * 5_000
+    run.send(1, ORDERS, too_big=False)
+    rounds(run, 10)
+    assert sorted(held(run)) == ["id-0", "id-1"]
+    name = run.description.held_topic.partition(0).full
+    ways = [
+        each.settings["batching_enabled"]
+        for each in run.broker.producers
+        if each.topic.name == name
+    ]
+    assert sorted(ways) == [False, True]

@@ -232,9 +232,9 @@ def test_messages_are_sent_again_after_a_failed_record() -> None:
     messages = [message(1), message(2, size=LIMIT + 1), message(3)]
     failing = patch.object(forwarder._too_large, "store", side_effect=BrokerError("away"))
     with patch.object(forwarder_module, "held_ids", held_ids):
+        for each in messages[:2]:
+            forwarder.forward(SOURCE, each, T0)
         with failing, pytest.raises(BrokerError, match="away"):
-            for each in messages[:2]:
-                forwarder.forward(SOURCE, each, T0)
             forwarder.flush()
         for each in messages:
             forwarder.forward(SOURCE, each, T0)
