@@ -254,6 +254,9 @@ class TargetPool(Generic[Item]):
         if before is not None and before.subscriptions and not identity.subscriptions:
             # A new topic: whatever it has stored of ours is worth nothing.
             raise OpeningError(Refusal.GONE, REPLACED)
+        if key.partition >= 0 and not identity.partitions:
+            # The topic is a new one. The client would create another one for the partition.
+            raise OpeningError(Refusal.GONE, NO_TOPIC)
         if self.numbered and identity.deduplication is False:
             raise OpeningError(Refusal.REFUSED, NO_DEDUPLICATION)
         reference = SchemaRef.parse(key.schema) if key.schema else None

@@ -139,3 +139,13 @@ def test_a_target_is_tried_again_after_each_pause() -> None:
         world.work()
     assert world.client.openings > openings
     assert world.client.connected[0].sent
+
+
+def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
+    world = World("name")
+    key = ORDERS._replace(partition=3)
+    world.pool.producer(key).send(1, message(), {}, number=1)
+    world.outcomes()
+    world.work()
+    assert world.outcomes() == [(1, "refused")]
+    assert not world.client.openings
