@@ -32,7 +32,7 @@ from delaylevel.dispatcher.record import WindowMessage, identity
 from delaylevel.dispatcher.set_aside import SetAsideTopics
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.target_names import TargetPartitions
-from delaylevel.errors import NotFoundError
+from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
@@ -284,7 +284,12 @@ class Simulation:
         self.queue = DelayQueue(state, self.segments("pending"), clock=self.clock)
         stats = SharedOwnerStats()
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
-            self.broker, lambda: self.description, self.clock, stats, start=self.jobs.append
+            self.broker,
+            lambda: self.description,
+            self.clock,
+            stats,
+            start=self.jobs.append,
+            now_s=self.clock.now_s,
         )
         self.pool: TargetPool[Any] = TargetPool(
             lambda target: self.broker,
@@ -334,7 +339,16 @@ class Simulation:
         self.offered = len(self.window)
 
     def cycle(self) -> None:
-        """Let the process do all that it can do now, as the owner's loop does."""
+        """Let the process do all that it can do now, as the owner's loop does.
+
+        A topic of our own that takes no messages ends the process, and another one starts.
+        """
+        try:
+            self._cycle()
+        except BrokerError:
+            self.takeover(random.Random(len(self.window)))
+
+    def _cycle(self) -> None:
         self.offer()
         self.publisher.process()
         self.publisher.publish_waiting()
@@ -398,10 +412,26 @@ class Simulation:
             job()
 
     def own_topics_answer(self) -> None:
+        for name, topic in self.broker.topics.items():
+            if name not in TARGETS:
+                topic.refuses = False
         for producer in list(self.broker.producers):
             if producer.topic.name not in TARGETS:
                 producer.store(len(producer.wire))
                 producer.confirm(len(producer.answers))
+
+    def fail_own_topics(self, stored: int) -> None:
+        """Let the held and the dead-letter topic take no messages for now.
+
+        Args:
+            stored: number of messages in flight that are stored before.
+        """
+        for topic in (self.description.held_topic, self.description.dead_letter_topic):
+            self.broker.topic(topic.partition(0).full).refuses = True
+        for producer in list(self.broker.producers):
+            if producer.topic.name not in TARGETS:
+                producer.store(stored)
+                producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
 
     def replace(self, target: str) -> None:
         """Delete a topic by force; connected producers create it again, without subscriptions."""

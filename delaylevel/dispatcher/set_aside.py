@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -28,7 +29,7 @@ class SetAsideTopics(Generic[Owner]):
 
     Args:
         client: a ``pulsar.Client`` for our own topics; it is not closed here.
-        start, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
+        start, wake, now_s: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class SetAsideTopics(Generic[Owner]):
         *,
         start: Starter = in_thread,
         wake: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._description = description
         self._clock = clock
         self._stats = stats
         dead_letters = description().dead_letter_topic.partition(0).full
         self._topics: OwnProducers[_Item[Owner]] = OwnProducers(
-            client, dead_letters, start=start, wake=wake
+            client, dead_letters, start=start, wake=wake, now_s=now_s
         )
 
     @property

@@ -23,7 +23,7 @@ from delaylevel.dispatcher.journal.records import Refused
 ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
-    "own", "held",
+    "own", "held", "own fails",
 )  # fmt: skip
 
 steps = st.lists(
@@ -77,6 +77,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             topic.last.clear()
     elif action == "replace":
         if replacing:
+            run.own_topics_answer()
             run.replace(target)
     elif action == "takeover":
         # A new process does not know that a topic was deleted just now.
@@ -86,6 +87,10 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         run.wait(amount)
     elif action == "own":
         run.own_topics_answer()
+    elif action == "own fails":
+        # A process that starts again does not know that a topic was deleted just now.
+        if not run.replaced:
+            run.fail_own_topics(amount)
     elif action == "held":
         run.bring_back()
 
