@@ -166,3 +166,22 @@ def refusals_are_not_recorded(patch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises(AssertionError):
         search_runs(True, False, shrinking=False)
+
+
+def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
+    tmp_path: Path,
+) -> None:
+    run = Simulation(True, tmp_path)
+    run.send(1, TARGETS[0], too_big=False)
+    run.wait(0.02)
+    run.cycle()  # it asks for the number
+    run.send(1, TARGETS[0], too_big=False)
+    run.wait(0.02)
+    run.offer()
+    run.publisher.publish_waiting()
+    run.work()  # the answer comes between the messages that wait and the next ones
+    batch = run.queue.advance(run.clock.now_ms())
+    assert batch is not None
+    run.publisher.publish(batch)
+    run.settle()
+    assert run.broker.topics[TARGETS[0]].delivered == ["id-0", "id-1"]
