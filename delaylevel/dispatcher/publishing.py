@@ -153,7 +153,7 @@ class BatchPublisher:
             while self._queue.waiting.count(key) and self._is_ready(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if key.partition == _UNKNOWN_PARTITION:
-                    self._place(part, key._replace(partition=-1), flights, waited=True)
+                    self._place(part, key._replace(partition=-1), flights)
                 else:
                     self._launch(part, key, flights)
                 self._send(flights)
@@ -188,14 +188,8 @@ class BatchPublisher:
 
     # -- the way of a batch
 
-    def _place(
-        self, batch: DueBatch, key: TargetKey, flights: list[Flight], waited: bool = False
-    ) -> None:
-        """Launch a batch of one target, or let it wait.
-
-        Args:
-            waited: True for the first messages that waited for the number of partitions.
-        """
+    def _place(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Launch a batch of one target, or let it wait."""
         if not key.topic:
             if self._has_room_aside():
                 self._put_aside(batch, dict.fromkeys(range(len(batch)), ""), flights)
@@ -216,9 +210,7 @@ class BatchPublisher:
         reason = self._pool.refusal(key.topic, key.schema)
         unknown = key._replace(partition=_UNKNOWN_PARTITION)
         count = self._partitions.count(key.topic)
-        # The number may become known while earlier messages wait for it; they stay the first.
-        behind = not waited and self._queue.waiting.count(unknown) > 0
-        if behind or (count is None and reason is None):
+        if count is None and reason is None:
             self._defer(batch, unknown, flights)
             return
         if reason is None and isinstance(count, str):
