@@ -115,6 +115,7 @@ def test_a_full_disk_loses_nothing(
     assert max(each.recovery_s for each in serving.dispatcher.stats().values()) < 30
 
 
+@pytest.mark.long
 def test_a_broken_disk_loses_nothing_and_is_not_called_full(
     description: LevelTopicDescription,
     serve: Callable[[Callable[[Path], Any]], Serving],
@@ -129,6 +130,7 @@ def test_a_broken_disk_loses_nothing_and_is_not_called_full(
     assert "disk full" not in {each.state for each in serving.dispatcher.stats().values()}
 
 
+@pytest.mark.long
 def test_the_dispatcher_starts_again_when_its_files_are_gone(
     description: LevelTopicDescription,
     serve: Callable[[Callable[[Path], Any]], Serving],

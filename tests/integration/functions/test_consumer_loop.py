@@ -83,6 +83,7 @@ def due_now() -> int:
     return SystemClock().now_ms()
 
 
+@pytest.mark.long
 def test_a_throttled_target_delays_only_its_own_messages(
     world: RealWorld,
     looping: Looping,

@@ -56,6 +56,7 @@ def test_messages_of_a_deleted_target_wait_until_it_is_back(
     assert not setting.dead()
 
 
+@pytest.mark.long
 @BOTH
 def test_a_target_deleted_during_a_stream_gets_what_was_due_later(
     make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery

@@ -105,6 +105,7 @@ def test_a_message_too_large_for_the_producer_of_the_target_blocks_no_other(
     check_payload(setting, body)
 
 
+@pytest.mark.long
 @BOTH
 def test_a_message_that_is_too_large_without_compression_blocks_no_other(
     make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery

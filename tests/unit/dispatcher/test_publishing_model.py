@@ -122,7 +122,7 @@ def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> 
 
 
 def search_runs(numbered: bool, replacing: bool, shrinking: bool) -> None:
-    @searching(500, shrinking)
+    @searching(400, shrinking)
     @given(steps)
     def search(actions: list[tuple[str, int, int]]) -> None:
         run_all(numbered, replacing, actions)
