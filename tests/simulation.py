@@ -45,6 +45,16 @@ TOO_BIG = b"too big"
 OK = pulsar.Result.Ok
 
 
+def target_of(name: str) -> str:
+    """Return the name of a topic without its partition."""
+    return name.partition("-partition-")[0]
+
+
+def is_target(name: str) -> bool:
+    """Return True for a target or its partition."""
+    return target_of(name) in TARGETS
+
+
 class MessageId(NamedTuple):
     """ID of a stored message."""
 
@@ -119,7 +129,7 @@ class Producer:
     ) -> None:
         if self.closed:
             callback(pulsar.Result.AlreadyClosed, None)
-        elif content == TOO_BIG and self.topic.name in TARGETS:
+        elif content == TOO_BIG and is_target(self.topic.name):
             callback(pulsar.Result.MessageTooBig, None)
         else:
             self.wire.append((content, properties, sequence_id or 0, callback))
@@ -172,7 +182,8 @@ class Producer:
 class Broker:
     """The simulated broker, with its client and its admin interface."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int = 0) -> None:
+        self.partitions = partitions  # of the targets
         self.topics: dict[str, Topic] = {}
         self.every_topic: list[Topic] = []  # also the deleted ones
         self.producers: list[Producer] = []
@@ -192,7 +203,7 @@ class Broker:
 
     def create_producer(self, name: str, **settings: Any) -> Producer:
         topic = self.topic(name)
-        if topic.refuses:
+        if topic.refuses or self.topic(target_of(name)).refuses:
             raise pulsar.ProducerBlockedQuotaExceededException("over quota")
         chosen = settings.get("producer_name", "")
         if chosen and any(each.name == chosen and each.topic is topic for each in self.producers):
@@ -214,13 +225,20 @@ class Broker:
 
     def partitioned_metadata(self, name: TopicName) -> TopicMetadata:
         self._found(name)
-        return TopicMetadata(0)
+        return TopicMetadata(self.partitions)
 
     def partition_stats(self, name: TopicName) -> PartitionStats:
         topic = self._found(name)
         names = tuple(each.name for each in self.producers if each.topic is topic)
         app = {"app": SubscriptionStats(0, None, "Shared", True, ())} if topic.subscribed else {}
         return PartitionStats(0, app, names, deduplication=True)
+
+    def partitioned_stats(self, name: TopicName) -> dict[int, PartitionStats]:
+        self._found(name)
+        partitions = [name.partition(index) for index in range(self.partitions)]
+        for partition in partitions:
+            self.topic(partition.full)
+        return {index: self.partition_stats(each) for index, each in enumerate(partitions)}
 
     def ledgers(self, name: TopicName) -> list[LedgerInfo]:
         return [LedgerInfo(self._found(name).ledger, 1)]
@@ -255,10 +273,10 @@ class SimulatedJournal:
 class Simulation:
     """Broker, journal, mover, and the one dispatcher process that runs at a time."""
 
-    def __init__(self, numbered: bool, directory: Path) -> None:
+    def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
         self.numbered = numbered
         self.directory = directory
-        self.broker = Broker()
+        self.broker = Broker(partitions)
         for target in TARGETS:
             self.broker.topic(target)
         self.journal = SimulatedJournal()
@@ -413,10 +431,10 @@ class Simulation:
 
     def own_topics_answer(self) -> None:
         for name, topic in self.broker.topics.items():
-            if name not in TARGETS:
+            if not is_target(name):
                 topic.refuses = False
         for producer in list(self.broker.producers):
-            if producer.topic.name not in TARGETS:
+            if not is_target(producer.topic.name):
                 producer.store(len(producer.wire))
                 producer.confirm(len(producer.answers))
 
@@ -429,7 +447,7 @@ class Simulation:
         for topic in (self.description.held_topic, self.description.dead_letter_topic):
             self.broker.topic(topic.partition(0).full).refuses = True
         for producer in list(self.broker.producers):
-            if producer.topic.name not in TARGETS:
+            if not is_target(producer.topic.name):
                 producer.store(stored)
                 producer.fail(pulsar.Result.ProducerBlockedQuotaExceededException)
 
@@ -472,7 +490,7 @@ class Simulation:
             copies = sum(
                 topic.delivered.count(message_id)
                 for topic in self.broker.every_topic
-                if topic.name in TARGETS
+                if is_target(topic.name)
             )
             if value == TOO_BIG:
                 assert dead.get(message_id), f"{message_id} is not in the dead-letter topic"

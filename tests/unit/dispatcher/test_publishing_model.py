@@ -14,7 +14,7 @@ import pulsar
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation import TARGETS, Producer, Simulation
+from simulation import TARGETS, Producer, Simulation, target_of
 
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.delay_queue import DelayQueue
@@ -36,7 +36,9 @@ steps = st.lists(
 def step(run: Simulation, action: str, which: int, amount: int, replacing: bool) -> None:
     target = TARGETS[which]
     topic = run.broker.topics[target]
-    producers: list[Producer] = [each for each in run.broker.producers if each.topic is topic]
+    producers: list[Producer] = [
+        each for each in run.broker.producers if target_of(each.topic.name) == target
+    ]
     if action == "send":
         run.send(amount, target, too_big=amount == 1)
     elif action == "publish":
@@ -74,7 +76,9 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         # The broker forgets producers that have been away for hours; none of their messages is
         # without an outcome then.
         if not (producers or run.publisher.busy or run.journal.tail):
-            topic.last.clear()
+            for each in run.broker.every_topic:
+                if target_of(each.name) == target:
+                    each.last.clear()
     elif action == "replace":
         if replacing:
             run.own_topics_answer()
@@ -95,9 +99,11 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         run.bring_back()
 
 
-def run_all(numbered: bool, replacing: bool, actions: list[tuple[str, int, int]]) -> None:
+def run_all(
+    numbered: bool, replacing: bool, actions: list[tuple[str, int, int]], partitions: int = 0
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        run = Simulation(numbered, Path(directory))
+        run = Simulation(numbered, Path(directory), partitions)
         for action, which, amount in actions:
             step(run, action, which, amount, replacing)
         run.settle()
@@ -121,11 +127,15 @@ def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> 
     search_runs(numbered, replacing, shrinking=True)
 
 
-def search_runs(numbered: bool, replacing: bool, shrinking: bool) -> None:
+def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
+    search_runs(True, False, shrinking=True, partitions=2)
+
+
+def search_runs(numbered: bool, replacing: bool, shrinking: bool, partitions: int = 0) -> None:
     @searching(400, shrinking)
     @given(steps)
     def search(actions: list[tuple[str, int, int]]) -> None:
-        run_all(numbered, replacing, actions)
+        run_all(numbered, replacing, actions, partitions)
 
     search()
 
