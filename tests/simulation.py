@@ -36,7 +36,7 @@ from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.topic_name import TopicName
-from delaylevel.structures.segments.pending import PendingSegments
+from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from fakes import describe
 
 T0 = 1_800_000_000_000
@@ -285,6 +285,7 @@ class Simulation:
         )
         self.window: list[WindowMessage] = []
         self.sent: dict[str, bytes] = {}
+        self.disk_full = False
         self.returned = 0  # messages of the held topic that came back
         self.replaced = False
         self.clock = Time()
@@ -299,7 +300,10 @@ class Simulation:
         self.jobs: list[Callable[[], None]] = []
         state = JournalState.read(self.journal.confirmed, 1000)
         state.split_intents()
-        self.queue = DelayQueue(state, self.segments("pending"), clock=self.clock)
+        self.overflows = 0
+        self.queue = DelayQueue(
+            state, self.segments("pending"), clock=self.clock, overflow=self.overflow
+        )
         stats = SharedOwnerStats()
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
             self.broker,
@@ -344,6 +348,13 @@ class Simulation:
         return PendingSegments(
             self.directory / name, budget_bytes=1 << 20, precision_ms=1, clock=self.clock.now_ms
         )
+
+    def overflow(self) -> PendingSegments:
+        """Return segments for messages that wait, unless the disk is full."""
+        if self.disk_full:
+            raise SpillFullError("no space", reason="no space")
+        self.overflows += 1
+        return self.segments(f"slow-{self.overflows}")
 
     def offer(self) -> None:
         """Offer everything that the window topic has and this process has not read."""
@@ -462,6 +473,7 @@ class Simulation:
 
     def settle(self) -> None:
         """Let everything come to rest on a broker without faults."""
+        self.disk_full = False
         for topic in self.broker.topics.values():
             topic.refuses = False
         for round_number in range(300):

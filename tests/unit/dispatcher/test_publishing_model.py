@@ -23,7 +23,7 @@ from delaylevel.dispatcher.journal.records import Refused
 ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
-    "own", "held", "own fails",
+    "own", "held", "own fails", "disk",
 )  # fmt: skip
 
 steps = st.lists(
@@ -95,6 +95,8 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         # A process that starts again does not know that a topic was deleted just now.
         if not run.replaced:
             run.fail_own_topics(amount)
+    elif action == "disk":
+        run.disk_full = not run.disk_full
     elif action == "held":
         run.bring_back()
 
@@ -129,6 +131,17 @@ def test_nothing_is_lost_or_published_twice(numbered: bool, replacing: bool) -> 
 
 def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
     search_runs(True, False, shrinking=True, partitions=2)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_nothing_is_lost_or_published_twice_with_little_room(
+    numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
+    search_runs(numbered, False, shrinking=True, partitions=partitions)
 
 
 def search_runs(numbered: bool, replacing: bool, shrinking: bool, partitions: int = 0) -> None:
