@@ -231,13 +231,17 @@ class TargetPool(Generic[Item]):
             if each.outcome is not SendOutcome.STORED:
                 if each.reason not in MESSAGE_REFUSALS and each.reason != NOT_STORED:
                     reason = each.reason
-            elif (topic, schema) in self._refused:
+            elif (topic, schema) in self._refused and not self._is_stalled(topic):
                 del self._refused[topic, schema]
         reason = producer.take_refusal() or reason
         if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"
         if reason and self.refusal(topic, schema) is None:
             self.refuse(topic, schema, reason)
+
+    def _is_stalled(self, topic: str) -> bool:
+        """Return True if one partition confirms nothing, although others may."""
+        return any(each.is_stalled for each in self._by_topic.get(topic, ()))
 
     def _open(self, key: TargetKey) -> Opened:
         """Open a producer; it runs in a thread of its own.

@@ -149,3 +149,27 @@ def test_no_topic_is_created_for_a_partition_that_is_gone() -> None:
     world.work()
     assert world.outcomes() == [(1, "refused")]
     assert not world.client.openings
+
+
+def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
+    world = World("name")
+    world.client.partitions = 2
+    keys = [ORDERS._replace(partition=index) for index in range(2)]
+    for number, key in enumerate(keys, 1):
+        world.pool.producer(key).send(number, message(), {}, number=number)
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    stalled, healthy = world.client.connected
+    stalled.is_connected = lambda: False  # type: ignore[method-assign]
+    refusals: list[str | None] = []
+    for number in range(3, 30):
+        world.time_s += 0.5
+        world.pool.producer(keys[1]).send(number, message(), {}, number=number)
+        for _, callback in healthy.sent:
+            callback(pulsar.Result.Ok, None)
+        healthy.sent.clear()
+        world.outcomes()
+        refusals.append(world.pool.refusal(ORDERS.topic, ""))
+    first = next(index for index, reason in enumerate(refusals) if reason)
+    assert all(refusals[first:])
