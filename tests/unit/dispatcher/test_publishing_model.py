@@ -133,8 +133,7 @@ def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
     search_runs(True, False, shrinking=True, partitions=2)
 
 
-@pytest.mark.parametrize("numbered", [False, True])
-@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize(("numbered", "partitions"), [(False, 0), (True, 0), (True, 2)])
 def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
