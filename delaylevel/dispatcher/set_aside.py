@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.own_producers import OwnProducers
+from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.model.clock import Clock
@@ -19,9 +21,15 @@ from delaylevel.mover import hop
 from .record import WindowMessage
 from .stats import SharedOwnerStats
 
+log = logging.getLogger(__name__)
+
 Owner = TypeVar("Owner")
 
-_Item = tuple[Owner, WindowMessage]
+# Pause before messages that were not confirmed are sent again.
+_RETRY_S = 1.0
+
+# Owner, message, topic, properties, and the time until which the broker holds it.
+_Item = tuple[Owner, WindowMessage, str, dict[str, str], "int | None"]
 
 
 class SetAsideTopics(Generic[Owner]):
@@ -50,6 +58,10 @@ class SetAsideTopics(Generic[Owner]):
         self._topics: OwnProducers[_Item[Owner]] = OwnProducers(
             client, dead_letters, start=start, wake=wake, now_s=now_s
         )
+        self._now_s = now_s
+        self._again: list[_Item[Owner]] = []
+        self._again_s = 0.0
+        self._warning = RepeatedWarning(log, f"{dead_letters} or its held topic")
 
     @property
     def owes_answers(self) -> bool:
@@ -59,7 +71,9 @@ class SetAsideTopics(Generic[Owner]):
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages that are not confirmed."""
-        return self._topics.load
+        messages, size = self._topics.load
+        again = sum(len(message.value or b"") for _, message, *_ in self._again)
+        return messages + len(self._again), size + again
 
     def send(
         self, owner: Owner, messages: Sequence[WindowMessage], refused: Mapping[int, str]
@@ -78,8 +92,7 @@ class SetAsideTopics(Generic[Owner]):
         description, now_ms = self._description(), self._clock.now_ms()
         counted: list[tuple[str, str]] = []
         may_return: list[int] = []
-        used: set[TargetProducer[_Item[Owner]]] = set()
-        sent = 0
+        items: list[_Item[Owner]] = []
         for index, reason in sorted(refused.items()):
             message = messages[index]
             topic = description.dead_letter_topic.partition(0).full
@@ -91,14 +104,10 @@ class SetAsideTopics(Generic[Owner]):
                 if topic:
                     may_return.append(index)
             if topic:
-                producer = self._topics.producer(topic, message, properties)
-                producer.send((owner, message), message, properties, until_ms)
-                used.add(producer)
-                sent += 1
+                items.append((owner, message, topic, properties, until_ms))
             counted.append((counter, message.target))
-        for producer in used:
-            producer.flush()
-        return sent, may_return, counted
+        self._send(items)
+        return len(items), may_return, counted
 
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
@@ -113,23 +122,37 @@ class SetAsideTopics(Generic[Owner]):
     def confirmed(self) -> Iterator[Owner]:
         """Yield the owner of each message that was confirmed since the last call.
 
-        Raises:
-            BrokerError: a message was not confirmed.
+        A message that was not confirmed is sent again. If the owner gave up instead, the next one
+        would publish the messages in flight of every other target again.
         """
+        if self._again and self._now_s() >= self._again_s:
+            again, self._again = self._again, []
+            self._send(again)
         for own in self._topics.poll():
-            owner, message = own.item
+            owner, message, *_ = own.item
             if own.outcome is SendOutcome.STORED:
+                if not self._again:
+                    self._warning.over()
                 yield owner
             elif is_too_large(own.reason):
                 description = self._description()
                 letter = hop.too_large(description, message, message.envelope, own.topic)
-                producer = self._topics.producer(letter.topic, message, letter.properties)
-                producer.send(own.item, message, letter.properties)
-                producer.flush()
+                self._send([(owner, message, letter.topic, letter.properties, None)])
             else:
-                assert own.failure is not None
-                raise own.failure
+                self._warning.failed(own.failure)
+                self._again.append(own.item)
+                self._again_s = self._now_s() + _RETRY_S
 
     def close(self) -> None:
         """Close the producers."""
         self._topics.close()
+
+    def _send(self, items: Iterable[_Item[Owner]]) -> None:
+        used: set[TargetProducer[_Item[Owner]]] = set()
+        for item in items:
+            _, message, topic, properties, until_ms = item
+            producer = self._topics.producer(topic, message, properties)
+            producer.send(item, message, properties, until_ms)
+            used.add(producer)
+        for producer in used:
+            producer.flush()

@@ -133,3 +133,24 @@ def test_large_properties_share_no_batch_when_they_are_set_aside(tmp_path: Path)
         if each.topic.name == name
     ]
     assert sorted(ways) == [False, True]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Path) -> None:
+    run = Simulation(numbered, tmp_path)
+    run.broker.topics[ORDERS].refuses = True
+    held_topic = run.broker.topic(run.description.held_topic.partition(0).full)
+    held_topic.refuses = True
+    run.send(5, ORDERS, too_big=False)
+    for _ in range(50):
+        run.send(2, INVOICES, too_big=False)
+        run.work()
+        run.cycle()
+        answer(run, INVOICES)
+        run.wait(0.05)
+    assert run.processes == 1
+    delivered = run.broker.topics[INVOICES].delivered
+    assert len(delivered) == len(set(delivered)) >= 96
+    held_topic.refuses = False
+    rounds(run, 30)
+    assert sorted(held(run)) == [f"id-{number}" for number in range(5)]
