@@ -20,7 +20,8 @@ class Flight:
         left: number of messages without an outcome.
         refused: reasons for messages that are set aside, by index.
         aside: number of messages whose copy in the held or dead-letter topic is not confirmed.
-        may_return: indices of messages that may come back with the same ID.
+        may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
+            while a held message comes back with the next attempt.
         counted: counters of the messages that are set aside.
         first_number: sequence ID of the first message, with deduplication.
     """

@@ -170,7 +170,9 @@ class BatchPublisher:
         done: list[Flight] = []
         for _, settled in self._pool.poll():
             self._settle(settled, refused, done)
-        for flight in self._set_aside.confirmed():
+        for flight, index, dead in self._set_aside.confirmed():
+            if dead:
+                flight.may_return.append(index)
             flight.aside -= 1
             if not flight.aside:
                 self._commit(flight)
@@ -365,9 +367,7 @@ class BatchPublisher:
         if not flight.refused:
             self._commit(flight)
             return
-        flight.aside, flight.may_return, flight.counted = self._set_aside.send(
-            flight, flight.messages, flight.refused
-        )
+        flight.aside, flight.counted = self._set_aside.send(flight, flight.messages, flight.refused)
         if not flight.aside:
             self._commit(flight)
 

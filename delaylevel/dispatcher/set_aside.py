@@ -28,8 +28,8 @@ Owner = TypeVar("Owner")
 # Pause before messages that were not confirmed are sent again.
 _RETRY_S = 1.0
 
-# Owner, message, topic, properties, and the time until which the broker holds it.
-_Item = tuple[Owner, WindowMessage, str, dict[str, str], "int | None"]
+# Owner and index there, message, topic, properties, and the time until which the broker holds it.
+_Item = tuple[tuple[Owner, int], WindowMessage, str, dict[str, str], "int | None"]
 
 
 class SetAsideTopics(Generic[Owner]):
@@ -54,7 +54,7 @@ class SetAsideTopics(Generic[Owner]):
         self._description = description
         self._clock = clock
         self._stats = stats
-        dead_letters = description().dead_letter_topic.partition(0).full
+        dead_letters = self._dead_letters = description().dead_letter_topic.partition(0).full
         self._topics: OwnProducers[_Item[Owner]] = OwnProducers(
             client, dead_letters, start=start, wake=wake, now_s=now_s
         )
@@ -77,7 +77,7 @@ class SetAsideTopics(Generic[Owner]):
 
     def send(
         self, owner: Owner, messages: Sequence[WindowMessage], refused: Mapping[int, str]
-    ) -> tuple[int, list[int], list[tuple[str, str]]]:
+    ) -> tuple[int, list[tuple[str, str]]]:
         """Send refused messages to their topics without waiting.
 
         Args:
@@ -86,12 +86,11 @@ class SetAsideTopics(Generic[Owner]):
             refused: reasons by index in the batch.
 
         Returns:
-            The number of messages that were sent; the indices of those that may come back with the
-            same ID; counter (held, dead or dropped) and target of every message, for `count`.
+            The number of messages that were sent; counter (held, dead or dropped) and target of
+            every message, for `count`.
         """
         description, now_ms = self._description(), self._clock.now_ms()
         counted: list[tuple[str, str]] = []
-        may_return: list[int] = []
         items: list[_Item[Owner]] = []
         for index, reason in sorted(refused.items()):
             message = messages[index]
@@ -101,13 +100,11 @@ class SetAsideTopics(Generic[Owner]):
                 aside = hop.set_aside(description, message, message.envelope, reason, now_ms)
                 _, _, topic, properties, until_ms = aside
                 counter = aside.counter
-                if topic:
-                    may_return.append(index)
             if topic:
-                items.append((owner, message, topic, properties, until_ms))
+                items.append(((owner, index), message, topic, properties, until_ms))
             counted.append((counter, message.target))
         self._send(items)
-        return len(items), may_return, counted
+        return len(items), counted
 
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
@@ -119,8 +116,8 @@ class SetAsideTopics(Generic[Owner]):
                 counts[counter] += 1
         self._stats.add(**counts)
 
-    def confirmed(self) -> Iterator[Owner]:
-        """Yield the owner of each message that was confirmed since the last call.
+    def confirmed(self) -> Iterator[tuple[Owner, int, bool]]:
+        """Yield owner, index, and if it is a dead letter, of each message that was confirmed.
 
         A message that was not confirmed is sent again. If the owner gave up instead, the next one
         would publish the messages in flight of every other target again.
@@ -129,15 +126,15 @@ class SetAsideTopics(Generic[Owner]):
             again, self._again = self._again, []
             self._send(again)
         for own in self._topics.poll():
-            owner, message, *_ = own.item
+            place, message, *_ = own.item
             if own.outcome is SendOutcome.STORED:
                 if not self._again:
                     self._warning.over()
-                yield owner
+                yield *place, own.topic == self._dead_letters
             elif is_too_large(own.reason):
                 description = self._description()
                 letter = hop.too_large(description, message, message.envelope, own.topic)
-                self._send([(owner, message, letter.topic, letter.properties, None)])
+                self._send([(place, message, letter.topic, letter.properties, None)])
             else:
                 self._warning.failed(own.failure)
                 self._again.append(own.item)

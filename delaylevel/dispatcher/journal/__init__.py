@@ -50,9 +50,9 @@ States of one message
 - *refused* (with deduplication): its target has certainly not stored it, and it is set aside
   instead, also after a takeover. Its intent may be open or resolved.
 - *released*: published, set aside, or dropped. The journal has its position. It also has its ID,
-  so that copies are recognized. The exception is a message that was set aside because its target
-  did not take it (*held* in the records): it comes back with its ID, from the held topic or by a
-  replay from the dead-letter topic.
+  so that copies are recognized. The exception is a dead letter (*held* in the records): a replay
+  brings it back with the same ID and attempt. A message of the held topic comes back with the next
+  attempt, which is part of the remembered ID, so a second copy of it is recognized, too.
 - *below*: its position is below the low watermark. The source may be acknowledged up to there, and
   the journal forgets the position. It keeps the ID until enough newer ones replace it. A copy that
   was left out gets here from pending.

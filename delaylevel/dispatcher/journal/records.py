@@ -151,8 +151,8 @@ class Commit(_Record):
 
     Attributes:
         number: number of the intent.
-        held: packed positions of the messages whose IDs are not remembered, because they were set
-            aside and may come back, shape (k,).
+        held: packed positions of the messages whose IDs are not remembered, because they are dead
+            letters and may be replayed, shape (k,).
     """
 
     number: int

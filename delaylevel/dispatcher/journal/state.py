@@ -36,7 +36,7 @@ class JournalState:
     Attributes:
         low_watermark: packed position below which everything is released.
         released: packed positions of the released messages from the low watermark on.
-        memory: IDs of the released messages, without those that were held.
+        memory: IDs of the released messages, without those of dead letters.
         open_intents: intents without a commit or resolved record, by number.
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
@@ -205,7 +205,7 @@ class JournalState:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
     def _close(self, number: int, held: Int64s | None, released: Int64s | None) -> None:
-        """Close an intent: release all or those given, and remember the IDs that are not held."""
+        """Close an intent: release all or those given, and remember the IDs but those of `held`."""
         intent = self.open_intents.pop(number, None)
         if intent is None:
             return  # older than the first record that was read; a snapshot that follows covers it
