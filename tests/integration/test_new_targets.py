@@ -163,6 +163,7 @@ def test_the_local_mover_delivers_to_targets_that_were_added_just_now(world: Rea
     assert arrived(world, names) == TOTAL
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_spark_job_delivers_to_targets_that_were_added_just_now(
     world: RealWorld, spark_job: Callable[..., Any]

@@ -260,8 +260,8 @@ def test_a_read_while_a_mover_runs(
     assert frame.count() == 23
     assert holders() == [owner]
     clock.advance(6 * HOUR)
-    moved = moving.run_once()
-    assert moved.total > 0
+    assert moving.run_once().total > 0
+    moving.run_once()  # what the first pass has parked in the finer level
     # One DataFrame is one snapshot; a new one shows moved messages with their old IDs.
     assert frame.count() == 23
     left = {*due, "chosen"} - {"2", "3", "4", "5", "6", "7", "8"}

@@ -116,6 +116,7 @@ def test_a_throttled_target_delays_only_its_own_messages(
     assert len(world.stored(slow)) == len(world.stored(good)) == count, "no copies"
 
 
+@pytest.mark.long
 def test_messages_for_a_target_that_is_deleted_in_mid_flow_are_not_lost(
     world: RealWorld,
     looping: Looping,

@@ -90,6 +90,7 @@ def kill_during(setting: DispatchWorld, names: list[str], stored: int) -> None:
     assert stored <= setting.messages_in(target) < len(names)
 
 
+@pytest.mark.long
 def test_a_dispatcher_killed_within_an_intent_makes_no_copy(
     make: MakeDispatch,
 ) -> None:
