@@ -289,9 +289,9 @@ class TargetPool(Generic[Item]):
                 patience_s=0,
             )
         except ClientError as error:
-            ours = producer_name is not None and producer_name in identity.producers
-            if error.name == "ProducerBusy" and ours:
-                # An earlier process of ours, which has ended or will be fenced.
+            if error.name == "ProducerBusy" and producer_name is not None:
+                # Perhaps an earlier process of ours, which has ended or hangs: its name is free
+                # after some seconds.
                 raise OpeningError(Refusal.UNAVAILABLE, error.name) from error
             raise
         self._opened[key.topic] = identity
