@@ -16,10 +16,13 @@ from delaylevel.errors import BrokerError, ClientError, DelayLevelError
 
 log = logging.getLogger(__name__)
 
-# Another process has the producer's name. The broker keeps the name of one that has died, or
-# hangs, for some seconds.
-NAME_PATIENCE_S = 30.0
-# Other openings that fail or do not end are not waited for longer.
+# An opening that does not end is slow, not refused: before it hands over a producer's name, the
+# broker waits for some seconds for the connection of a process that hangs. It refuses the name,
+# for as long, if it has noticed nothing yet.
+SLOW_PATIENCE_S = 30.0
+_SLOW = "it does not answer"
+_SLOW_FAILURES = (_SLOW, "ProducerBusy")
+# Other openings that fail are not repeated for longer before the target counts as refused.
 PATIENCE_S = 5.0
 _RETRY_S = 0.1
 _LONGEST_RETRY_S = 1.0
@@ -124,7 +127,7 @@ class Opener:
         """The reason why openings have failed for too long; None while success is likely."""
         if self._failure is None or self._is_outdated:
             return None
-        patience_s = NAME_PATIENCE_S if self._failure == "ProducerBusy" else PATIENCE_S
+        patience_s = SLOW_PATIENCE_S if self._failure in _SLOW_FAILURES else PATIENCE_S
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
 
@@ -150,7 +153,7 @@ class Opener:
         outdated = self._is_outdated
         self._working = True
         if self._failure is None or outdated:
-            self._failure = "it does not answer"
+            self._failure = _SLOW
             self._failing_since_s = self._now_s()
         self._start(self._open)
 
