@@ -337,7 +337,6 @@ class Simulation:
             partitions=partitions,
             clock=self.clock,
             stats=stats,
-            now_s=self.clock.now_s,
         )
         self.publisher.resolve_earlier()
         self.journal.snapshot(state.snapshot())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from delaylevel.structures.rows import Int64s
+
+from .record import WindowMessage
 
 #: Values that ``marshal`` can write. The first two are (id_key, id).
 MessageRecord: TypeAlias = "tuple[Any, ...]"
@@ -82,3 +85,8 @@ class DueBatch:
     def __len__(self) -> int:
         """Return the number of messages."""
         return len(self.records)
+
+    @cached_property
+    def messages(self) -> list[WindowMessage]:
+        """The records as messages, shape (n,)."""
+        return [WindowMessage._make(record) for record in self.records]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
+from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import (
     Commit,
     Intent,
@@ -167,7 +168,7 @@ class DelayQueue:
             )
         return divided
 
-    def defer(self, batch: DueBatch, target: Hashable) -> None:
+    def defer(self, batch: DueBatch, target: TargetKey) -> None:
         """Let the messages of a batch without an intent wait until their target takes them.
 
         Raises:
@@ -176,7 +177,7 @@ class DelayQueue:
         self.waiting.put(target, self._batch(batch.number))
         del self._in_flight[batch.number]
 
-    def advance_waiting(self, target: Hashable, max_messages: int) -> DueBatch:
+    def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch:
         """Return the first messages that wait for a target, and put them in flight.
 
         Raises:

@@ -8,7 +8,6 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import Intent
 
 from .batches import DueBatch
-from .record import WindowMessage
 
 
 @dataclass(eq=False)
@@ -27,7 +26,6 @@ class Flight:
     """
 
     batch: DueBatch
-    messages: list[WindowMessage]
     key: TargetKey | None
     left: int = 0
     refused: dict[int, str] = field(default_factory=dict)

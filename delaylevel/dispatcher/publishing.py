@@ -9,9 +9,6 @@ another one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import numpy as np
 
 from delaylevel.cluster.publisher import needs_own_batch
@@ -27,7 +24,6 @@ from .batches import DueBatch
 from .delay_queue import DelayQueue
 from .earlier_intents import EarlierIntents
 from .flights import Flight, PoolItem, Recall
-from .record import WindowMessage
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions, target_name
@@ -62,7 +58,6 @@ class BatchPublisher:
         partitions: TargetPartitions | None,
         clock: Clock,
         stats: SharedOwnerStats,
-        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = delay_queue
         self._pool = pool
@@ -71,11 +66,9 @@ class BatchPublisher:
         self._partitions = partitions
         self._clock = clock
         self._stats = stats
-        self._now_s = now_s
         self._flights: set[Flight] = set()
         self._earlier = EarlierIntents(delay_queue, pool, journal)
         self._blocked: list[tuple[DueBatch, TargetKey]] = []
-        self._blocked_s = 0.0
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
@@ -114,9 +107,8 @@ class BatchPublisher:
         Raises:
             BrokerError: an intent was not confirmed, or messages could not be set aside.
         """
-        messages = [WindowMessage._make(record) for record in batch.records]
         groups: dict[tuple[str, str, str, int, str, bool], list[int]] = {}
-        for index, message in enumerate(messages):
+        for index, message in enumerate(batch.messages):
             alone = not self.numbered and needs_own_batch(message, message.properties)
             group = message.target, message.schema, message.compression, -1, "", alone
             indices = groups.get(group)
@@ -147,9 +139,7 @@ class BatchPublisher:
         blocked, self._blocked = self._blocked, []
         for batch, key in blocked:
             self._place(batch, key, flights)
-        for waiting in self._queue.waiting.targets:
-            assert isinstance(waiting, TargetKey)
-            key = waiting
+        for key in self._queue.waiting.targets:
             while self._queue.waiting.count(key) and self._is_ready(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if key.partition == _UNKNOWN_PARTITION:
@@ -194,7 +184,7 @@ class BatchPublisher:
         """Launch a batch of one target, or let it wait."""
         if not key.topic:
             if self._has_room_aside():
-                self._put_aside(batch, dict.fromkeys(range(len(batch)), ""), flights)
+                self._put_aside(batch, "", flights)
             else:
                 self._blocked.append((batch, key))
             return
@@ -202,7 +192,7 @@ class BatchPublisher:
         if aside and self._pool.refusal(key.topic, key.schema) is None:
             rest = sorted(set(range(len(batch))) - set(aside))
             parts = [batch] if not rest else self._queue.divide(batch, [aside, rest])
-            self._put_aside(parts[0], dict.fromkeys(range(len(aside)), _REFUSED_EARLIER), flights)
+            self._put_aside(parts[0], _REFUSED_EARLIER, flights)
             if not rest:
                 return
             batch = parts[1]
@@ -222,15 +212,14 @@ class BatchPublisher:
             if not self._has_room_aside():
                 self._defer(batch, unknown, flights)
                 return
-            reason = reason or str(count)
-            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason), flights)
+            self._put_aside(batch, reason or str(count), flights)
             return
         if not count:
             self._launch_or_wait(batch, key, flights)
             return
         groups: dict[int, list[int]] = {}
-        for index, record in enumerate(batch.records):
-            partition = self._partitions.of(WindowMessage._make(record), count)
+        for index, message in enumerate(batch.messages):
+            partition = self._partitions.of(message, count)
             groups.setdefault(partition, []).append(index)
         parts = [batch] if len(groups) == 1 else self._queue.divide(batch, groups.values())
         for partition, part in zip(groups, parts, strict=True):
@@ -259,12 +248,10 @@ class BatchPublisher:
         return producer.is_open and not producer.is_unclear and self._has_room(key)
 
     def _has_room(self, key: TargetKey) -> bool:
-        messages, size = self._pool.load(key.topic)
-        return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
+        return _is_below_limits(*self._pool.load(key.topic))
 
     def _has_room_aside(self) -> bool:
-        messages, size = self._set_aside.load
-        return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES
+        return _is_below_limits(*self._set_aside.load)
 
     def _is_slow(self, key: TargetKey) -> bool:
         # The limits are those of the whole target, so any of its producers may be the slow one.
@@ -273,14 +260,13 @@ class BatchPublisher:
     def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         reason = self._pool.refusal(key.topic, key.schema)
         if reason is not None:
-            self._put_aside(batch, dict.fromkeys(range(len(batch)), reason), flights)
-            return
-        messages = [WindowMessage._make(record) for record in batch.records]
-        flights.append(Flight(batch, messages, key, left=len(messages)))
+            self._put_aside(batch, reason, flights)
+        else:
+            flights.append(Flight(batch, key, left=len(batch)))
 
-    def _put_aside(self, batch: DueBatch, reasons: dict[int, str], flights: list[Flight]) -> None:
-        messages = [WindowMessage._make(record) for record in batch.records]
-        flights.append(Flight(batch, messages, None, refused=reasons))
+    def _put_aside(self, batch: DueBatch, reason: str, flights: list[Flight]) -> None:
+        refused = dict.fromkeys(range(len(batch)), reason)
+        flights.append(Flight(batch, None, refused=refused))
 
     def _defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         try:
@@ -290,8 +276,7 @@ class BatchPublisher:
                 known = max(key.partition, -1)
                 self._blocked.append((batch, key._replace(partition=known)))
                 return
-            reasons = dict.fromkeys(range(len(batch)), f"it is slow, and {error.reason}")
-            self._put_aside(batch, reasons, flights)
+            self._put_aside(batch, f"it is slow, and {error.reason}", flights)
 
     def _send(self, flights: list[Flight]) -> None:
         """Write the intents of flights, and send their messages once all intents are confirmed."""
@@ -317,7 +302,7 @@ class BatchPublisher:
                 continue
             producer = producers[flight.key] = self._pool.producer(flight.key)
             number, send = flight.first_number, producer.send
-            for index, message in enumerate(flight.messages):
+            for index, message in enumerate(flight.batch.messages):
                 send((flight, index), message, message.properties, None, number and number + index)
         for producer in producers.values():
             producer.flush()
@@ -367,7 +352,8 @@ class BatchPublisher:
         if not flight.refused:
             self._commit(flight)
             return
-        flight.aside, flight.counted = self._set_aside.send(flight, flight.messages, flight.refused)
+        messages, refused = flight.batch.messages, flight.refused
+        flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
         if not flight.aside:
             self._commit(flight)
 
@@ -381,3 +367,7 @@ class BatchPublisher:
         if flight.refused:
             due_ms = np.delete(due_ms, list(flight.refused))
         self._stats.released(due_ms, self._clock.now_ms())
+
+
+def _is_below_limits(messages: int, size: int) -> bool:
+    return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES

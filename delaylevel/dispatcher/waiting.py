@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import numpy as np
 
+from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import Int64s, Rows
@@ -129,7 +130,7 @@ class WaitingQueues:
     def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
         self._clock = clock
         self._overflow = overflow
-        self._queues: dict[Hashable, WaitingQueue] = {}
+        self._queues: dict[TargetKey, WaitingQueue] = {}
 
     def __len__(self) -> int:
         """Return the number of messages."""
@@ -152,16 +153,16 @@ class WaitingQueues:
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
     @property
-    def targets(self) -> list[Hashable]:
+    def targets(self) -> list[TargetKey]:
         """The targets that messages wait for."""
         return list(self._queues)
 
-    def count(self, target: Hashable) -> int:
+    def count(self, target: TargetKey) -> int:
         """Return the number of messages that wait for a target."""
         queue = self._queues.get(target)
         return 0 if queue is None else len(queue)
 
-    def put(self, target: Hashable, batch: DueBatch) -> None:
+    def put(self, target: TargetKey, batch: DueBatch) -> None:
         """Add messages: all of them, or none.
 
         Raises:
@@ -172,7 +173,7 @@ class WaitingQueues:
             queue = self._queues[target] = WaitingQueue(self._clock, self._overflow)
         queue.put(batch)
 
-    def take(self, target: Hashable, count: int) -> _Batch:
+    def take(self, target: TargetKey, count: int) -> _Batch:
         """Remove the first messages of a target; return due times, packed positions and records.
 
         Args:
