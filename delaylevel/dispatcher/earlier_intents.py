@@ -36,13 +36,13 @@ class EarlierIntents:
 
     def begin(self) -> None:
         """Ask about all messages of all intents."""
+        refused = self._queue.state.refused
         for intent in self._queue.unresolved_intents():
-            aside = set(self._queue.state.refused)
             recall = Recall(intent)
             for index, (number, position) in enumerate(
                 zip(intent.sequence_ids().tolist(), intent.positions.tolist(), strict=True)
             ):
-                if number and position not in aside:
+                if number and position not in refused:
                     name, _ = intent.targets[int(intent.target_index[index])]
                     self._pool.producer(parse_target(name)).recall((recall, index), number)
                     recall.left += 1
