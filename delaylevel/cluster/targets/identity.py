@@ -34,13 +34,11 @@ class TopicIdentity:
     Attributes:
         partitions: number of partitions; 0 if it is not partitioned.
         subscriptions: names of the durable subscriptions.
-        producers: names of the connected producers.
         deduplication: True if the broker deduplicates on every partition.
     """
 
     partitions: int
     subscriptions: frozenset[str]
-    producers: frozenset[str] = frozenset()
     deduplication: bool = True
 
     def has_all_of(self, earlier: TopicIdentity) -> bool:
@@ -66,7 +64,6 @@ def identify(admin: TopicAdmin, topic: TopicName) -> TopicIdentity:
     return TopicIdentity(
         partitions=0 if topic in found else len(found),
         subscriptions=frozenset(durable),
-        producers=frozenset(name for stats in found.values() for name in stats.producers),
         deduplication=all(stats.deduplication for stats in found.values()),
     )
 
