@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 SLOW_PATIENCE_S = 30.0
 _SLOW = "it does not answer"
 _SLOW_FAILURES = (_SLOW, "ProducerBusy")
-# Other openings that fail are not repeated for longer before the target counts as refused.
-PATIENCE_S = 5.0
+# A target gets no more messages after this time without an opening that succeeds, or without a
+# connection and any confirmation.
+STALL_S = 5.0
 _RETRY_S = 0.1
 _LONGEST_RETRY_S = 1.0
 _LONGEST_PAUSE_S = 30.0
@@ -127,14 +128,14 @@ class Opener:
         """The reason why openings have failed for too long; None while success is likely."""
         if self._failure is None or self._is_outdated:
             return None
-        patience_s = SLOW_PATIENCE_S if self._failure in _SLOW_FAILURES else PATIENCE_S
+        patience_s = SLOW_PATIENCE_S if self._failure in _SLOW_FAILURES else STALL_S
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
 
     @property
     def _is_outdated(self) -> bool:
         """True if nobody has wanted a producer for a while since the last failure."""
-        return not self._working and self._now_s() > self._retry_at_s + PATIENCE_S
+        return not self._working and self._now_s() > self._retry_at_s + STALL_S
 
     def take_refusal(self) -> str | None:
         """Return the reason of a refusal since the last call, or why no opening succeeds."""

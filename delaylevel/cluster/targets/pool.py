@@ -28,8 +28,8 @@ from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
 from .identity import TopicIdentity, identify, is_same_topic
-from .opening import Ledger, Opened, OpeningError, Refusal
-from .producer import MESSAGE_REFUSALS, REPLACED, STALL_S, TargetProducer
+from .opening import STALL_S, Ledger, Opened, OpeningError, Refusal
+from .producer import MESSAGE_REFUSALS, REPLACED, TargetProducer
 from .schema import NO_TOPIC, target_schema
 from .send_state import NOT_STORED, SendOutcome, Settled
 

@@ -19,7 +19,7 @@ from delaylevel.cluster.failures import OK, error_name, result_name
 from delaylevel.cluster.publisher import build_message
 from delaylevel.model.message import Payload
 
-from .opening import Opened, Opener, OpeningError, Refusal
+from .opening import STALL_S, Opened, Opener, OpeningError, Refusal
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
 from .verification import Verification
@@ -33,9 +33,6 @@ TOO_LARGE = "MessageTooBig"
 #: The reason for messages that were confirmed by a new topic of the same name.
 REPLACED = "the topic was deleted, and exists again without its subscriptions"
 MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
-# A target without a connection and without any confirmation for this time is stalled: it gets no
-# more messages.
-STALL_S = 5.0
 # A throttled target has its connection, and may confirm nothing for long.
 CONNECTED_STALL_S = 300.0
 # After this time without any confirmation the producer is given up.

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaylevel.cluster.targets.clients import TargetClients
-from delaylevel.cluster.targets.producer import GIVE_UP_S, REPLACED, STALL_S
+from delaylevel.cluster.targets.opening import STALL_S
+from delaylevel.cluster.targets.producer import GIVE_UP_S, REPLACED
 from delaylevel.errors import BrokerUnreachableError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
