@@ -16,9 +16,11 @@ log = logging.getLogger(__name__)
 #: The result that the client passes to a callback when the broker has stored the message.
 OK = pulsar.Result.Ok
 
-#: The client's name of the error for a message above the broker's maximum message size. The client
-#: refuses such a message before it sends it.
+#: The client's name of the error for a message above the broker's maximum message size.
 TOO_LARGE = "MessageTooBig"
+#: Names of the errors of single messages: the client refuses them before it sends them, and the
+#: producer goes on with the next message.
+MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
 
 # The broker has a problem, not the topic: setting the message aside would fail as well.
 _TRANSIENT_ERRORS = (

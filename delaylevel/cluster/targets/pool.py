@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.compression import compression_settings
+from delaylevel.cluster.failures import MESSAGE_REFUSALS
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import (
     KEY_BATCHED_SETTINGS,
@@ -29,7 +30,7 @@ from delaylevel.model.topic_name import TopicName
 
 from .identity import TopicIdentity, identify, is_same_topic
 from .opening import STALL_S, Ledger, Opened, OpeningError, Refusal
-from .producer import MESSAGE_REFUSALS, REPLACED, TargetProducer
+from .producer import REPLACED, TargetProducer
 from .schema import NO_TOPIC, target_schema
 from .send_state import NOT_STORED, SendOutcome, Settled
 

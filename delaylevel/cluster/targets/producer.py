@@ -15,7 +15,13 @@ from typing import Any, Generic, TypeVar
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
-from delaylevel.cluster.failures import OK, error_name, result_name
+from delaylevel.cluster.failures import (
+    MESSAGE_REFUSALS,
+    OK,
+    TOO_LARGE,
+    error_name,
+    result_name,
+)
 from delaylevel.cluster.publisher import build_message
 from delaylevel.model.message import Payload
 
@@ -28,11 +34,8 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-# The client itself refuses these before sending, and the producer goes on with the next message.
-TOO_LARGE = "MessageTooBig"
 #: The reason for messages that were confirmed by a new topic of the same name.
 REPLACED = "the topic was deleted, and exists again without its subscriptions"
-MESSAGE_REFUSALS = frozenset((TOO_LARGE, "InvalidMessage"))
 # A throttled target has its connection, and may confirm nothing for long.
 CONNECTED_STALL_S = 300.0
 # After this time without any confirmation the producer is given up.
