@@ -64,6 +64,7 @@ _LONGEST_CHARACTER = 4  # bytes
 
 # The broker keeps the producer's name of a process that has ended for some seconds.
 NAME_PATIENCE_S = 30.0
+_NAME_RETRY_S = 0.1
 
 
 class Publisher(Generic[Item]):
@@ -250,7 +251,6 @@ def open_producer(
     *,
     schema: Any = None,
     name: str | None = None,
-    retry_s: float = 0.1,
     patience_s: float = NAME_PATIENCE_S,
 ) -> Any:
     """Open a producer of payloads that are encoded already.
@@ -261,7 +261,6 @@ def open_producer(
         schema: the schema to declare; plain bytes if None.
         name: the producer's name; the client makes one if None. While another producer has the
             name, the call retries for up to ``patience_s``.
-        retry_s: pause before each retry, in seconds.
         patience_s: limit of the retries, in seconds.
 
     Raises:
@@ -278,7 +277,7 @@ def open_producer(
             except pulsar.ProducerBusy:
                 if name is None or time.monotonic() > deadline:
                     raise
-                time.sleep(retry_s)
+                time.sleep(_NAME_RETRY_S)
 
 
 def build_message(

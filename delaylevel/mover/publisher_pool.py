@@ -138,4 +138,4 @@ class PublisherPool:
         # A name serves one producer of a topic at a time.
         name = self._sequence.producer_name + (f"-{compression}" if compression else "")
         settings = {**_SEQUENCED_SETTINGS, **compressed}
-        return open_producer(self._client, topic, settings, name=name, retry_s=0.2)
+        return open_producer(self._client, topic, settings, name=name)
