@@ -19,7 +19,7 @@ from delaylevel.model.message import Payload
 from .background import Starter, in_thread
 from .compression import compression_settings
 from .dead_letter_topic import DeadLetterTopic
-from .failures import error_name, is_too_large
+from .failures import is_too_large
 from .publisher import (
     PRODUCER_SETTINGS,
     UNBATCHED_SETTINGS,
@@ -43,19 +43,20 @@ class OwnOutcome(NamedTuple):
     Attributes:
         item: the value that identifies it for the host.
         topic: full name of the partition.
-        reason: name of the failure; empty if the message is stored.
-        failure: error for a host that cannot go on without the message; None if it is stored.
+        reason: the failure, by its name or as a sentence; empty if the message is stored.
     """
 
     item: Any
     topic: str
     outcome: SendOutcome
     reason: str = ""
-    failure: BrokerError | None = None
 
 
 class OwnProducers(Generic[Item]):
     """Producers of topics of our own, which have no schema: one for each topic and compression.
+
+    A topic that refuses its producer is opened again after growing pauses. During a pause, `send`
+    takes no messages for it: the host keeps them, or gives them back to the broker.
 
     One thread uses it.
 
@@ -83,7 +84,7 @@ class OwnProducers(Generic[Item]):
         self._refused: dict[_Key, str] = {}  # reasons
         self._too_large: list[Sent[Item]] = []
         self._chunking = False  # True while a thread stores dead letters in chunks
-        self._chunked: deque[tuple[Item, BrokerError | None]] = deque()  # from that thread
+        self._chunked: deque[tuple[Item, str]] = deque()  # from that thread, with failures
         self._closed = False
 
     @property
@@ -96,12 +97,6 @@ class OwnProducers(Generic[Item]):
         """Number and bytes of the messages without an outcome."""
         producers = self._producers.values()
         return sum(each.messages for each in producers), sum(each.size for each in producers)
-
-    def producer(
-        self, topic: str, message: Payload, properties: dict[str, str]
-    ) -> TargetProducer[Item]:
-        """Return the producer of a topic for a message with these properties."""
-        return self._producer(_key(topic, message, properties))
 
     def send(
         self,
@@ -116,7 +111,7 @@ class OwnProducers(Generic[Item]):
         Returns:
             The reason if it was not sent; otherwise None.
         """
-        key = _key(topic, message, properties)
+        key = topic, compression_of(properties), needs_own_batch(message, properties)
         producer = self._producer(key)
         if self._refused and (reason := self._refused.get(key)) is not None:
             producer.open()
@@ -124,6 +119,12 @@ class OwnProducers(Generic[Item]):
                 return reason
         producer.send(item, message, properties, deliver_at_ms)
         return None
+
+    def flush(self) -> None:
+        """End the clients' present batches."""
+        for producer in self._producers.values():
+            if producer.messages:
+                producer.flush()
 
     def poll(self) -> Iterator[OwnOutcome]:
         """Yield each message whose outcome is known since the last call."""
@@ -135,10 +136,7 @@ class OwnProducers(Generic[Item]):
                 elif topic == self._dead_letters and is_too_large(reason):
                     self._too_large.append(sent)
                 else:
-                    failure = BrokerError(
-                        f"{topic} did not confirm ({reason}); nothing was acknowledged"
-                    )
-                    yield OwnOutcome(sent.item, topic, outcome, reason, failure)
+                    yield OwnOutcome(sent.item, topic, outcome, reason)
             refusal = producer.take_refusal()
             if refusal is not None:
                 self._refused[key] = refusal
@@ -150,11 +148,10 @@ class OwnProducers(Generic[Item]):
             self._start(partial(self._store_in_chunks, too_large))
         while self._chunked:
             item, error = self._chunked.popleft()
-            if error is None:
+            if not error:
                 yield OwnOutcome(item, self._dead_letters, SendOutcome.STORED)
             else:
-                reason = error_name(error)
-                yield OwnOutcome(item, self._dead_letters, SendOutcome.UNKNOWN, reason, error)
+                yield OwnOutcome(item, self._dead_letters, SendOutcome.UNKNOWN, error)
 
     def close(self) -> None:
         """Close the producers; messages without an outcome get none."""
@@ -180,20 +177,14 @@ class OwnProducers(Generic[Item]):
         """Store dead letters in chunks, one after the other; it runs in a thread of its own."""
         dead_letters = DeadLetterTopic(self._client, self._dead_letters)
         for sent in too_large:
-            error: BrokerError | None = None
+            error = ""
             if self._closed:
                 break
             try:
                 dead_letters.store([(sent.payload, sent.properties, None)])
-            except BrokerError as failed:
-                error = failed
             except Exception as failed:  # every message needs an outcome
-                error = BrokerError(f"cannot write to {self._dead_letters}: {failed!r}")
+                error = str(failed) if isinstance(failed, BrokerError) else repr(failed)
             self._chunked.append((sent.item, error))
         dead_letters.close()
         self._chunking = False
         self._wake()
-
-
-def _key(topic: str, message: Payload, properties: dict[str, str]) -> _Key:
-    return topic, compression_of(properties), needs_own_batch(message, properties)

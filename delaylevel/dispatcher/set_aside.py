@@ -12,7 +12,6 @@ from delaylevel.cluster.background import Starter, in_thread
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -136,20 +135,23 @@ class SetAsideTopics(Generic[Owner]):
                 letter = hop.too_large(description, message, message.envelope, own.topic)
                 self._send([(place, message, letter.topic, letter.properties, None)])
             else:
-                self._warning.failed(own.failure)
-                self._again.append(own.item)
-                self._again_s = self._now_s() + _RETRY_S
+                self._keep(own.item, own.reason)
 
     def close(self) -> None:
         """Close the producers."""
         self._topics.close()
 
     def _send(self, items: Iterable[_Item[Owner]]) -> None:
-        used: set[TargetProducer[_Item[Owner]]] = set()
         for item in items:
             _, message, topic, properties, until_ms = item
-            producer = self._topics.producer(topic, message, properties)
-            producer.send(item, message, properties, until_ms)
-            used.add(producer)
-        for producer in used:
-            producer.flush()
+            reason = self._topics.send(item, topic, message, properties, until_ms)
+            if reason is not None:
+                self._keep(item, reason)
+        self._topics.flush()
+
+    def _keep(self, item: _Item[Owner], reason: str) -> None:
+        """Keep a message that its topic did not take; `confirmed` sends it again."""
+        _, _, topic, *_ = item
+        self._warning.failed(f"{topic} did not confirm ({reason}): its messages are sent again")
+        self._again.append(item)
+        self._again_s = self._now_s() + _RETRY_S
