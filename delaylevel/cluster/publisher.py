@@ -143,16 +143,7 @@ class Publisher(Generic[Item]):
             else:
                 outcomes.setdefault(result, message_id)
 
-        self.producer.send_async(
-            message.value,
-            answered,
-            properties=properties,
-            partition_key=message.key or None,
-            ordering_key=message.ordering_key or None,
-            event_timestamp=message.event_ms or None,
-            deliver_at=deliver_at_ms,
-            sequence_id=sequence_id,
-        )
+        send_checked(self.producer, message, properties, deliver_at_ms, sequence_id, answered)
         sending = False
         self._sent -= len(refused)
         return not refused
@@ -232,10 +223,10 @@ def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
     The broker would refuse the whole batch as too large, and the client reports that for each of
     its messages.
     """
-    texts = (message.key, message.ordering_key, *properties.keys(), *properties.values())
-    if sum(map(len, texts)) <= _MOST_BATCHED_METADATA // _LONGEST_CHARACTER:
+    text = "".join((message.key, message.ordering_key, *properties, *properties.values()))
+    if len(text) <= _MOST_BATCHED_METADATA // _LONGEST_CHARACTER:
         return False
-    return sum(len(text.encode()) for text in texts) > _MOST_BATCHED_METADATA
+    return len(text.encode()) > _MOST_BATCHED_METADATA
 
 
 def close_all(publishers: Iterable[Publisher[Any]]) -> None:
@@ -286,7 +277,7 @@ def build_message(
     deliver_at_ms: int | None,
     sequence_id: int | None,
 ) -> Any:
-    """Return a message of the client's core."""
+    """Return a message of the client's core; 0 is no time and no sequence ID either."""
     builder = MessageBuilder()
     if message.value is None:
         builder.set_null_value()
@@ -304,6 +295,27 @@ def build_message(
     if sequence_id:
         builder.sequence_id(sequence_id)
     return builder.build()
+
+
+def send_checked(
+    producer: Any,
+    message: Payload,
+    properties: dict[str, str],
+    deliver_at_ms: int | None,
+    sequence_id: int | None,
+    callback: Callable[[Any, Any], Any],
+) -> None:
+    """Send a message through the methods of ``pulsar.Producer``, for a producer in memory."""
+    producer.send_async(
+        message.value,
+        callback,
+        properties=properties,
+        partition_key=message.key or None,
+        ordering_key=message.ordering_key or None,
+        event_timestamp=message.event_ms or None,
+        deliver_at=deliver_at_ms,
+        sequence_id=sequence_id or None,
+    )
 
 
 def _failure(outcomes: dict[Any, Any]) -> str | None:

@@ -163,9 +163,8 @@ class DelayQueue:
         for part in parts:
             index = np.asarray(part, dtype=np.int64)
             records = [batch.records[each] for each in part]
-            divided.append(
-                self._put_in_flight(batch.due_ms[index], batch.positions[index], records)
-            )
+            due_ms, positions = batch.due_ms[index], batch.positions[index]
+            divided.append(self._put_in_flight(due_ms, positions, records))
         return divided
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
@@ -269,7 +268,8 @@ class DelayQueue:
     def refused_earlier(self, batch: DueBatch) -> list[int]:
         """Return the indices of the messages that their target refused before a takeover."""
         refused = self.state.refused
-        return [index for index, each in enumerate(batch.positions.tolist()) if each in refused]
+        positions = batch.positions.tolist() if refused else []
+        return [index for index, each in enumerate(positions) if each in refused]
 
     def unresolved_intents(self) -> list[Intent]:
         """Return the intents from before the takeover that are not resolved."""

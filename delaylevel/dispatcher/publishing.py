@@ -9,12 +9,14 @@ another one.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
-from delaylevel.cluster.targets.send_state import SendOutcome, Settled
+from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
@@ -107,10 +109,11 @@ class BatchPublisher:
         Raises:
             BrokerError: an intent was not confirmed, or messages could not be set aside.
         """
-        groups: dict[tuple[str, str, str, int, str, bool], list[int]] = {}
+        groups: dict[tuple[str, str, str, bool], list[int]] = {}
+        batched = not self.numbered
         for index, message in enumerate(batch.messages):
-            alone = not self.numbered and needs_own_batch(message, message.properties)
-            group = message.target, message.schema, message.compression, -1, "", alone
+            alone = batched and needs_own_batch(message, message.properties)
+            group = message.target, message.schema, message.compression, alone
             indices = groups.get(group)
             if indices is None:
                 groups[group] = [index]
@@ -120,8 +123,8 @@ class BatchPublisher:
         if len(groups) > 1:
             parts = self._queue.divide(batch, groups.values())
         flights: list[Flight] = []
-        for fields, part in zip(groups, parts, strict=True):
-            key = TargetKey(*fields)
+        for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
+            key = TargetKey(target, schema, compression, alone=alone)
             earlier = key._replace(partition=_UNKNOWN_PARTITION)
             if self._queue.waiting.count(earlier):
                 self._defer(part, earlier, flights)
@@ -158,8 +161,17 @@ class BatchPublisher:
         """
         refused: list[tuple[Flight, int]] = []
         done: list[Flight] = []
-        for _, settled in self._pool.poll():
-            self._settle(settled, refused, done)
+        for _, (sent, outcome, reason) in self._pool.poll():
+            owner, index = sent.item
+            if isinstance(owner, Recall):
+                self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
+                continue
+            if outcome is not SendOutcome.STORED:
+                owner.refused[index] = reason
+                refused.append((owner, index))
+            owner.left -= 1
+            if not owner.left:
+                done.append(owner)
         for flight, index, dead in self._set_aside.confirmed():
             if dead:
                 flight.may_return.append(index)
@@ -301,9 +313,9 @@ class BatchPublisher:
                 self._finish(flight)
                 continue
             producer = producers[flight.key] = self._pool.producer(flight.key)
-            number, send = flight.first_number, producer.send
-            for index, message in enumerate(flight.batch.messages):
-                send((flight, index), message, message.properties, None, number and number + index)
+            messages = flight.batch.messages
+            items = zip(repeat(flight), range(len(messages)), strict=False)
+            producer.send_all(items, messages, flight.first_number)
         for producer in producers.values():
             producer.flush()
 
@@ -321,21 +333,6 @@ class BatchPublisher:
         )
 
     # -- outcomes
-
-    def _settle(
-        self, settled: Settled, refused: list[tuple[Flight, int]], done: list[Flight]
-    ) -> None:
-        owner, index = settled.item.item
-        stored = settled.outcome is SendOutcome.STORED
-        if isinstance(owner, Recall):
-            self._earlier.settle(owner, index, stored)
-            return
-        if not stored:
-            owner.refused[index] = settled.reason
-            refused.append((owner, index))
-        owner.left -= 1
-        if not owner.left:
-            done.append(owner)
 
     def _resume(self) -> None:
         """Let producers go on whose refusals are in the journal."""

@@ -228,12 +228,13 @@ class TargetPool(Generic[Item]):
         """Pause a target that refuses or confirms nothing; use one again that confirms."""
         topic, schema = key.topic, key.schema
         reason = ""
-        for each in settled:
-            if each.outcome is not SendOutcome.STORED:
-                if each.reason not in MESSAGE_REFUSALS and each.reason != NOT_STORED:
-                    reason = each.reason
-            elif (topic, schema) in self._refused and not self._is_stalled(topic):
-                del self._refused[topic, schema]
+        stored, refused = SendOutcome.STORED, self._refused
+        for _, outcome, failure in settled:
+            if outcome is not stored:
+                if failure not in MESSAGE_REFUSALS and failure != NOT_STORED:
+                    reason = failure
+            elif refused and (topic, schema) in refused and not self._is_stalled(topic):
+                del refused[topic, schema]
         reason = producer.take_refusal() or reason
         if producer.is_stalled:
             reason = f"{producer.messages} messages are not confirmed"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -20,9 +20,10 @@ from delaylevel.cluster.failures import (
     OK,
     TOO_LARGE,
     error_name,
+    is_ok,
     result_name,
 )
-from delaylevel.cluster.publisher import build_message
+from delaylevel.cluster.publisher import build_message, send_checked
 from delaylevel.model.message import Payload
 
 from .opening import STALL_S, Opened, Opener, OpeningError, Refusal
@@ -179,6 +180,27 @@ class TargetProducer(Generic[Item]):
         self._state.add(sent)
         self._pass_on()
 
+    def send_all(
+        self, items: Iterable[Item], payloads: Sequence[Payload], first_number: int
+    ) -> None:
+        """Send messages with their own properties as soon as the producer is open.
+
+        Args:
+            items: an item for each payload.
+            first_number: the first sequence ID, which the others follow; 0 without deduplication.
+        """
+        self.used_s = now_s = self._now_s()
+        self.messages += len(payloads)
+        add, total, number = self._state.add, 0, first_number
+        for payload, item in zip(payloads, items, strict=True):
+            size = len(payload.value or b"")
+            total += size
+            add(Sent(item, payload, payload.properties, None, number, size, now_s, {}))
+            if number:
+                number += 1
+        self.size += total
+        self._pass_on()
+
     def recall(self, item: Item, number: int) -> None:
         """Ask what became of a message that an earlier process may have sent."""
         self.messages += 1
@@ -229,9 +251,9 @@ class TargetProducer(Generic[Item]):
         if not self._state.is_open:
             self._replace_producer()
         settled = self._state.settled()
-        for each in settled:
-            self.messages -= 1
-            self.size -= each.item.size
+        if settled:
+            self.messages -= len(settled)
+            self.size -= sum([sent.size for sent, _, _ in settled])
         return settled
 
     def _is_connected(self) -> bool:
@@ -298,27 +320,26 @@ class TargetProducer(Generic[Item]):
 
     def _pass_on(self) -> None:
         """Pass all messages to the client that may be sent now."""
-        state = self._state
+        opened, core, state = self._opened, self._core, self._state
+        if opened is None:
+            return
         # The client does not know a topic's own limit: it would send the message for ever.
-        limit = self._opened.max_size if self._opened is not None else None
-        while (sent := state.take()) is not None:
+        limit = opened.max_size
+        while state.unsent and (sent := state.take()) is not None:
             outcome = sent.outcome = {}
             self._given += 1
             if limit is not None and sent.exceeds(limit):
                 self._answered += 1
                 state.rejected(TOO_LARGE)
                 continue
+            fields = sent.payload, sent.properties, sent.deliver_at_ms, sent.number
             try:
                 # A dict's own setdefault is the callback: it keeps the outcome, and runs no Python
                 # code in the client's thread.
-                if self._core is not None:
-                    number = sent.number or None
-                    self._core.send_async(
-                        build_message(sent.payload, sent.properties, sent.deliver_at_ms, number),
-                        outcome.setdefault,
-                    )
+                if core is not None:
+                    core.send_async(build_message(*fields), outcome.setdefault)
                 else:
-                    self._send_checked(sent)
+                    send_checked(opened.producer, *fields, outcome.setdefault)
             except pulsar.PulsarException as error:
                 outcome[error_name(error)] = None
             if outcome and OK not in outcome:
@@ -326,21 +347,6 @@ class TargetProducer(Generic[Item]):
                 if reason in MESSAGE_REFUSALS:
                     self._answered += 1
                     state.rejected(reason)
-
-    def _send_checked(self, sent: Sent[Item]) -> None:
-        """Send through the methods of ``pulsar.Producer``, for a producer in memory."""
-        assert self._opened is not None
-        payload = sent.payload
-        self._opened.producer.send_async(
-            payload.value,
-            sent.outcome.setdefault,
-            properties=sent.properties,
-            partition_key=payload.key or None,
-            ordering_key=payload.ordering_key or None,
-            event_timestamp=payload.event_ms or None,
-            deliver_at=sent.deliver_at_ms,
-            sequence_id=sent.number or None,
-        )
 
     def _take_answers(self) -> None:
         state, in_flight = self._state, self._state.in_flight
@@ -363,7 +369,7 @@ class TargetProducer(Generic[Item]):
             if not sent.outcome:
                 break
             ((result, message_id),) = sent.outcome.items()
-            if result != OK:
+            if not is_ok(result):
                 break
             verified = verified and knows(message_id)
             count += 1

@@ -278,6 +278,8 @@ class SendState(Generic[Item]):
         self._settle(items, outcome, reason)
 
     def _settle(self, items: list[Item], outcome: SendOutcome, reason: str = "") -> None:
-        self._settled += [Settled(item, outcome, reason) for item in items]
+        # This is what Settled(...) does, without a call in Python for each message.
+        new = tuple.__new__
+        self._settled += [new(Settled, (item, outcome, reason)) for item in items]
         if items and outcome is SendOutcome.REFUSED and self.numbered:
             self.suspended = True
