@@ -154,8 +154,7 @@ class TargetProducer(Generic[Item]):
     def open(self) -> None:
         """Open the producer before the first message."""
         self.used_s = self._now_s()
-        if not self._state.is_open:
-            self._opener.open()
+        self._open()
 
     def send(
         self,
@@ -288,8 +287,13 @@ class TargetProducer(Generic[Item]):
             self._close_producer()
         if (reason := self._opener.hopeless) is not None:
             state.refuse_unsent(reason)
-        # The confirmations of the last producer have to be verified against the topic that it had.
-        if state.wants_producer and not state.unverified:
+        if state.wants_producer:
+            self._open()
+
+    def _open(self) -> None:
+        # The last producer is closed when all its messages have answers. Its confirmations have to
+        # be verified against the topic that it had.
+        if self._opened is None and not self._state.unverified:
             self._opener.open()
 
     def _take_opened(self, opened: Opened | OpeningError) -> None:

@@ -173,3 +173,47 @@ def test_a_stalled_partition_is_refused_once_while_another_confirms() -> None:
         refusals.append(world.pool.refusal(ORDERS.topic, ""))
     first = next(index for index, reason in enumerate(refusals) if reason)
     assert all(refusals[first:])
+
+
+def test_confirmations_are_verified_before_another_producer_is_opened() -> None:
+    world = World()
+    producer = world.pool.producer(ORDERS)
+    producer.send(1, message(), {})
+    producer.open()
+    world.work()
+    world.outcomes()
+    (first,) = world.client.connected
+    _, callback = first.sent[0]
+    callback(pulsar.Result.Ok, pulsar.MessageId(-1, 7, 1, -1)._msg_id)
+    assert not world.outcomes()  # the ledger is new, so the topic is looked at
+    world.jobs.clear()  # and the admin interface does not answer yet
+    producer.give_up()
+    producer.open()
+    world.outcomes()
+    world.work()
+    world.outcomes()
+    assert world.client.openings == 1
+
+
+def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
+    world = World()
+    producer = world.pool.producer(ORDERS)
+    producer.send(1, message(), {})
+    producer.send(2, message(), {})
+    producer.open()
+    world.work()
+    world.outcomes()
+    (first,) = world.client.connected
+    first.sent[0][1](pulsar.Result.UnknownError, None)
+    assert world.outcomes() == [(1, "unknown")]  # the answer to the other one is on its way
+    producer.open()
+    producer.send(3, message(), {})
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    first.sent[1][1](pulsar.Result.UnknownError, None)
+    producer.send(4, message(), {})
+    for _ in range(3):
+        world.outcomes()
+        world.work()
+    assert first not in world.client.connected
