@@ -22,6 +22,7 @@ class Flight:
         may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
             while a held message comes back with the next attempt.
         counted: counters of the messages that are set aside.
+        size: bytes of all payloads, once some of the messages are being set aside.
         first_number: sequence ID of the first message, with deduplication.
     """
 
@@ -32,6 +33,7 @@ class Flight:
     aside: int = 0
     may_return: list[int] = field(default_factory=list)
     counted: list[tuple[str, str]] = field(default_factory=list)
+    size: int | None = None
     first_number: int = 0
 
 

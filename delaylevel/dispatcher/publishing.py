@@ -71,6 +71,8 @@ class BatchPublisher:
         self._flights: set[Flight] = set()
         self._earlier = EarlierIntents(delay_queue, pool, journal)
         self._blocked: list[tuple[DueBatch, TargetKey]] = []
+        # By topic, messages and bytes of the flights of which messages are being set aside.
+        self._refused_load: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
@@ -257,7 +259,10 @@ class BatchPublisher:
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
-        return producer.is_open and not producer.is_unclear and self._has_room(key)
+        if not producer.is_open or producer.is_unclear or not self._has_room(key):
+            return False
+        # More messages would be refused, too, and memory has no room for them.
+        return _is_below_limits(*self._refused_load.get(key.topic, (0, 0)))
 
     def _has_room(self, key: TargetKey) -> bool:
         return _is_below_limits(*self._pool.load(key.topic))
@@ -353,9 +358,19 @@ class BatchPublisher:
         flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
         if not flight.aside:
             self._commit(flight)
+        elif flight.key is not None:
+            flight.size = sum(len(message.value or b"") for message in messages)
+            self._count_refused(flight.key.topic, len(messages), flight.size)
+
+    def _count_refused(self, topic: str, messages: int, size: int) -> None:
+        before, size_before = self._refused_load.pop(topic, (0, 0))
+        if before + messages:
+            self._refused_load[topic] = before + messages, size_before + size
 
     def _commit(self, flight: Flight) -> None:
         batch = flight.batch
+        if flight.key is not None and flight.size is not None:
+            self._count_refused(flight.key.topic, -len(batch), -flight.size)
         self._flights.discard(flight)
         held = batch.positions[flight.may_return].tolist()
         self._journal.append_soon(self._queue.commit(batch.number, held))

@@ -154,3 +154,23 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
     held_topic.refuses = False
     rounds(run, 30)
     assert sorted(held(run)) == [f"id-{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    run = Simulation(numbered, tmp_path)
+    run.send(200, ORDERS, too_big=True)
+    run.send(5, INVOICES, too_big=False)
+    for _ in range(60):  # the dead-letter topic is slow
+        run.work()
+        run.cycle()
+        answer(run, INVOICES)
+        run.wait(0.02)
+    assert run.queue.in_flight <= 40
+    assert len(run.broker.topics[INVOICES].delivered) == 5
+    run.settle()
+    run.check()
