@@ -82,7 +82,8 @@ class OwnProducers(Generic[Item]):
         self._wake = wake
         self._producers: dict[_Key, TargetProducer[Item]] = {}
         self._refused: dict[_Key, str] = {}  # reasons
-        self._too_large: list[Sent[Item]] = []
+        self._large: deque[Sent[Item]] = deque()  # dead letters to be stored in chunks
+        self._next_large: list[Sent[Item]] = []  # those of them that no thread has yet
         self._chunking = False  # True while a thread stores dead letters in chunks
         self._chunked: deque[tuple[Item, str]] = deque()  # from that thread, with failures
         self._closed = False
@@ -95,8 +96,9 @@ class OwnProducers(Generic[Item]):
     @property
     def load(self) -> tuple[int, int]:
         """Number and bytes of the messages without an outcome."""
-        producers = self._producers.values()
-        return sum(each.messages for each in producers), sum(each.size for each in producers)
+        producers, large = self._producers.values(), self._large
+        messages = sum(each.messages for each in producers) + len(large)
+        return messages, sum(each.size for each in producers) + sum(each.size for each in large)
 
     def send(
         self,
@@ -134,7 +136,8 @@ class OwnProducers(Generic[Item]):
                 if outcome is SendOutcome.STORED:
                     yield OwnOutcome(sent.item, topic, outcome)
                 elif topic == self._dead_letters and is_too_large(reason):
-                    self._too_large.append(sent)
+                    self._large.append(sent)
+                    self._next_large.append(sent)
                 else:
                     yield OwnOutcome(sent.item, topic, outcome, reason)
             refusal = producer.take_refusal()
@@ -142,12 +145,13 @@ class OwnProducers(Generic[Item]):
                 self._refused[key] = refusal
             elif producer.is_open:
                 self._refused.pop(key, None)
-        if self._too_large and not self._chunking:
+        if self._next_large and not self._chunking:
             self._chunking = True
-            too_large, self._too_large = self._too_large, []
-            self._start(partial(self._store_in_chunks, too_large))
+            large, self._next_large = self._next_large, []
+            self._start(partial(self._store_in_chunks, large))
         while self._chunked:
             item, error = self._chunked.popleft()
+            self._large.popleft()  # they are stored in their order
             if not error:
                 yield OwnOutcome(item, self._dead_letters, SendOutcome.STORED)
             else:
@@ -173,10 +177,10 @@ class OwnProducers(Generic[Item]):
         settings = {**batched, **UNLIMITED_SETTINGS, **compression_settings(compression)}
         return Opened(open_producer(self._client, topic, settings))
 
-    def _store_in_chunks(self, too_large: list[Sent[Item]]) -> None:
+    def _store_in_chunks(self, large: list[Sent[Item]]) -> None:
         """Store dead letters in chunks, one after the other; it runs in a thread of its own."""
         dead_letters = DeadLetterTopic(self._client, self._dead_letters)
-        for sent in too_large:
+        for sent in large:
             error = ""
             if self._closed:
                 break
