@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from delaylevel.mover.local import LocalMover
+
 Self = TypeVar("Self", bound="Background")
 
 
@@ -49,6 +51,25 @@ class Background:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Moving(Background):
+    """A mover in its own thread.
+
+    Args:
+        mover: the mover.
+        pause_s: the pause between two runs, in s.
+    """
+
+    def __init__(self, mover: LocalMover, pause_s: float = 0.02) -> None:
+        self._mover = mover
+        self._pause_s = pause_s
+        self._end = threading.Event()
+        super().__init__(self._move, self._end.set)
+
+    def _move(self) -> None:
+        while not self._end.wait(self._pause_s):
+            self._mover.run_once()
 
 
 class Serving(Background):

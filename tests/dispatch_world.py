@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 
-from background import Background
+from background import Moving
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.http import Rest
 from delaylevel.cluster.values import TopicPolicies
@@ -39,7 +39,12 @@ HOLD_PAUSE_MS = 1_000
 MAX_MESSAGE_BYTES = 5 << 20
 
 
+ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
+# Runs a test with each delivery guarantee.
+BOTH = pytest.mark.parametrize("delivery", list(Delivery))
+
 MakeDispatch = Callable[..., "DispatchWorld"]
+MakePair = Callable[..., "Pair"]
 
 
 def now_ms() -> int:
@@ -106,7 +111,7 @@ class DispatchWorld:
         )
         for target in self.targets:
             self.keep(target)
-            if delivery is Delivery.EFFECTIVELY_ONCE:
+            if delivery is EO:
                 self.deduplicate(target)
 
     # -- processes
@@ -145,14 +150,7 @@ class DispatchWorld:
 
     def return_held(self) -> None:
         """Run a mover from now on: it brings held messages back after their pause."""
-        mover = self.world.mover(self.description)
-        ended = threading.Event()
-
-        def run() -> None:
-            while not ended.wait(0.1):
-                mover.run_once()
-
-        self._stack.enter_context(Background(run, ended.set))
+        self._stack.enter_context(Moving(self.world.mover(self.description), pause_s=0.1))
 
     # -- messages
 
@@ -211,6 +209,12 @@ class DispatchWorld:
         return sum(self.world.admin.messages_in(name).values())
 
     @property
+    def target(self) -> str:
+        """The full name of the only target."""
+        (target,) = self.targets
+        return target
+
+    @property
     def window(self) -> str:
         """The full name of the only window partition."""
         return self.description.window_topic.partition(0).full
@@ -248,6 +252,13 @@ class DispatchWorld:
     def settle(self, seconds: float = 60) -> None:
         """Wait until no message waits in the window or in the held topic."""
         self.world.eventually(lambda: not self.waiting(), "the end of all messages", seconds)
+
+    def check_once(self, names: list[str], seconds: float = 60) -> None:
+        """Wait until nothing waits any more, and check that the only target holds each ID once."""
+        self.settle(seconds)
+        found = self.stored(self.target)
+        missing = len(names) - len(found)
+        assert found == once(names), f"{missing} missing, {copies(found)}"
 
     # -- topics and their policies
 
@@ -327,6 +338,11 @@ class DispatchWorld:
             return False
         return True
 
+    def lift_quota_after_attempts(self, target: str) -> None:
+        """Remove the backlog quota after a time in which a dispatcher meets it."""
+        at_most(5, self.world, lambda: self.held)
+        self.lift_quota(target)
+
     @contextlib.contextmanager
     def exclusive(self, target: str) -> Iterator[None]:
         """Hold a target with an Exclusive producer."""
@@ -337,6 +353,51 @@ class DispatchWorld:
             yield
         finally:
             producer.close()
+
+
+class Pair:
+    """A level topic with two targets: a good one, and one with a fault that must not affect it.
+
+    Attributes:
+        setting: the level topic and its dispatchers.
+        good: the full name of the good target.
+        bad: the full name of the other target.
+        others: the arrivals of the good target.
+        names: the IDs of the messages for the good target.
+    """
+
+    def __init__(self, setting: DispatchWorld, others: Arrivals) -> None:
+        self.setting, self.others = setting, others
+        self.good, self.bad = setting.targets
+        self.names = ids("other", 500)
+
+    def open_bad(self) -> None:
+        """Make the dispatcher open the bad target, before it has its fault."""
+        self.setting.publish(self.bad, at(now_ms(), ["opens"]))
+        self.setting.world.eventually(lambda: self.setting.stored(self.bad), "the first message")
+
+    def publish_to_both(self, count: int = 3_000) -> None:
+        """Publish to the good target over 15 s, and to the bad one all at the begin of these."""
+        begin_ms = now_ms() + 5_000
+        self.setting.publish(self.bad, at(begin_ms, ids("slow", count)))
+        step_ms = 15_000 / len(self.names)
+        self.setting.publish(self.good, at(begin_ms, self.names, step_ms=step_ms))
+
+    def check_that_the_good_one_is_on_time(self) -> None:
+        self.setting.world.eventually(
+            lambda: len(self.others.copies) == len(self.names), "the other target", 120
+        )
+        late = sorted(self.others.late_ms)
+        worst = f"median {late[len(late) // 2]} ms, worst {late[-1]} ms"
+        assert self.others.p99_ms < 1_000, worst
+
+    def check_that_all_arrive(self, names: list[str]) -> None:
+        """Check that the bad target gets all of these IDs in the end."""
+        self.setting.settle(120)
+        found = self.setting.stored(self.bad)
+        assert set(found) == set(names), copies(found)
+        assert self.setting.delivery is ALO or found == once(names), copies(found)
+        assert not self.setting.dead()
 
 
 def at_most(seconds: float, world: RealWorld, condition: Any) -> None:

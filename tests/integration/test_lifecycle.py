@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 from click.testing import Result
 
-from background import Background
+from background import Moving
 from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
@@ -28,7 +28,6 @@ from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, SUBSCRIPTION, Lev
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.drain import drain
-from delaylevel.mover.local import LocalMover
 from delaylevel.producer.aio import AsyncDelayLevelClient as AsyncClient
 from delaylevel.producer.client import DelayLevelClient
 from delaylevel.topics import lifecycle
@@ -57,19 +56,6 @@ def park(client: DelayLevelClient, description: LevelTopicDescription, **delays:
 
 
 # -- expanding
-
-
-class Moving(Background):
-    """A mover in its own thread."""
-
-    def __init__(self, mover: LocalMover) -> None:
-        self._mover = mover
-        self._end = threading.Event()
-        super().__init__(self._move, self._end.set)
-
-    def _move(self) -> None:
-        while not self._end.wait(0.02):
-            self._mover.run_once()
 
 
 def test_an_expansion_of_a_level_topic_in_use_loses_nothing(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from background import Background, Serving
+from background import Moving, Serving
 from delaylevel import topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
@@ -137,19 +136,6 @@ def test_unknown_targets_cause_few_reads_and_stop_no_other_message(
     assert "is not one of level topic" in letters[0]
     assert admin.reads - reads <= 10 * seconds + 10  # two for each description
     assert serving.failure is None
-
-
-class Moving(Background):
-    """A mover in its own thread."""
-
-    def __init__(self, mover: LocalMover) -> None:
-        self._mover = mover
-        self._end = threading.Event()
-        super().__init__(self._move, self._end.set)
-
-    def _move(self) -> None:
-        while not self._end.wait(0.02):
-            self._mover.run_once()
 
 
 def test_the_local_mover_delivers_to_targets_that_were_added_just_now(world: RealWorld) -> None:

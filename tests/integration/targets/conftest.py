@@ -4,6 +4,7 @@ Dispatchers run as processes. The tests look only at topics: what a target, the 
 dead-letter topic hold in the end, and when it came.
 
 ``make``      makes a level topic, and starts its dispatchers
+``pair``      makes one with two targets, and records what comes to the first
 ``arrivals``  subscribes to a topic, and records what comes and how late it is
 """
 
@@ -18,7 +19,7 @@ import pytest
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.model.delivery import Delivery
-from dispatch_world import Arrivals, DispatchWorld, MakeDispatch
+from dispatch_world import Arrivals, DispatchWorld, MakeDispatch, MakePair, Pair
 from world import RealWorld
 
 
@@ -51,3 +52,14 @@ def arrivals(connection: Any) -> Iterator[Callable[..., Arrivals]]:
             return made
 
         yield subscribe
+
+
+@pytest.fixture
+def pair(make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery) -> MakePair:
+    """``pair(**description)``: a level topic with the targets ``orders`` and ``bad``."""
+
+    def made(**values: Any) -> Pair:
+        setting = make(delivery, "orders", "bad", **values)
+        return Pair(setting, arrivals(setting.targets[0]))
+
+    return made

@@ -9,30 +9,25 @@ import pytest
 
 from delaylevel.dispatcher.journal.records import Intent, encode, pack
 from delaylevel.model import envelope as env
-from delaylevel.model.delivery import Delivery
 from delaylevel.model.topic_name import TopicName
 from dispatch_world import (
+    EO,
     MAX_MESSAGE_BYTES,
     DispatchWorld,
     MakeDispatch,
     at,
     at_most,
-    copies,
     ids,
     now_ms,
-    once,
 )
 from world import RealWorld
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
-ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
-BOTH = pytest.mark.parametrize("delivery", list(Delivery))
-
 
 def resend_as_owner(setting: DispatchWorld, names: list[str]) -> None:
     """Write what an owner leaves that was killed after publishing, before the commit."""
-    (target,) = setting.targets
+    target = setting.target
     due_ms = now_ms() - 1_000
     places = setting.publish(target, at(due_ms, names))
     window = setting.window.removeprefix("persistent://")
@@ -62,23 +57,20 @@ def test_a_takeover_while_the_target_is_over_its_quota_makes_no_copy(
     make: MakeDispatch, policy: str
 ) -> None:
     setting = make(EO, "orders")
-    (target,) = setting.targets
+    target = setting.target
     names = ids("m", 300)
     resend_as_owner(setting, names)
     setting.over_quota(target, policy)
     setting.start()
     setting.return_held()
-    at_most(5, setting.world, lambda: setting.held)
-    setting.lift_quota(target)
-    setting.settle()
-    found = setting.stored(target)
-    assert found == once(names), copies(found)
+    setting.lift_quota_after_attempts(target)
+    setting.check_once(names)
     assert not setting.dead()
 
 
 def kill_during(setting: DispatchWorld, names: list[str], stored: int) -> None:
     """Kill a dispatcher when the broker has stored a number of messages of a throttled target."""
-    (target,) = setting.targets
+    target = setting.target
     process = setting.start()
     setting.world.eventually(lambda: setting.messages_in(target) >= stored, "the first messages")
     process.kill()
@@ -95,7 +87,7 @@ def test_a_dispatcher_killed_within_an_intent_makes_no_copy(
     make: MakeDispatch,
 ) -> None:
     setting = make(EO, "orders")
-    (target,) = setting.targets
+    target = setting.target
     names = ids("m", 600)
     setting.throttle(target, 50)
     setting.publish(target, at(now_ms(), names))
@@ -104,11 +96,8 @@ def test_a_dispatcher_killed_within_an_intent_makes_no_copy(
     setting.over_quota(target)
     setting.start()
     setting.return_held()
-    at_most(5, setting.world, lambda: setting.held)
-    setting.lift_quota(target)
-    setting.settle()
-    found = setting.stored(target)
-    assert found == once(names), copies(found)
+    setting.lift_quota_after_attempts(target)
+    setting.check_once(names)
 
 
 @pytest.mark.long
@@ -116,7 +105,7 @@ def test_a_refused_message_within_an_intent_survives_a_takeover(
     make: MakeDispatch, world: RealWorld
 ) -> None:
     setting = make(EO, "orders", topic=world.topic("long" * 40))
-    (target,) = setting.targets
+    target = setting.target
     ahead, behind = ids("ahead", 50), ids("behind", 550)
     body = random.Random(7).randbytes(MAX_MESSAGE_BYTES)
     due_ms = now_ms()
@@ -128,9 +117,7 @@ def test_a_refused_message_within_an_intent_survives_a_takeover(
     setting.unthrottle(target)
     setting.start()
     setting.return_held()
-    setting.settle()
-    found = setting.stored(target)
-    assert found == once(ahead + behind), copies(found)
+    setting.check_once(ahead + behind)
     assert setting.dead_ids() == ["large"]
 
 
@@ -142,7 +129,7 @@ def test_a_target_over_its_quota_during_a_stream_gets_every_message_once(
     # Each cut comes while hundreds of messages are in flight. The client fails them all, although
     # the broker may have stored some of them.
     setting = make(EO, "orders")
-    (target,) = setting.targets
+    target = setting.target
     names, size = ids("m", 16_000), 2_000
     first_ms = setting.next_quota_check(target) + 9_000
     cuts_ms = [first_ms + number * 4_000 for number in range(len(names) // size)]
@@ -157,8 +144,5 @@ def test_a_target_over_its_quota_during_a_stream_gets_every_message_once(
         setting.over_quota(target, policy)
         at_most(2, setting.world, lambda before=held: setting.held > before)
         setting.lift_quota(target)
-    setting.settle(120)
-    found = setting.stored(target)
-    missing = len(names) - len(found)
-    assert found == once(names), f"{missing} missing, {copies(found)}"
+    setting.check_once(names, 120)
     assert not setting.dead()

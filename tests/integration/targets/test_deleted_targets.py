@@ -9,6 +9,9 @@ import pytest
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.topic_name import TopicName
 from dispatch_world import (
+    ALO,
+    BOTH,
+    EO,
     Arrivals,
     MakeDispatch,
     at,
@@ -21,16 +24,13 @@ from dispatch_world import (
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
-ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
-BOTH = pytest.mark.parametrize("delivery", list(Delivery))
-
 
 @BOTH
 def test_messages_of_a_deleted_target_wait_until_it_is_back(
     make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery
 ) -> None:
     setting = make(delivery, "orders")
-    (target,) = setting.targets
+    target = setting.target
     before = arrivals(target)
     first, second = ids("first", 10), ids("second", 20)
     setting.start()
@@ -62,7 +62,7 @@ def test_a_target_deleted_during_a_stream_gets_what_was_due_later(
     make: MakeDispatch, arrivals: Callable[..., Arrivals], delivery: Delivery
 ) -> None:
     setting = make(delivery, "orders")
-    (target,) = setting.targets
+    target = setting.target
     before = arrivals(target)
     setting.start()
     begin_ms = now_ms() + 2_000

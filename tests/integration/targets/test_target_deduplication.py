@@ -9,20 +9,9 @@ import pytest
 
 from delaylevel import topics
 from delaylevel.model import envelope as env
-from delaylevel.model.delivery import Delivery
-from dispatch_world import (
-    DispatchWorld,
-    MakeDispatch,
-    at,
-    ids,
-    now_ms,
-    once,
-)
+from dispatch_world import EO, DispatchWorld, MakeDispatch, at, ids, now_ms, once
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
-
-ALO, EO = Delivery.AT_LEAST_ONCE, Delivery.EFFECTIVELY_ONCE
-BOTH = pytest.mark.parametrize("delivery", list(Delivery))
 
 
 def check_that_messages_wait_for_deduplication(setting: DispatchWorld, target: str) -> None:
@@ -48,10 +37,9 @@ def check_that_messages_wait_for_deduplication(setting: DispatchWorld, target: s
 
 def test_a_target_that_lost_its_deduplication_is_not_written(make: MakeDispatch) -> None:
     setting = make(EO, "orders")
-    (target,) = setting.targets
     setting.start()
-    setting.deduplicate(target, on=False)
-    check_that_messages_wait_for_deduplication(setting, target)
+    setting.deduplicate(setting.target, on=False)
+    check_that_messages_wait_for_deduplication(setting, setting.target)
 
 
 def test_a_new_target_without_deduplication_is_not_written(make: MakeDispatch) -> None:
