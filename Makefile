@@ -6,6 +6,9 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 SOURCES = delaylevel functions spark_sync cli tests tools benchmarks docs
 PYTEST_ARGS ?=
+WORKERS ?= 2
+# tests/parallel.py distributes the tests; each process starts its own brokers.
+PARALLEL = -n $(WORKERS)
 
 # PySpark's workers must use the Python in which the package is installed.
 export PYSPARK_PYTHON = $(abspath $(BIN))/python
@@ -19,7 +22,8 @@ help: ## Show this list
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON) (creates the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest)"
+	@echo "Variables: PYTHON=$(PYTHON) (creates the virtual environment), VENV=$(VENV), PYTEST_ARGS (for pytest),"
+	@echo "WORKERS=$(WORKERS) (processes that run tests; 0 runs them in pytest itself)"
 
 demo: fetch ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
@@ -27,7 +31,7 @@ demo: fetch ## Send delayed messages through a real broker and watch them arrive
 test: lint typecheck wheel-check pytest ## Run all checks of CI
 
 unit: $(STAMP) ## Run only the tests that need no broker
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) tests/unit $(PYTEST_ARGS)
 
 lint: $(STAMP) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
@@ -44,7 +48,7 @@ wheel-check: $(STAMP) ## Build the wheel and test it in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
 pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-all: lint typecheck wheel-check fetch ## Run all checks, including tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)

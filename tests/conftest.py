@@ -11,6 +11,8 @@
 ``started``         starts an `EmbeddedBroker` that a test has configured itself
 
 Where Java or Maven is missing, tests that need a broker are skipped; in CI they fail.
+
+`make pytest` runs the tests in several processes: see ``parallel``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
@@ -57,6 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _BROKER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from parallel import rank
+
+        items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist, there is no such hook
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests that share a special broker, or all processors, in one process."""
+    from parallel import GroupScheduling
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
