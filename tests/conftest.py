@@ -35,11 +35,14 @@ from world import quiet_client
 
 # PySpark's workers run in the Python that runs the tests.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+# Short jobs never make up for the time that the JVM's second compiler takes.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 FAST_CONF: dict[str, str | int | float | bool] = {
     "brokerDeduplicationEnabled": False,
     "forceDeleteNamespaceAllowed": True,
     "journalSyncData": False,  # kill -9 loses nothing; only a crash of the machine would
+    "backlogQuotaCheckIntervalInSeconds": 1,
 }
 TEST_HEAP_MB = 256
 _BROKER_FIXTURES = {
@@ -128,7 +131,7 @@ def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFact
     def get(
         conf: Mapping[str, str | int | float | bool] | None = None, functions: bool = False
     ) -> EmbeddedBroker:
-        key = (tuple(sorted((conf or {}).items())), functions)
+        key = (tuple(sorted({**FAST_CONF, **(conf or {})}.items())), functions)
         if key not in shared:
             directory = tmp_path_factory.mktemp("broker")
             shared[key] = _started(_embedded(directory, conf, functions))

@@ -18,8 +18,6 @@ GROUPS = {
     "spark": ("integration/test_spark_", "integration/test_lifecycle_spark"),
     # These share a broker with a functions worker.
     "functions": ("integration/functions/", "integration/test_broker.py"),
-    # These share a broker with short checks of quotas.
-    "targets": ("integration/targets/",),
 }
 _ORDER = (*GROUPS, "docs/test_pages.py", "integration/", "contract/", "docs/", "unit/")
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import pulsar
+import urllib3
 
 from delaylevel import DelayLevelClient, topics
 from delaylevel.cluster.admin import Admin
@@ -294,6 +295,12 @@ class RealWorld(World):
         made = DelayLevelClient.from_connection(self._connection, logger=QUIET, clock=clock)
         self._stack.callback(made.shutdown)
         return made
+
+    def deduplicate(self) -> None:
+        """Turn on the broker's deduplication for every topic of the namespace."""
+        url = f"{self.admin.admin_url}/admin/v2/namespaces/{self.namespace}/deduplication"
+        answer = urllib3.request("POST", url, json=True)
+        assert answer.status == 204, answer.data
 
     def advance(self, delta: timedelta) -> ForwardReport:
         until_ms = self.clock.now_ms() + duration_ms(delta)

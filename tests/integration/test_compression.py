@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +9,6 @@ import pulsar
 import pytest
 
 from delaylevel import wrap
-from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.reader import messages_in_range, read_range
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import COMPRESSION
@@ -102,32 +98,30 @@ def test_the_fast_path_compresses_too(
 
 
 def test_with_effectively_once_held_messages_with_a_compression_are_known(
-    broker_with: Callable[..., EmbeddedBroker], clock: Any
+    world: RealWorld, clock: Any
 ) -> None:
     """A second run of a batch delivers nothing that the first run has held."""
-    connection = broker_with({"brokerDeduplicationEnabled": True}).connection
-    with contextlib.ExitStack() as stack:
-        world = RealWorld(connection, stack, "public/default")
-        made = world.level_topic(LEVELS, (f"held-{uuid.uuid4().hex[:8]}",))
-        target, client = made.targets[0], world.client(clock)
-        with client.create_producer(
-            target, enable_delay_level_topic=True, compression_type=pulsar.CompressionType.LZ4
-        ) as producer:
-            for _ in range(2):
-                producer.send(b"body", deliver_after=timedelta(minutes=90))
-        source = source_partitions(made)[0]
-        last = world.admin.last_message_id(TopicName.parse(source.topic))
-        world.admin.delete(TopicName.parse(target), force=True)
-        clock.advance(90 * MINUTE_MS)
-        reports = []
+    world.deduplicate()
+    made = world.level_topic(LEVELS)
+    target, client = made.targets[0], world.client(clock)
+    with client.create_producer(
+        target, enable_delay_level_topic=True, compression_type=pulsar.CompressionType.LZ4
+    ) as producer:
         for _ in range(2):
-            sequence = Sequence("query", source.topic)
-            forwarder = Forwarder(world.plain_client, world.admin, made, clock, sequence)
-            for message in read_range(world.plain_client, source.topic, EARLIEST, last.next_entry):
-                forwarder.forward(source, message, clock.now_ms())
-            reports.append(forwarder.flush())
-            forwarder.close()
-            world.plain_client.create_producer(target).close()
-        assert [report.held.total() for report in reports] == [2, 2]
-        assert len(world.stored(made.held_topic.full)) == 2
-        assert world.stored(target) == []
+            producer.send(b"body", deliver_after=timedelta(minutes=90))
+    source = source_partitions(made)[0]
+    last = world.admin.last_message_id(TopicName.parse(source.topic))
+    world.admin.delete(TopicName.parse(target), force=True)
+    clock.advance(90 * MINUTE_MS)
+    reports = []
+    for _ in range(2):
+        sequence = Sequence("query", source.topic)
+        forwarder = Forwarder(world.plain_client, world.admin, made, clock, sequence)
+        for message in read_range(world.plain_client, source.topic, EARLIEST, last.next_entry):
+            forwarder.forward(source, message, clock.now_ms())
+        reports.append(forwarder.flush())
+        forwarder.close()
+        world.plain_client.create_producer(target).close()
+    assert [report.held.total() for report in reports] == [2, 2]
+    assert len(world.stored(made.held_topic.full)) == 2
+    assert world.stored(target) == []

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pulsar
 import pytest
-import urllib3
 
 from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import BatchTooLargeError
@@ -52,10 +51,8 @@ def send_largest(raw: pulsar.Producer, properties: dict[str, str], kind: str) ->
 def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
     world: RealWorld, kind: str, hours: int, sequenced: bool
 ) -> None:
-    namespace = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}"
     if sequenced:
-        answer = urllib3.request("POST", f"{namespace}/deduplication", json=True)
-        assert answer.status == 204, answer.data
+        world.deduplicate()
     description = world.level_topic(LEVELS, ("orders",), final_window=FinalWindow.BROKER)
     source = source_partitions(description)[0]
     due_ms = SystemClock().now_ms() + hours * HOUR_MS

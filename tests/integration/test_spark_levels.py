@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import AlreadyRunningError, LevelTopicError
@@ -282,9 +281,7 @@ def test_effectively_once_holds_the_messages_of_a_target_that_refuses_a_first_ru
     connection: Connection,
     tmp_path: Path,
 ) -> None:
-    url = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
-    answer = urllib3.request("POST", url, json=True)
-    assert answer.status == 204, answer.data
+    world.deduplicate()
     description = world.level_topic(BRIEF, ("orders", "others"), hold_pause_ms=HOUR_MS)
     for target in description.targets:
         with world.client().create_producer(

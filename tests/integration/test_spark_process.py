@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import urllib3
 
 from delaylevel.cluster.partition_lock import describe_owner
 from delaylevel.model.source_partition import source_partitions
@@ -75,8 +74,7 @@ def test_killed_then_started_twice_then_ended(
     world: RealWorld, cli_process: Start, tmp_path: Path
 ) -> None:
     """Spark's driver is killed below the program; later a second program is refused."""
-    url = f"{world.admin.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
-    assert urllib3.request("POST", url, json=True).status == 204
+    world.deduplicate()
     description = world.level_topic(LEVELS)
     orders = description.targets[0]
     source = source_partitions(description)[0]

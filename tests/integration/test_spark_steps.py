@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import urllib3
 from click.testing import CliRunner
 
 pytest.importorskip("pyspark")
@@ -186,9 +185,7 @@ def test_effectively_once_keeps_the_order(
     world: RealWorld,
     connection: Connection,
 ) -> None:
-    url = f"{connection.admin_url}/admin/v2/namespaces/{world.namespace}/deduplication"
-    answer = urllib3.PoolManager().request("POST", url, json=True)
-    assert answer.status == 204, answer.data
+    world.deduplicate()
     values = [f"a-{number:03d}" for number in range(40)]
     description = ready(values)
     once = {"delivery": Delivery.EFFECTIVELY_ONCE}

@@ -88,6 +88,15 @@ def fill(
     return publish
 
 
+def filled(world: RealWorld, fill: Fill, clock: Any) -> tuple[LevelTopicDescription, str, int]:
+    """Return a level topic, one of its partitions that is filled, and the due time in ms."""
+    description = world.level_topic(HOURS)
+    topic = description.name.partition(1).full
+    due_ms = clock.now_ms() + HOUR
+    fill(topic, due_ms, "orders")
+    return description, topic, due_ms
+
+
 def check_dead_letters(
     world: RealWorld, description: LevelTopicDescription, topic: str, due_ms: int
 ) -> None:
@@ -117,10 +126,7 @@ def check_dead_letters(
 def test_a_mover_delivers_the_others_and_the_views_show_all(
     world: RealWorld, fill: Fill, invoke: Callable[..., Result], clock: Any
 ) -> None:
-    description = world.level_topic(HOURS)
-    topic = description.name.partition(1).full
-    due_ms = clock.now_ms() + HOUR
-    fill(topic, due_ms, "orders")
+    description, topic, due_ms = filled(world, fill, clock)
 
     look = Inspector(world.plain_client, world.admin, description.targets[0])
     rows = {row.value: row for row in look.rows(value=True)}
@@ -149,10 +155,7 @@ def test_a_mover_delivers_the_others_and_the_views_show_all(
 def test_dead_letters_are_shown_and_a_replay_refuses_them(
     world: RealWorld, fill: Fill, invoke: Callable[..., Result], clock: Any
 ) -> None:
-    description = world.level_topic(HOURS)
-    topic = description.name.partition(1).full
-    due_ms = clock.now_ms() + HOUR
-    fill(topic, due_ms, "orders")
+    description, topic, due_ms = filled(world, fill, clock)
     clock.advance(5 * HOUR)
     world.mover(description, clock).run_once()
 

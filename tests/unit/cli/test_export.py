@@ -6,25 +6,23 @@ import base64
 import csv
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 pytest.importorskip("duckdb")
 
 import pyarrow.parquet as pq
 
 from delaylevel import PartitionStrategy
-from delaylevel.cli import pending as command
-from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError
 from delaylevel.inspection import Inspector
 from delaylevel.inspection.rows import SCHEMA
 from delaylevel.testing import MemoryPulsar
+from pending_commands import pending_commands
 
 LEVELS = [PartitionStrategy(maximum_delay=timedelta(days=10))]
 BODIES = {f"customer-{n}": bytes([n, 0xFF, 0x0A]) for n in range(5)}
@@ -50,20 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
                     properties={"note": 'a "b",\nc', "number": str(number)},
                 )
 
-        @contextmanager
-        def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
-            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
-
-        monkeypatch.setattr(command, "inspector", connect)
-
-        def invoke(*arguments: str) -> Result:
-            result = CliRunner().invoke(cli, ["pending", *arguments])
-            assert result.exception is None or isinstance(result.exception, SystemExit), (
-                result.exception
-            )
-            return result
-
-        yield invoke
+        yield pending_commands(monkeypatch, memory)
 
 
 def listed(run: Run, *options: str) -> list[dict[str, Any]]:

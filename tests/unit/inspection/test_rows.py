@@ -30,6 +30,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
 from fakes import days_and_hours
+from pending_commands import pending_commands
 
 HOUR, DAY = 3_600_000, 86_400_000
 LEVELS = days_and_hours(10)
@@ -271,21 +272,8 @@ def test_an_error_during_a_read_keeps_its_message(monkeypatch: pytest.MonkeyPatc
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return ``run("histogram", …)``, which runs ``delaylevel pending`` on 200 messages."""
     with filled(200) as (memory, sent):
-
-        @contextmanager
-        def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
-            yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
-
-        monkeypatch.setattr(command, "inspector", connect)
-
-        def invoke(*arguments: str) -> Any:
-            result = CliRunner().invoke(cli, ["pending", *arguments])
-            assert result.exception is None or isinstance(result.exception, SystemExit), (
-                result.exception
-            )
-            return result
-
-        invoke.sent = sent  # type: ignore[attr-defined]
+        invoke: Any = pending_commands(monkeypatch, memory)
+        invoke.sent = sent
         yield invoke
 
 

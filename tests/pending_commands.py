@@ -1,0 +1,36 @@
+"""Commands of ``delaylevel pending`` on messages in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from delaylevel.cli import pending as command
+from delaylevel.cli.main import cli
+from delaylevel.inspection import Inspector
+from delaylevel.testing import MemoryPulsar
+
+
+def pending_commands(
+    monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar
+) -> Callable[..., Result]:
+    """Return ``run("list", "orders", …)``, which runs ``delaylevel pending`` on a Pulsar."""
+
+    @contextmanager
+    def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
+        yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+
+    monkeypatch.setattr(command, "inspector", connect)
+
+    def invoke(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, ["pending", *arguments])
+        assert result.exception is None or isinstance(result.exception, SystemExit), (
+            result.exception
+        )
+        return result
+
+    return invoke
