@@ -14,8 +14,14 @@ from xdist.scheduler import LoadScopeScheduling
 # Groups of files, by the begin of their paths, in the order in which they start: long ones first,
 # so that the processes end at about the same time.
 GROUPS = {
-    # A Spark job uses all processors: two at a time would delay each other.
-    "spark": ("integration/test_spark_", "integration/test_lifecycle_spark"),
+    # A Spark job uses all processors: two at a time would delay each other. Spark fails if one of
+    # its Python processes takes more than ten seconds to start.
+    "spark": (
+        "integration/test_spark_",
+        "integration/test_lifecycle_spark",
+        "integration/test_unreadable_fields",
+        "integration/test_window_writers",
+    ),
     # These share a broker with a functions worker.
     "functions": ("integration/functions/", "integration/test_broker.py"),
 }

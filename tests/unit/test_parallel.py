@@ -1,0 +1,38 @@
+"""Tests of the distribution of tests over several processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("xdist")
+
+from parallel import GROUPS, group
+
+TESTS = Path(__file__).parents[1]
+FILES = [str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")]
+# Files whose tests with Spark are all marked long; those run in one process.
+LONG_ONLY = {"integration/test_new_targets.py", "integration/secured/test_secured_spark.py"}
+
+
+def test_every_begin_of_a_group_is_that_of_a_file() -> None:
+    for starts in GROUPS.values():
+        for start in starts:
+            assert any(file.startswith(start) for file in FILES), start
+
+
+def test_files_with_spark_jobs_share_a_process() -> None:
+    found = {
+        file
+        for file in FILES
+        if file.startswith("integration/")
+        and re.search(r"mark\.spark|spark_job|spark_once", (TESTS / file).read_text())
+    }
+    assert {file for file in found if group(f"tests/{file}::test") != "spark"} == LONG_ONLY
+
+
+def test_the_tests_of_other_files_share_a_process() -> None:
+    assert group("tests/unit/model/test_clock.py::test_a[b@c]") == "unit/model/test_clock.py"
+    assert group("tests/integration/functions/test_x.py::test") == "functions"
