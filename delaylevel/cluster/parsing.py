@@ -18,6 +18,7 @@ from .values import (
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
+    PublisherStats,
     SchemaVersion,
     SubscriptionStats,
 )
@@ -149,6 +150,14 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
         producers=tuple(item.get("producerName", "") for item in value.get("publishers") or ()),
         deduplication=_DEDUPLICATION.get(value.get("deduplicationStatus") or ""),
         messages_in=value.get("msgInCounter", 0),
+        publishers=tuple(
+            PublisherStats(
+                name=item.get("producerName") or "",
+                access_mode=item.get("accessMode") or "",
+                properties=dict(item.get("metadata") or {}),
+            )
+            for item in value.get("publishers") or ()
+        ),
     )
 
 

@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pulsar
 import pulsar.asyncio
@@ -16,12 +16,23 @@ import pulsar.asyncio
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 
-from .client import BaseClient
+from .asyncio_checks import (
+    ASYNCIO_CREATE_PRODUCER,
+    asyncio_errors,
+    check_message_arguments,
+    check_producer_arguments,
+)
+from .client import OWN_OPTIONS, BaseClient
+from .client_errors import client_errors
+from .existing import remember
 from .options import given_options
 from .producer import BaseProducer
 from .routing import Route
 from .setup import ProducerSetup, StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AsyncDelayLevelProducer(BaseProducer):
@@ -77,6 +88,8 @@ class AsyncDelayLevelProducer(BaseProducer):
             "disable_replication": disable_replication,
         }
         with self._entering():
+            kept = partition_key, ordering_key, event_timestamp
+            await check_message_arguments(self._schema, content, properties, kept, **options)
             route = await self._route(
                 deliver_at, deliver_after, properties, message_id, partition_key, **options
             )
@@ -169,7 +182,8 @@ class AsyncDelayLevelProducer(BaseProducer):
             del self._parked[key]
 
     async def _open(self, route: Route) -> Any:
-        topic = await asyncio.to_thread(self._cache.topic_of, route)
+        with client_errors():
+            topic = await asyncio.to_thread(self._cache.topic_of, route)
         return await self._create_producer(topic, **self._settings_for(route))
 
     async def _for_all(self, call: str) -> None:
@@ -221,22 +235,43 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     ) -> Any:
         """Create a producer; arguments and errors are those of the synchronous client."""
         if not enable_delay_level_topic:
-            return await super().create_producer(topic, *args, **kwargs)
-        options = given_options(pulsar.asyncio.Client.create_producer, topic, args, kwargs)
-        setup = await asyncio.to_thread(
-            self._prepare,
-            topic,
-            options,
-            level_topic=delay_level_topic,
-            strategy=partition_strategy,
-            mover=mover,
-            final_window=final_window,
-            create=create_level_topic,
-            max_message_size=max_message_size,
-        )
-        if setup.warning:
-            warnings.warn(setup.warning, stacklevel=2)
-        create_producer = super().create_producer
-        return AsyncDelayLevelProducer(
-            create_producer, await create_producer(topic, **options), setup
-        )
+            producer = await super().create_producer(topic, *args, **kwargs)
+            return remember(producer, given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs))
+        options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
+        await check_producer_arguments(topic, options)
+        with asyncio_errors():
+            setup = await asyncio.to_thread(
+                self._prepare,
+                topic,
+                options,
+                level_topic=delay_level_topic,
+                strategy=partition_strategy,
+                mover=mover,
+                final_window=final_window,
+                create=create_level_topic,
+                max_message_size=max_message_size,
+            )
+            if setup.warning:
+                warnings.warn(setup.warning, stacklevel=2)
+            create_producer = super().create_producer
+            business = await create_producer(topic, **options)
+            try:
+                setup = await asyncio.to_thread(setup.created)
+                return AsyncDelayLevelProducer(create_producer, business, setup)
+            except BaseException:
+                with contextlib.suppress(pulsar.asyncio.PulsarException):
+                    await business.close()
+                raise
+
+    async def close(self) -> None:
+        """Close the client with its producers, consumers and admin connections."""
+        try:
+            await super().close()
+        finally:
+            self._close_admin()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

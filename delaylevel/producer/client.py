@@ -11,18 +11,28 @@ import pulsar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 
+from .client_errors import client_errors
+from .existing import check_pair, options_of, remember
 from .options import given_options
+from .plain_checks import CLIENT, CREATE_PRODUCER, check_producer_arguments
 from .producer import DelayLevelProducer
 from .setup import ProducerSetup, StrategyArgument, prepare
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+OWN_OPTIONS = (
+    *("enable_delay_level_topic", "delay_level_topic", "partition_strategy", "mover"),
+    *("final_window", "create_level_topic", "max_message_size"),
+)
 
 
 class BaseClient:
@@ -43,14 +53,17 @@ class BaseClient:
         clock: Clock | None = None,
         **kwargs: Any,
     ) -> None:
-        given = inspect.signature(pulsar.Client.__init__).bind_partial(None, service_url, *args)
+        given = inspect.signature(CLIENT.__init__).bind_partial(None, service_url, *args)
         # Pulsar's own default is not to verify host names.
         if "tls_validate_hostname" not in given.arguments:
             kwargs.setdefault("tls_validate_hostname", True)
         self._delaylevel_arguments = (service_url, *args), kwargs
         super().__init__(service_url, *args, **kwargs)  # type: ignore[call-arg]
+        # Closed with the client, unless it is the application's own.
+        self._delaylevel_own_admin: Admin | None = None
         if admin is None and admin_url is not None:
             admin = _admin({**given.arguments, **kwargs}, admin_url, admin_token)
+            self._delaylevel_own_admin = admin
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
 
@@ -63,12 +76,20 @@ class BaseClient:
             kwargs: further arguments of the Pulsar client.
         """
         settings = {**connection.client_kwargs(), **kwargs}
-        return cls(**settings, admin=Admin.from_connection(connection))
+        admin = Admin.from_connection(connection)
+        client = cls(**settings, admin=admin)
+        client._delaylevel_own_admin = admin
+        return client
 
     @property
     def admin(self) -> TopicAdmin | None:
         """The admin client; None if no admin address was given."""
         return self._delaylevel_admin
+
+    def _close_admin(self) -> None:
+        """Close the connections of the admin client, unless it is the application's own."""
+        if self._delaylevel_own_admin is not None:
+            self._delaylevel_own_admin.close()
 
     def _prepare(self, topic: str, options: Mapping[str, Any], **choices: Any) -> ProducerSetup:
         partitions_of = self._client.get_topic_partitions
@@ -94,7 +115,28 @@ class DelayLevelClient(BaseClient, pulsar.Client):
     def another(self) -> pulsar.Client:
         """Return a plain client of the same cluster, with a connection of its own."""
         arguments, options = self._delaylevel_arguments
-        return pulsar.Client(*arguments, **options)
+        # An application may have replaced pulsar.Client with this class.
+        return CLIENT(*arguments, **options)
+
+    def close(self) -> None:
+        """Close the client with its producers, consumers and admin connections."""
+        try:
+            super().close()
+        finally:
+            self._close_admin()
+
+    def shutdown(self) -> None:
+        """Close everything at once, without waiting for what is not finished yet."""
+        try:
+            super().shutdown()
+        finally:
+            self._close_admin()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     @overload
     def create_producer(
@@ -141,26 +183,36 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             StrategyMismatchError: the level topic has another strategy; both are shown.
             TargetNotAllowedError: the level topic does not carry this business topic's messages.
             LevelTopicError: the topic is missing and may not be created, or is not a level topic.
-            UnsupportedOptionError: an option that delayed messages could not keep; no topic was
-                created.
+            UnsupportedOptionError: an option that delayed messages could not keep.
+            ValueError, TypeError: an argument of a wrong type, as with ``pulsar.Client``.
+            pulsar.PulsarException: the broker refused. Our own errors about the broker are of this
+                class, too. No level topic was created in any of these cases.
         """
         if not enable_delay_level_topic:
-            return super().create_producer(topic, *args, **kwargs)
-        options = given_options(pulsar.Client.create_producer, topic, args, kwargs)
-        setup = self._prepare(
-            topic,
-            options,
-            level_topic=delay_level_topic,
-            strategy=partition_strategy,
-            mover=mover,
-            final_window=final_window,
-            create=create_level_topic,
-            max_message_size=max_message_size,
-        )
-        if setup.warning:
-            warnings.warn(setup.warning, stacklevel=2)
-        create_producer = super().create_producer
-        return DelayLevelProducer(create_producer, create_producer(topic, **options), setup)
+            producer = super().create_producer(topic, *args, **kwargs)
+            return remember(producer, given_options(CREATE_PRODUCER, topic, args, kwargs))
+        options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
+        check_producer_arguments(topic, options)
+        with client_errors():
+            setup = self._prepare(
+                topic,
+                options,
+                level_topic=delay_level_topic,
+                strategy=partition_strategy,
+                mover=mover,
+                final_window=final_window,
+                create=create_level_topic,
+                max_message_size=max_message_size,
+            )
+            if setup.warning:
+                warnings.warn(setup.warning, stacklevel=2)
+            create_producer = super().create_producer
+            business = create_producer(topic, **options)
+            try:
+                return DelayLevelProducer(create_producer, business, setup.created())
+            except BaseException:
+                close_quietly(business, "producer")
+                raise
 
 
 def wrap(
@@ -179,13 +231,16 @@ def wrap(
     tls_validate_hostname: bool = True,
     clock: Clock | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
-    block_if_queue_full: bool = True,
+    block_if_queue_full: bool | None = None,
     **producer_options: Any,
 ) -> DelayLevelProducer:
     """Add a delay-level topic to an existing producer.
 
-    The settings of an existing producer or client cannot be read. Give those that differ from the
-    defaults here, too: they apply to the producers of level topics, which :func:`wrap` adds.
+    The producers of level topics, which :func:`wrap` adds, get the options of the given one. These
+    are known if a :class:`DelayLevelClient` created it. With admin access, the broker tells the
+    access mode and the properties of any other. Give all other options that differ from the
+    defaults here, too. A ``UserWarning`` names what is assumed; stating an option, also as None
+    or False, confirms it.
 
     Args:
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
@@ -200,23 +255,33 @@ def wrap(
         clock: source of the time at which a message is sent.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
         block_if_queue_full: True to let ``send_async`` wait while the queue of a level producer is
-            full. Give False if callbacks send messages: they must not wait. Messages that do not
-            fit into the queue then fail.
+            full; the default, unless the producer is known to have another value. Give False if
+            callbacks send messages: they must not wait. Messages that do not fit into the queue
+            then fail.
         producer_options: the other options with which the producer was created, by their names in
             ``pulsar.Client.create_producer``. These apply to level topics: ``compression_type``
             (default: none), ``send_timeout_millis`` (default: the lead, from 5 to 30 s),
-            ``max_pending_messages`` (1000), ``batching_max_messages`` (1000, and at most 1024),
+            ``max_pending_messages`` (1000), ``batching_enabled`` (True, if the mover allows it),
+            ``batching_max_messages`` (1000, and at most 1024),
             ``batching_max_allowed_size_in_bytes`` (128 KiB), ``batching_max_publish_delay_ms`` (10)
             and ``properties`` (none). Delayed messages cannot keep ``encryption_key``,
             ``crypto_key_reader``, ``chunking_enabled``, ``message_router`` or an ``access_mode``
-            other than Shared; if given, they are refused. All others do not concern level topics.
+            other than Shared; they are refused. All others do not concern level topics.
 
     Raises:
         TypeError: an option that ``pulsar.Client.create_producer`` does not have.
+        InvalidInputError: the arguments are swapped, for asyncio, wrapped already, or of different
+            clusters.
+        pulsar.AlreadyClosed: the producer is closed.
         As :meth:`DelayLevelClient.create_producer`; the producer works as before.
     """
-    topic = TopicName.parse(producer.topic()).without_partition.full
-    options = given_options(pulsar.Client.create_producer, topic, (), producer_options)
+    check_pair(producer, client)
+    if block_if_queue_full is not None:
+        producer_options["block_if_queue_full"] = block_if_queue_full
+    name = TopicName.parse(producer.topic())
+    topic = name.without_partition.full
+    given = given_options(CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
+    check_producer_arguments(topic, given)
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
@@ -225,27 +290,33 @@ def wrap(
             "tls_validate_hostname": tls_validate_hostname,
         }
         admin = _admin(tls, admin_url, admin_token)
-    setup = prepare(
-        topic,
-        {**options, "block_if_queue_full": block_if_queue_full},
-        admin,
-        client.get_topic_partitions,
-        clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-        level_topic=delay_level_topic,
-        strategy=partition_strategy,
-        mover=mover,
-        final_window=final_window,
-        create=create_level_topic,
-        max_message_size=max_message_size,
-    )
-    if setup.warning:
-        warnings.warn(setup.warning, stacklevel=2)
-    return DelayLevelProducer(client.create_producer, producer, setup)
+    with client_errors():
+        options, assumptions = options_of(producer, given, admin, client.get_topic_partitions)
+        setup = prepare(
+            topic,
+            {"block_if_queue_full": True, **options},
+            admin,
+            client.get_topic_partitions,
+            clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+            level_topic=delay_level_topic,
+            strategy=partition_strategy,
+            mover=mover,
+            final_window=final_window,
+            create=create_level_topic,
+            max_message_size=max_message_size,
+        )
+        for warning in (setup.warning, assumptions):
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+        return DelayLevelProducer(client.create_producer, producer, setup.created())
+
+
+_WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
 
 
 def _admin(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
-) -> TopicAdmin:
+) -> Admin:
     """Return an admin client with the TLS settings of the Pulsar client."""
     return Admin(
         admin_url,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
@@ -34,10 +35,29 @@ _KEPT = (
 
 
 def given_options(
-    function: Any, topic: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Any,
+    topic: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    ours: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the arguments that were passed to ``create_producer`` by name, without the topic."""
-    bound = inspect.signature(function).bind_partial(None, topic, *args, **kwargs)
+    """Return the arguments that were passed to ``create_producer`` by name, without the topic.
+
+    Args:
+        function: the plain client's method.
+        ours: names of our own arguments, which a misspelt name may mean.
+
+    Raises:
+        TypeError: an argument is unknown; the text tells the nearest name.
+    """
+    signature = inspect.signature(function)
+    own = list(signature.parameters)[2:]
+    for name in kwargs:
+        if name not in signature.parameters:
+            near = difflib.get_close_matches(name, [*own, *ours], n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f"; the options are {', '.join(own)}"
+            raise TypeError(f"create_producer has no argument {name!r}{hint}")
+    bound = signature.bind_partial(None, topic, *args, **kwargs)
     return {name: bound.arguments[name] for name in list(bound.arguments)[2:]}
 
 
@@ -81,7 +101,7 @@ def level_producer_settings(
     """
     settings: dict[str, Any] = {name: options[name] for name in _KEPT if name in options}
     # The broker delays the messages of a Function's levels one by one, so they are not batched.
-    settings["batching_enabled"] = description.mover is Mover.SPARK
+    settings["batching_enabled"] = description.mover is Mover.SPARK and _batches(options)
     settings["batching_max_messages"] = min(
         int(options.get("batching_max_messages", 1000)), LARGEST_BATCH
     )
@@ -107,9 +127,20 @@ def level_producer_settings(
     return settings, warning
 
 
-def window_producer_settings(level_settings: Mapping[str, Any]) -> dict[str, Any]:
+def window_producer_settings(
+    level_settings: Mapping[str, Any], options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the arguments for producers of the window topic, derived from those of the levels.
 
     The broker delays nothing in the window topic, so batches are possible with a Function, too.
+
+    Args:
+        level_settings: the arguments for producers of levels.
+        options: the application's own arguments, by name.
     """
-    return {**level_settings, "batching_enabled": True}
+    return {**level_settings, "batching_enabled": _batches(options or {})}
+
+
+def _batches(options: Mapping[str, Any]) -> bool:
+    """Return True unless the application turned batches off; the default is to batch."""
+    return bool(options.get("batching_enabled", True))

@@ -15,8 +15,10 @@ from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.level_topic import LevelTopicDescription
 
+from .client_errors import client_errors
 from .level_topic_cache import LevelTopicCache
 from .options import window_producer_settings
+from .plain_checks import check_encoded, check_message_arguments
 from .routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
 from .setup import ProducerSetup
 from .unconfirmed import CallbacklessMessages
@@ -49,6 +51,8 @@ class BaseProducer:
         )
         self._cache = LevelTopicCache(routing, setup.describe)
         self._settings = setup.level_settings
+        window_settings = setup.window_settings
+        self._window_settings = window_settings or window_producer_settings(setup.level_settings)
         # Producers (with asyncio: futures of them) by level and partition of the route.
         self._parked: dict[tuple[int, int], Any] = {}
         self._closed = False
@@ -97,7 +101,7 @@ class BaseProducer:
     def _settings_for(self, route: Route) -> dict[str, Any]:
         """Return the arguments for the producer of a level or window partition."""
         window = route.level == WINDOW
-        settings = window_producer_settings(self._settings) if window else self._settings
+        settings = self._window_settings if window else self._settings
         return {"schema": BytesSchema(), **settings}
 
 
@@ -202,7 +206,7 @@ class DelayLevelProducer(BaseProducer):
             and self._takes_bytes
             and sequence_id is None
             and replication_clusters is None
-            and not disable_replication
+            and disable_replication is False
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
@@ -295,6 +299,7 @@ class DelayLevelProducer(BaseProducer):
             kept: partition key, ordering key and event time.
             not_parkable: values of the options in ``NOT_PARKABLE``.
         """
+        check_message_arguments(self._schema, content, properties, kept, not_parkable)
         partition_key, ordering_key, event_timestamp = kept
         options: dict[str, Any] = {}
         if not_parkable != _NONE_GIVEN:
@@ -313,7 +318,7 @@ class DelayLevelProducer(BaseProducer):
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             self._sent[BUSINESS] += 1
             return self._business, content, arguments
-        body = None if content is None else self._schema.encode(content)
+        body = check_encoded(self._schema, content)
         self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
         producer = self._own_producer(route)
         self._sent[route.level] += 1
@@ -332,9 +337,9 @@ class DelayLevelProducer(BaseProducer):
                     raise pulsar.AlreadyClosed("the producer is closed")
                 producer = self._parked.get(key)
                 if producer is None:
-                    producer = self._create_producer(
-                        self._cache.topic_of(route), **self._settings_for(route)
-                    )
+                    with client_errors():
+                        topic = self._cache.topic_of(route)
+                    producer = self._create_producer(topic, **self._settings_for(route))
                     self._parked[key] = producer
                     if type(producer) is pulsar.Producer:
                         self._sends[key] = producer._producer.send_async
@@ -384,6 +389,10 @@ def _build(
         builder.partition_key(partition_key)
     if ordering_key:
         builder.ordering_key(ordering_key)
-    if event_timestamp:
-        builder.event_timestamp(event_timestamp)
+    if event_timestamp is not None:
+        # The core takes numbers of other classes, too; the client does not.
+        if type(event_timestamp) is not int:
+            raise TypeError("event_timestamp must be an int")
+        if event_timestamp:
+            builder.event_timestamp(event_timestamp)
     return builder.build()

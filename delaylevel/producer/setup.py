@@ -21,7 +21,12 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry
 
 from .level_topic_cache import Describe
-from .options import check_max_message_size, check_producer_options, level_producer_settings
+from .options import (
+    check_max_message_size,
+    check_producer_options,
+    level_producer_settings,
+    window_producer_settings,
+)
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 StrategyArgument = Levels | PartitionStrategy | Sequence[PartitionStrategy] | None
@@ -38,6 +43,9 @@ class ProducerSetup(NamedTuple):
         describe: function that reads the description again; None without admin access.
         warning: a warning for the application, or None.
         max_message_size: the broker's ``maxMessageSize``, in bytes.
+        window_settings: arguments for the producers of the window topic; None for those of the
+            levels, batched.
+        create: function that creates the missing level topic; None if it exists.
     """
 
     description: LevelTopicDescription
@@ -47,6 +55,18 @@ class ProducerSetup(NamedTuple):
     describe: Describe | None
     warning: str | None
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
+    window_settings: Mapping[str, Any] | None = None
+    create: Callable[[], LevelTopicDescription] | None = None
+
+    def created(self) -> ProducerSetup:
+        """Create the level topic if it is missing; return the setup with its description.
+
+        The application's own producer is opened first: if the broker refuses that, nothing is
+        left behind.
+        """
+        if self.create is None:
+            return self
+        return self._replace(description=self.create(), create=None)
 
 
 def prepare(
@@ -63,7 +83,9 @@ def prepare(
     create: bool,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
 ) -> ProducerSetup:
-    """Find or create the level topic of a producer, and derive the producer's settings.
+    """Find the level topic of a producer, or check that it can be created; derive the settings.
+
+    Nothing is created or changed on the broker: :meth:`ProducerSetup.created` does that.
 
     Args:
         topic: the business topic.
@@ -85,25 +107,40 @@ def prepare(
         mover=Mover(mover),
         final_window=FinalWindow(final_window),
     )
+    create_missing = describe = None
     if admin is None:
-        description, describe = _checked_by_counts(wanted, partitions_of), None
+        description = _checked_by_counts(wanted, partitions_of)
     else:
-        check = partial(level_producer_settings, options)
-        description = _find_or_create(admin, wanted, target, configured, create, check)
+        found = _found(admin, wanted, target, configured, create)
+        if found is None:
+            create_missing = partial(registry.create, admin, wanted)
+        description = found or wanted
         describe = partial(registry.find, admin, description.topic)
     settings, warning = level_producer_settings(options, description)
-    return ProducerSetup(description, target, settings, clock, describe, warning, max_message_size)
+    if admin is not None and create_missing is not None:
+        registry.check_creatable(admin, wanted)
+    window_settings = window_producer_settings(settings, options)
+    return ProducerSetup(
+        description,
+        target,
+        settings,
+        clock,
+        describe,
+        warning,
+        max_message_size,
+        window_settings,
+        create_missing,
+    )
 
 
-def _find_or_create(
+def _found(
     admin: TopicAdmin,
     wanted: LevelTopicDescription,
     target: str,
     configured: Levels | None,
     create: bool,
-    check: Callable[[LevelTopicDescription], Any],
-) -> LevelTopicDescription:
-    """Return the level topic; create it if ``check`` raises no error for its description."""
+) -> LevelTopicDescription | None:
+    """Return the level topic if it suits the producer; None if it is missing and may be created."""
     found = registry.find(admin, wanted.topic)
     if found is None:
         if not create:
@@ -111,8 +148,7 @@ def _find_or_create(
                 f"level topic {wanted.topic} does not exist: create it with `delaylevel levels "
                 f"create {target}`, or allow the producer to (create_level_topic=True)"
             )
-        check(wanted)
-        return registry.create(admin, wanted)
+        return None
     if configured is not None and not found.accepts(configured):
         raise StrategyMismatchError(
             f"the producer's strategy disagrees with level topic {wanted.topic}. "

@@ -13,6 +13,7 @@ from delaylevel.cluster.values import (
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
+    PublisherStats,
     SchemaVersion,
     SubscriptionStats,
     TopicMetadata,
@@ -22,6 +23,7 @@ from delaylevel.errors import ConflictError
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing.memory.broker import Broker, Partition, not_found
+from delaylevel.testing.memory.link import ProducerLink
 from delaylevel.testing.memory.subscription import Subscription
 
 _TYPE_NAMES = {"KeyShared": "Key_Shared"}
@@ -269,6 +271,11 @@ def _stats(partition: Partition) -> PartitionStats:
         },
         producers=tuple(sorted(partition.producers)),
         messages_in=sum(len(entry.messages) for entry in partition.log.entries),
+        publishers=tuple(
+            PublisherStats(name, link.access_mode, link.properties)
+            for name, link in sorted(partition.producers.items())
+            if isinstance(link, ProducerLink)
+        ),
     )
 
 

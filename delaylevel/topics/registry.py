@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
 from delaylevel.errors import LevelTopicError, NotFoundError
 from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
@@ -37,6 +39,22 @@ class FoundLevelTopic:
     problem: str | None = None
 
 
+class _Checked(NamedTuple):
+    """A level topic that can be created.
+
+    Attributes:
+        description: the description to write, with the levels of an expansion.
+        existing: metadata of each member topic; None if it is missing.
+        policies: policies of the namespace.
+        settings: settings of the broker.
+    """
+
+    description: LevelTopicDescription
+    existing: dict[TopicName, TopicMetadata | None]
+    policies: NamespacePolicies
+    settings: BrokerSettings
+
+
 def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicDescription:
     """Create a level topic with its member topics, finish its creation, or add targets to it.
 
@@ -57,17 +75,7 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
-    description = _as_expanded(admin, description)
-    safety.check_names(description)
-    settings = admin.broker_settings()
-    policies = members.policies_of(admin, description.name)
-    safety.check_partition_limit(description, settings.max_partitions)
-    # Check everything before anything is created, so that a refusal leaves nothing behind.
-    existing = {
-        member.topic: members.existing(admin, member, description)
-        for member in description.members()
-    }
-    members.refuse_unsafe(description, policies, settings)
+    description, existing, policies, settings = _checked(admin, description)
     for member in description.members():
         if existing[member.topic] is None:
             members.create_missing(admin, member, description)
@@ -87,6 +95,11 @@ def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicD
     if found is None:
         raise LevelTopicError(f"level topic {description.topic} was deleted while it was created")
     return found
+
+
+def check_creatable(admin: TopicAdmin, description: LevelTopicDescription) -> None:
+    """Raise the error that :func:`create` would raise, as far as that is known without changes."""
+    _checked(admin, description)
 
 
 def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
@@ -173,6 +186,21 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
     """Return notes on the policies of the namespace that are no reason to refuse it."""
     policies = members.policies_of(admin, description.name)
     return safety.notes(description, policies, admin.broker_settings())
+
+
+def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
+    """Check everything before anything is created, so that a refusal leaves nothing behind."""
+    description = _as_expanded(admin, description)
+    safety.check_names(description)
+    settings = admin.broker_settings()
+    policies = members.policies_of(admin, description.name)
+    safety.check_partition_limit(description, settings.max_partitions)
+    existing = {
+        member.topic: members.existing(admin, member, description)
+        for member in description.members()
+    }
+    members.refuse_unsafe(description, policies, settings)
+    return _Checked(description, existing, policies, settings)
 
 
 def _as_expanded(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:

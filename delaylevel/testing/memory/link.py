@@ -68,6 +68,8 @@ class ProducerLink:
         self._index = index
         self._options = options
         self.name = producer_name
+        self.access_mode = str(options["access_mode"].name)
+        self.properties = dict(options["properties"] or {})
         self._clock = clock
         self._batch = _OpenBatch()
         self.last_sequence_id: int = options["initial_sequence_id"] or -1

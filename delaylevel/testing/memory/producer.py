@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import _pulsar
@@ -86,6 +87,14 @@ class ProducerCore(Core):
             for link in self._links:
                 link.flush()
         self._broker.run_due_tasks()
+
+    def flush_async(self, callback: Callable[[Any], None]) -> None:
+        """Store the open batches; call the callback with the result."""
+        if self._closed:
+            callback(pulsar.Result.AlreadyClosed)
+            return
+        self.flush()
+        callback(pulsar.Result.Ok)
 
     def disconnect(self) -> None:
         for link in self._links:

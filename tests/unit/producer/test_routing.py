@@ -342,7 +342,7 @@ def test_level_producers_keep_some_settings_and_limit_batches() -> None:
     kept = {name: options[name] for name in list(options)[:6]}
     assert settings == {
         **kept,
-        "batching_enabled": True,
+        "batching_enabled": False,
         "batching_max_messages": 1024,
         "send_timeout_millis": 30_000,
     }
@@ -351,3 +351,14 @@ def test_level_producers_keep_some_settings_and_limit_batches() -> None:
     # Messages that the broker delays are never batched.
     settings, _ = level_producer_settings({}, describe(mover=Mover.FUNCTION))
     assert settings["batching_enabled"] is False
+
+
+@pytest.mark.parametrize("mover", list(Mover))
+@pytest.mark.parametrize("given", [None, True, False])
+def test_batches_are_the_default_and_can_be_turned_off(mover: Mover, given: bool | None) -> None:
+    options = {} if given is None else {"batching_enabled": given}
+    settings, _ = level_producer_settings(options, describe(mover=mover))
+    # Messages that the broker delays are never batched.
+    assert settings["batching_enabled"] is (mover is Mover.SPARK and given is not False)
+    window = window_producer_settings(settings, options)
+    assert window == {**settings, "batching_enabled": given is not False}

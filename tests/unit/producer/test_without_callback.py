@@ -290,7 +290,7 @@ def test_options_of_the_wrapped_producer_are_given_to_wrap(
     ((_, settings),) = client.made
     assert {name: settings[name] for name in applied} == applied
     assert "producer_name" not in settings
-    assert settings["batching_enabled"] is True
+    assert settings["batching_enabled"] is False
 
 
 @pytest.mark.parametrize(
