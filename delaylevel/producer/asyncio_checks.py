@@ -12,9 +12,9 @@ import pulsar
 import pulsar.asyncio
 
 from delaylevel.cluster.failures import error_name
-from delaylevel.errors import BrokerError
+from delaylevel.errors import DelayLevelError
 
-from .client_errors import client_errors, result_named
+from .client_errors import as_client_error, client_errors, result_named
 from .plain_checks import have_usual_types
 
 # Bound here: an application may replace ``pulsar.asyncio.Client`` with our own client.
@@ -83,7 +83,8 @@ def asyncio_errors() -> Iterator[None]:
         try:
             yield
         except pulsar.PulsarException as error:
-            if isinstance(error, BrokerError):
+            if isinstance(error, DelayLevelError):
+                as_client_error(error)
                 raise
             result = result_named(error_name(error))
             raise pulsar.asyncio.PulsarException(result, str(error)) from error

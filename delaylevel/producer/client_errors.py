@@ -3,7 +3,8 @@
 :mod:`delaylevel.errors` does not import the client. So an application could not catch our errors
 with ``except pulsar.PulsarException``. The calls of clients and producers therefore raise every
 :class:`~delaylevel.errors.BrokerError` as a subclass of its class that is also an exception of the
-client. It keeps the name of the class, the attributes, the traceback and the cause.
+client. It keeps the name of the class, the attributes, the traceback and the cause. If the
+client has a class for the same failure, such as ``pulsar.TopicNotFound``, it is of that class.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
     ClientError,
+    DelayLevelError,
+    InvalidInputError,
     NotFoundError,
     PermissionDeniedError,
 )
 
 # The results that pulsar.asyncio.PulsarException.error() returns.
-_RESULTS: tuple[tuple[type[BrokerError], pulsar.Result], ...] = (
+_RESULTS: tuple[tuple[type[Exception], pulsar.Result], ...] = (
     (BrokerUnreachableError, pulsar.Result.ConnectError),
     (PermissionDeniedError, pulsar.Result.AuthorizationError),
     (NotFoundError, pulsar.Result.TopicNotFound),
+    (pulsar.InvalidTopicName, pulsar.Result.InvalidTopicName),
 )
+
+
+class PulsarInvalidTopicError(InvalidInputError, pulsar.InvalidTopicName):
+    """The error for a name that is no topic, as an exception of the Pulsar client."""
 
 
 @contextmanager
@@ -44,17 +52,24 @@ def client_errors() -> Iterator[None]:
         raise
 
 
-def as_client_error(error: BrokerError) -> BrokerError:
+def as_client_error(error: DelayLevelError) -> DelayLevelError:
     """Make an error an exception of the Pulsar client, too, and return it."""
-    if not isinstance(error, pulsar.PulsarException):
-        error.__class__ = _pair(type(error))
-        error._result = _result(error)  # type: ignore[attr-defined]
+    if not hasattr(error, "_result"):
+        result = _result(error)
+        named = getattr(pulsar, result.name, None)
+        is_exception = isinstance(named, type) and issubclass(named, pulsar.PulsarException)
+        error.__class__ = _pair(type(error), named if is_exception else pulsar.PulsarException)
+        error._result = result  # type: ignore[attr-defined]
     return error
 
 
 @functools.cache
-def _pair(kind: type[BrokerError]) -> type[BrokerError]:
-    """Return the class for errors of one kind."""
+def _pair(kind: type[DelayLevelError], named: type[Exception]) -> type[DelayLevelError]:
+    """Return the class for errors of one kind.
+
+    Args:
+        named: the client's class of the same failure, or ``pulsar.PulsarException``.
+    """
     # Imported here: applications without asyncio seldom need it.
     import pulsar.asyncio
 
@@ -67,21 +82,23 @@ def _pair(kind: type[BrokerError]) -> type[BrokerError]:
         # The class cannot be found by its name.
         "__reduce__": lambda self: (_restore, (kind, self.args, self.__dict__)),
     }
-    bases = (kind, pulsar.PulsarException, pulsar.asyncio.PulsarException)
+    exceptions = (named, pulsar.asyncio.PulsarException)
+    bases = (kind, *(each for each in exceptions if not issubclass(kind, each)))
     return type(kind.__name__, bases, members)
 
 
 def _restore(
-    kind: type[BrokerError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> BrokerError:
+    kind: type[DelayLevelError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> DelayLevelError:
     """Return a copy of an error, for ``pickle`` and ``copy``."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
+    del error._result  # type: ignore[attr-defined]
     return as_client_error(error)
 
 
-def _result(error: BrokerError) -> pulsar.Result:
+def _result(error: DelayLevelError) -> pulsar.Result:
     if isinstance(error, ClientError):
         return result_named(error.name)
     for kind, result in _RESULTS:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import LevelTopicError, StrategyMismatchError
+from delaylevel.errors import InvalidInputError, LevelTopicError, StrategyMismatchError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import (
     FinalWindow,
@@ -20,6 +20,7 @@ from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry
 
+from .client_errors import PulsarInvalidTopicError
 from .level_topic_cache import Describe
 from .options import (
     check_max_message_size,
@@ -98,7 +99,10 @@ def prepare(
     """
     check_producer_options(options)
     check_max_message_size(max_message_size)
-    target = TopicName.parse(topic).full
+    try:
+        target = TopicName.parse(topic).full
+    except InvalidInputError as error:
+        raise PulsarInvalidTopicError(str(error)) from None
     configured = as_levels(strategy) if strategy is not None else None
     wanted = LevelTopicDescription(
         topic=level_topic or default_level_topic(topic),

@@ -76,6 +76,8 @@ class ProducerCore(Core):
 
     def send_async(self, outgoing: OutgoingMessage, callback: Callback | None) -> None:
         """Store a message or add it to the batch; call the callback once it is stored."""
+        if callback is not None and not callable(callback):
+            raise TypeError("send_async(): incompatible function arguments.")
         with self._broker.lock:
             self._publish(outgoing, callback or (lambda result, stored: None))
         self._broker.run_due_tasks()
