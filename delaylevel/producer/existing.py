@@ -55,6 +55,12 @@ _ROUTER = _Unknown(
     "message_router=None",
     "no message_router (delayed messages go to the partition of their partition_key)",
 )
+_PARTITION = _Unknown(
+    ("message_router",),
+    "message_router=None",
+    "that delayed messages may go to any partition of the topic, as their partition_key says (the "
+    "others stay in the one partition of this producer)",
+)
 _ACCESS_MODE = _Unknown(
     ("access_mode",),
     "access_mode=pulsar.ProducerAccessMode.Shared",
@@ -124,11 +130,13 @@ def options_of(
             cannot keep, whatever was stated.
     """
     topic = TopicName.parse(producer.topic())
+    unknown = [_PARTITION] if topic.partition_index is not None else []
     remembered = getattr(producer, _ATTRIBUTE, None)
     if remembered is not None:
         check_producer_options(remembered)
-        return {**remembered, **given}, None
-    unknown = [_ENCRYPTION]
+        options = {**remembered, **given}
+        return options, _warning(topic, unknown, given)
+    unknown.append(_ENCRYPTION)
     if not given.get("batching_enabled"):
         unknown.append(_CHUNKING)  # the client refuses chunks together with batches
     if "message_router" not in given and _partitioned(topic, partitions_of):
@@ -142,11 +150,14 @@ def options_of(
             options["access_mode"] = seen.access_mode
         if seen.properties:
             options.setdefault("properties", dict(seen.properties))
+    return options, _warning(topic, unknown, given)
+
+
+def _warning(topic: TopicName, unknown: list[_Unknown], given: Mapping[str, Any]) -> str | None:
+    """Return the warning about what is assumed and was not stated; None if that is nothing."""
     unknown = [item for item in unknown if not any(name in given for name in item.statements)]
-    return options, _warning(topic, unknown) if unknown else None
-
-
-def _warning(topic: TopicName, unknown: list[_Unknown]) -> str:
+    if not unknown:
+        return None
     names = ", ".join(item.statements[0] for item in unknown)
     return (
         f"wrap() cannot read these options of the producer of {topic}: {names}. It assumes "

@@ -224,7 +224,9 @@ def test_mistakes_with_schemas(world: Any, levels: str) -> None:
     plain = world.plain_client.create_producer(world.topic("plain"), schema=Text())
     expected = raised(plain.send, b"x")
     assert isinstance(expected, ValueError)
-    assert_same(raised(made(world, levels, schema=Text()).send, b"x", deliver_after=LATER), expected)
+    assert_same(
+        raised(made(world, levels, schema=Text()).send, b"x", deliver_after=LATER), expected
+    )
 
 
 def test_records_of_another_class(world: Any) -> None:

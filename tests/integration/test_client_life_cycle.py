@@ -1,0 +1,403 @@
+"""Tests of clients on a real broker: refusals, closing, and replacing ``pulsar.Client``."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+from pulsar.schema import JsonSchema, Record, String, StringSchema
+
+import delaylevel.asyncio
+from delaylevel import DelayLevelClient, PartitionStrategy, wrap
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import (
+    InvalidInputError,
+    LevelTopicError,
+    StrategyMismatchError,
+    UnsupportedOptionError,
+)
+from delaylevel.model.topic_name import TopicName
+from world import QUIET, RealWorld, eventually
+
+DAYS = PartitionStrategy(maximum_delay=timedelta(days=3))
+WEEK = PartitionStrategy(maximum_delay=timedelta(days=7))
+LATER = timedelta(days=2)
+LEVELS: dict[str, Any] = {"enable_delay_level_topic": True, "partition_strategy": DAYS}
+CONFIRMED: dict[str, Any] = {"encryption_key": None, "chunking_enabled": False}
+
+
+class Old(Record):
+    text = String()
+
+
+class New(Record):
+    other = String(required=True)
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
+
+
+def exists(world: RealWorld, topic: str) -> bool:
+    return world.admin.topic_exists(TopicName.parse(topic))
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+# --- refused producers ---------------------------------------------------------------------
+
+
+def test_nothing_is_left_if_the_broker_refuses_the_business_producer(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    client = world.client()
+    holder = world.plain_client.create_producer(
+        orders, access_mode=pulsar.ProducerAccessMode.Exclusive, schema=JsonSchema(Old)
+    )
+    with pytest.raises(pulsar.ProducerBusy):
+        client.create_producer(orders, schema=JsonSchema(Old), **LEVELS)
+    holder.close()
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(orders, schema=JsonSchema(New), **LEVELS)
+
+    async def twin() -> None:
+        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection, logger=QUIET)
+        with pytest.raises(pulsar.asyncio.PulsarException) as refused:
+            await client.create_producer(orders, schema=JsonSchema(New), **LEVELS)
+        assert refused.value.error() == pulsar.Result.IncompatibleSchema
+        await client.close()
+
+    run(twin())
+    assert world.admin.list_partitioned_topics(world.namespace) == []
+
+
+def test_nothing_is_left_if_the_level_topic_is_refused(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    client = world.client()
+    client.create_producer(orders, **LEVELS).close()
+    other = world.topic("other")
+    shared = {**LEVELS, "delay_level_topic": f"{orders}-delay-level"}
+    choices: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({**shared, "partition_strategy": WEEK}, StrategyMismatchError),
+        (shared, LevelTopicError),  # it does not carry messages for the other topic
+        ({**LEVELS, "create_level_topic": False}, LevelTopicError),
+        ({**LEVELS, "send_timeout_millis": 0}, UnsupportedOptionError),
+        ({**LEVELS, "partition_strategy": "soon"}, Exception),
+        # The level topic's name is that of a topic which is none.
+        ({**LEVELS, "delay_level_topic": orders}, LevelTopicError),
+    ]
+    for choice, kind in choices:
+        with pytest.raises(kind):
+            client.create_producer(other, **choice)
+
+    async def twin() -> None:
+        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection, logger=QUIET)
+        for choice, kind in choices:
+            with pytest.raises(kind) as refused:
+                await client.create_producer(other, **choice)
+            if kind is not Exception and kind is not UnsupportedOptionError:
+                assert isinstance(refused.value, pulsar.asyncio.PulsarException)
+        with pytest.raises(pulsar.asyncio.PulsarException) as refused:
+            await client.create_producer("a/b", **LEVELS)
+        assert isinstance(refused.value, InvalidInputError)
+        await client.close()
+
+    run(twin())
+    assert not exists(world, other)
+    assert not exists(world, f"{other}-delay-level")
+
+
+def test_the_business_producer_is_closed_if_a_later_step_fails(
+    world: RealWorld, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.client()
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("delaylevel.topics.registry.create", fail)
+    with pytest.raises(KeyboardInterrupt):
+        client.create_producer(orders, **LEVELS)
+    stats = world.admin.partition_stats(TopicName.parse(orders))
+    assert stats.producers == ()
+
+
+# --- asyncio: the same mistakes -------------------------------------------------------------
+
+
+def test_asyncio_raises_the_plain_exceptions(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    create: list[dict[str, Any]] = [
+        *({name: "x"} for name in ("schema", "compression_type", "properties", "access_mode")),
+        *({name: "x"} for name in ("send_timeout_millis", "batching_max_messages")),
+        *({name: 1.5} for name in ("max_pending_messages", "producer_name")),
+        *({"topic": wrong} for wrong in (None, 5, "", "a/b")),
+        {"batching_enabled": True, "chunking_enabled": True},
+        {"properties": {"a": 5}},
+        {"unheard_of": 1},
+    ]
+    send: list[dict[str, Any]] = [
+        *({"content": wrong} for wrong in ("text", 5)),
+        *({"properties": wrong} for wrong in ("x", [], 0, {"a": 5}, {5: "a"})),
+        *({"partition_key": wrong} for wrong in (5, 0)),
+        *({"ordering_key": wrong} for wrong in (5, False)),
+        *({"event_timestamp": wrong} for wrong in ("x", "", 1.5, -1)),
+        *({"sequence_id": "x"}, {"replication_clusters": "x"}, {"disable_replication": "x"}),
+    ]
+
+    async def raised(call: Any, **arguments: Any) -> BaseException | None:
+        try:
+            await call(**arguments)
+        except Exception as error:
+            return error
+        return None
+
+    async def test() -> None:
+        plain = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+        client = delaylevel.asyncio.DelayLevelClient.from_connection(connection, logger=QUIET)
+        for mistake in create:
+            arguments = {"topic": orders, **mistake}
+            expected = await raised(plain.create_producer, **arguments)
+            for levels in ({}, LEVELS):
+                found = await raised(client.create_producer, **arguments, **levels)
+                assert expected is not None
+                assert isinstance(found, type(expected)), (mistake, found)
+        assert world.admin.list_partitioned_topics(world.namespace) == []
+        usual = await plain.create_producer(orders)
+        for levels in ({}, LEVELS):
+            producer = await client.create_producer(orders, **levels)
+            for mistake in send:
+                arguments = {"content": b"x", **mistake}
+                expected = await raised(usual.send, **arguments)
+                for delay in ({}, {"deliver_after": LATER}):
+                    found = await raised(producer.send, **arguments, **delay)
+                    # Some options are refused for delayed messages, whatever their type.
+                    if not (levels and delay and isinstance(found, UnsupportedOptionError)):
+                        assert expected is not None
+                        assert isinstance(found, type(expected)), (mistake, delay, found)
+        await plain.close()
+        await client.close()
+
+    run(test())
+
+
+# --- closing -------------------------------------------------------------------------------
+
+
+def test_closing_a_client_closes_its_admin_connections(connection: Connection, orders: str) -> None:
+    made = [
+        lambda: DelayLevelClient(
+            connection.service_url, admin_url=connection.admin_url, logger=QUIET
+        ),
+        lambda: DelayLevelClient.from_connection(connection, logger=QUIET),
+    ]
+    for make in made:
+        for way in ("close", "shutdown", "with"):
+            client = make()
+            pools = client.admin._rest._pool.pools  # type: ignore[union-attr]
+            client.create_producer(orders, **LEVELS)
+            assert len(pools) == 1
+            if way == "with":
+                with client as entered:
+                    assert entered is client
+            else:
+                getattr(client, way)()
+            assert len(pools) == 0
+
+
+def test_the_applications_own_admin_stays_open(world: RealWorld, connection: Connection) -> None:
+    pools = world.admin._rest._pool.pools
+    world.admin.version()
+    with DelayLevelClient(connection.service_url, admin=world.admin, logger=QUIET):
+        pass
+    assert len(pools) == 1
+
+
+def test_a_second_close_is_refused_as_by_the_plain_client(connection: Connection) -> None:
+    plain = pulsar.Client(connection.service_url, logger=QUIET)
+    ours = DelayLevelClient.from_connection(connection, logger=QUIET)
+    for client in (plain, ours):
+        client.close()
+        with pytest.raises(pulsar.AlreadyClosed):
+            client.close()
+        client.shutdown()
+
+    async def twins() -> None:
+        plain = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+        async with delaylevel.asyncio.DelayLevelClient.from_connection(
+            connection, logger=QUIET
+        ) as ours:
+            await asyncio.to_thread(ours.admin.topic_exists, TopicName.parse("x"))
+            pools = ours.admin._rest._pool.pools
+            assert len(pools) == 1
+        assert len(pools) == 0
+        await plain.close()
+        for client in (plain, ours):
+            with pytest.raises(pulsar.asyncio.PulsarException) as refused:
+                await client.close()
+            assert refused.value.error() == pulsar.Result.AlreadyClosed
+
+    run(twins())
+
+
+# --- replacing pulsar.Client ---------------------------------------------------------------
+
+PATCHED = """
+import asyncio, logging, sys
+from datetime import timedelta
+import pulsar, pulsar.asyncio
+plain, plain_asyncio = pulsar.Client, pulsar.asyncio.Client
+import delaylevel, delaylevel.asyncio
+from delaylevel.config import Connection
+pulsar.Client = delaylevel.DelayLevelClient
+pulsar.asyncio.Client = delaylevel.asyncio.DelayLevelClient
+service_url, admin_url, topic = sys.argv[1:]
+quiet = logging.getLogger("quiet")
+quiet.setLevel(logging.CRITICAL)
+later = timedelta(days=2)
+
+client = pulsar.Client(service_url, None, 20, admin_url=admin_url, logger=quiet)
+assert type(client) is delaylevel.DelayLevelClient
+producer = client.create_producer(topic, None, batching_enabled=True)
+assert type(producer) is pulsar.Producer
+producer.send(b"plain")
+producer.close()
+leveled = client.create_producer(topic, "mine", enable_delay_level_topic=True)
+leveled.send(b"leveled", deliver_after=later)
+for wrong in (dict(properties="x"), dict(topic=None), dict(unheard_of=1)):
+    try:
+        client.create_producer(**{"topic": topic, "enable_delay_level_topic": True, **wrong})
+    except (TypeError, ValueError):
+        pass
+    else:
+        raise SystemExit(wrong)
+other = client.another()
+assert type(other) is plain, type(other)
+wrapped = delaylevel.wrap(client.create_producer(topic), client)
+wrapped.send(b"wrapped", deliver_after=later)
+other.create_producer(topic).send(b"another")
+connection = Connection(service_url=service_url, admin_url=admin_url)
+third = pulsar.Client.from_connection(connection, logger=quiet)
+third.create_producer(topic, enable_delay_level_topic=True).send(b"third", deliver_after=later)
+for each in (other, third, client):
+    each.close()
+
+async def main():
+    async with pulsar.asyncio.Client(service_url, admin_url=admin_url, logger=quiet) as client:
+        assert type(client) is delaylevel.asyncio.DelayLevelClient
+        producer = await client.create_producer(topic, send_timeout_millis=5000)
+        assert type(producer) is pulsar.asyncio.Producer
+        await producer.send(b"plain")
+        leveled = await client.create_producer(topic, enable_delay_level_topic=True)
+        await leveled.send(b"leveled", deliver_after=later)
+
+asyncio.run(main())
+print("done")
+"""
+
+
+def test_our_clients_can_replace_the_plain_ones(connection: Connection, orders: str) -> None:
+    program = [sys.executable, "-W", "error::UserWarning", "-c", PATCHED]
+    found = subprocess.run(
+        [*program, connection.service_url, connection.admin_url, orders],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "done" in found.stdout
+
+
+def test_a_patched_client_in_this_process(
+    connection: Connection, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulsar, "Client", DelayLevelClient)
+    client = pulsar.Client(connection.service_url, logger=QUIET, admin_url=connection.admin_url)
+    client.create_producer(orders, **LEVELS).send(b"x", deliver_after=LATER)
+    client.close()
+
+
+# --- wrap ----------------------------------------------------------------------------------
+
+
+def test_the_broker_tells_the_access_mode_and_the_properties(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    client = world.plain_client
+    url = connection.admin_url
+    world.admin.create_partitioned(TopicName.parse(orders), 2)
+    held = client.create_producer(orders, access_mode=pulsar.ProducerAccessMode.Exclusive)
+    stated = {**CONFIRMED, "message_router": None}
+    with pytest.raises(UnsupportedOptionError, match="access_mode Exclusive"):
+        wrap(held, client, admin_url=url, partition_strategy=DAYS, **stated)
+    assert not exists(world, f"{orders}-delay-level")
+    held.close()
+    plain = client.create_producer(orders, properties={"team": "a"})
+    wrapped = wrap(plain, client, admin_url=url, partition_strategy=DAYS, **stated)
+    wrapped.send(b"x", deliver_after=LATER)
+    (level,) = [
+        seen
+        for stats in world.admin.partitioned_stats(wrapped.description.level_topic(0)).values()
+        for seen in stats.publishers
+    ]
+    assert (level.access_mode, level.properties) == ("Shared", {"team": "a"})
+    wrapped.close()
+
+
+def test_batches_are_turned_off_for_level_topics(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    client, url = world.plain_client, connection.admin_url
+    for batching in (False, True):
+        topic = f"{orders}-{batching}"
+        given = {**CONFIRMED, "batching_enabled": batching}
+        wrapped = wrap(client.create_producer(topic), client, admin_url=url, **given)
+        for _ in range(10):
+            wrapped.send_async(b"x", None, deliver_after=LATER)
+        wrapped.close()
+        batches = {message.batch for message in world.stored(f"{topic}-delay-level")}
+        assert (batches == {-1}) is not batching
+
+
+def test_producers_that_cannot_be_wrapped(
+    world: RealWorld, connection: Connection, orders: str
+) -> None:
+    client, url = world.plain_client, connection.admin_url
+    closed = client.create_producer(orders, schema=StringSchema())
+    closed.close()
+    with pytest.raises(pulsar.AlreadyClosed, match="create a new one"):
+        wrap(closed, client, admin_url=url)
+    plain = client.create_producer(orders)
+    elsewhere = pulsar.Client(
+        connection.service_url.replace("127.0.0.1", "localhost"), logger=QUIET
+    )
+    with pytest.raises(InvalidInputError, match="give wrap\\(\\) the client that created"):
+        wrap(plain, elsewhere, admin_url=url)
+    elsewhere.close()
+    again = pulsar.Client(connection.service_url, logger=QUIET)
+    wrap(plain, again, admin_url=url, **CONFIRMED).send(b"x", deliver_after=LATER)
+    eventually(lambda: world.stored(f"{orders}-delay-level"), "the message in the level topic")
+    again.close()
+
+    async def twin() -> None:
+        aio = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+        producer = await aio.create_producer(orders)
+        for pair in ((producer, client), (plain, aio), (producer, aio)):
+            with pytest.raises(InvalidInputError, match=r"delaylevel\.asyncio\.wrap"):
+                wrap(*pair, admin_url=url)
+        await aio.close()
+
+    run(twin())

@@ -1,0 +1,90 @@
+"""Tests of our errors about the broker as exceptions of the Pulsar client."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+from delaylevel import errors
+from delaylevel.producer.asyncio_checks import asyncio_errors
+from delaylevel.producer.client_errors import as_client_error, client_errors
+
+VALUES = {"name": "Timeout", "transient": True, "status": 404, "entries": 5, "reasons": {"a": 1}}
+
+
+def kinds(root: type[BaseException]) -> Iterator[type[BaseException]]:
+    for kind in root.__subclasses__():
+        if kind.__module__ == "delaylevel.errors":
+            yield kind
+            yield from kinds(kind)
+
+
+def made(kind: Any) -> Any:
+    """Return an error of a kind with all of its attributes."""
+    parameters = list(inspect.signature(kind.__init__).parameters)
+    names = [name for name in parameters if name not in ("self", "message", "args", "kwargs")]
+    return kind("the text", **{name: VALUES.get(name, "x") for name in names})
+
+
+@pytest.mark.parametrize("kind", [errors.BrokerError, *kinds(errors.BrokerError)])
+def test_every_error_about_the_broker_is_an_exception_of_the_client(kind: Any) -> None:
+    plain = made(kind)
+    attributes = dict(plain.__dict__)
+    for handled in (kind, pulsar.PulsarException, pulsar.asyncio.PulsarException):
+        with pytest.raises(handled) as raised, client_errors():
+            raise plain
+        assert raised.value is plain
+    assert (str(plain), type(plain).__name__) == ("the text", kind.__name__)
+    assert isinstance(plain.error(), pulsar.Result)
+    assert {name: getattr(plain, name) for name in attributes} == attributes
+    for twin in (pickle.loads(pickle.dumps(plain)), copy.copy(plain)):
+        assert type(twin) is type(plain)
+        assert (twin.args, twin.__dict__) == (plain.args, plain.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "result"),
+    [
+        (made(errors.BrokerUnreachableError), pulsar.ConnectError, pulsar.Result.ConnectError),
+        (
+            made(errors.PermissionDeniedError),
+            pulsar.AuthorizationError,
+            pulsar.Result.AuthorizationError,
+        ),
+        (made(errors.NotFoundError), pulsar.TopicNotFound, pulsar.Result.TopicNotFound),
+        (made(errors.ClientError), pulsar.Timeout, pulsar.Result.Timeout),
+        (made(errors.LevelTopicError), pulsar.UnknownError, pulsar.Result.UnknownError),
+    ],
+)
+def test_the_clients_own_class_of_the_failure(error: Any, kind: Any, result: Any) -> None:
+    as_client_error(error)
+    assert isinstance(error, kind)
+    assert error.error() == result
+
+
+@pytest.mark.parametrize("error", [errors.InvalidDelayError("x"), ValueError("x"), KeyError("x")])
+def test_other_errors_stay_as_they_are(error: Exception) -> None:
+    kind = type(error)
+    for boundary in (client_errors, asyncio_errors):
+        with pytest.raises(kind) as raised, boundary():
+            raise error
+        assert type(raised.value) is kind
+
+
+def test_exceptions_of_the_synchronous_client_become_those_of_asyncio() -> None:
+    expected = pytest.raises(pulsar.asyncio.PulsarException, match="no such topic")
+    with expected as raised, asyncio_errors():
+        raise pulsar.TopicNotFound("no such topic")
+    assert raised.value.error() == pulsar.Result.TopicNotFound
+    assert isinstance(raised.value.__cause__, pulsar.TopicNotFound)
+    own = pulsar.asyncio.PulsarException(pulsar.Result.Timeout)
+    with pytest.raises(pulsar.asyncio.PulsarException) as raised, asyncio_errors():
+        raise own
+    assert raised.value is own
