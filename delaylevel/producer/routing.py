@@ -186,10 +186,8 @@ class Routing:
         remaining = due_ms - now_ms
         if not 0 < remaining <= self._longest_ms:
             return None
-        if properties is not None and type(properties) is not dict:
-            return None
-        if properties:
-            if len(properties) > SizeLimit.few:
+        if properties is not None:
+            if type(properties) is not dict or len(properties) > SizeLimit.few:
                 return None
             for name, value in properties.items():
                 if name[:_PREFIX_LENGTH] == env.PREFIX:

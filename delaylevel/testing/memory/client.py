@@ -20,6 +20,11 @@ from .message import Received
 from .producer import MemoryProducer, ProducerCore
 from .reader import ReaderCore
 
+# Bound here: an application may replace ``pulsar.Client`` with one of our clients.
+_CREATE_PRODUCER = pulsar.Client.create_producer
+_SUBSCRIBE = pulsar.Client.subscribe
+_CREATE_READER = pulsar.Client.create_reader
+
 # Arguments of ``subscribe`` that are refused instead of silently ignored.
 _UNSUPPORTED = (
     "dead_letter_policy",
@@ -114,7 +119,7 @@ class _PlainMemoryClient(pulsar.Client):
 
     def create_producer(self, topic: str, *args: Any, **kwargs: Any) -> MemoryProducer:
         with self._client.lock:
-            self._client.arguments = _bind(pulsar.Client.create_producer, topic, args, kwargs)
+            self._client.arguments = _bind(_CREATE_PRODUCER, topic, args, kwargs)
             plain = super().create_producer(topic, *args, **kwargs)
         producer = MemoryProducer()
         producer.__dict__.update(plain.__dict__)
@@ -125,7 +130,7 @@ class _PlainMemoryClient(pulsar.Client):
         self, topic: Any, subscription_name: str, *args: Any, **kwargs: Any
     ) -> pulsar.Consumer:
         with self._client.lock:
-            arguments = _bind(pulsar.Client.subscribe, topic, (subscription_name, *args), kwargs)
+            arguments = _bind(_SUBSCRIBE, topic, (subscription_name, *args), kwargs)
             for name in _UNSUPPORTED:
                 if arguments[name]:
                     raise pulsar.OperationNotSupported(
@@ -143,7 +148,7 @@ class _PlainMemoryClient(pulsar.Client):
         self, topic: str, start_message_id: Any, *args: Any, **kwargs: Any
     ) -> pulsar.Reader:
         with self._client.lock:
-            arguments = _bind(pulsar.Client.create_reader, topic, (start_message_id, *args), kwargs)
+            arguments = _bind(_CREATE_READER, topic, (start_message_id, *args), kwargs)
             if arguments["reader_listener"]:
                 raise pulsar.OperationNotSupported(
                     "the in-memory Pulsar does not support reader listeners: call read_next"
