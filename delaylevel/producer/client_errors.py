@@ -58,7 +58,8 @@ def as_client_error(error: DelayLevelError) -> DelayLevelError:
         result = _result(error)
         named = getattr(pulsar, result.name, None)
         is_exception = isinstance(named, type) and issubclass(named, pulsar.PulsarException)
-        error.__class__ = _pair(type(error), named if is_exception else pulsar.PulsarException)
+        base = named if is_exception else pulsar.PulsarException
+        error.__class__ = _pair(type(error), base)  # type: ignore[arg-type]
         error._result = result  # type: ignore[attr-defined]
     return error
 

@@ -749,3 +749,13 @@ def test_the_admin_reports_acknowledgements_behind_the_mark_delete_position(worl
     world.eventually(lambda: acknowledged() == [2, 3, 6])
     with pytest.raises(NotFoundError):
         world.admin.acknowledged_ranges(name, "other")
+
+
+def test_the_broker_tells_the_access_mode_and_properties_of_a_producer(world: Any) -> None:
+    exclusive = pulsar.ProducerAccessMode.Exclusive
+    producer = world.client().create_producer(
+        world.topic("t"), access_mode=exclusive, properties={"team": "a"}
+    )
+    (seen,) = world.admin.partition_stats(world.name("t")).publishers
+    assert (seen.name, seen.access_mode) == (producer.producer_name(), "Exclusive")
+    assert seen.properties == {"team": "a"}
