@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -16,6 +16,8 @@ import pulsar.asyncio
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 
+from .async_calls import SharedCall, close, flush, in_thread, open_producer
+from .async_partition import AsyncPartition, timeout_ms
 from .asyncio_checks import (
     ASYNCIO_CREATE_PRODUCER,
     asyncio_errors,
@@ -27,12 +29,18 @@ from .client_errors import client_errors
 from .existing import remember
 from .options import given_options
 from .producer import BaseProducer
-from .routing import Route
+from .routing import BUSINESS, Route
 from .setup import ProducerSetup, StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Time without a connection after which a close does not wait for it any longer, in s. A topic that
+# moves to another broker is back after a moment.
+_AWAY_S = 1.0
+# Time that an opening waits for the admin interface, in s.
+_CHECK_S = 5.0
 
 
 class AsyncDelayLevelProducer(BaseProducer):
@@ -45,9 +53,15 @@ class AsyncDelayLevelProducer(BaseProducer):
         self, create_producer: Callable[..., Any], business: Any, setup: ProducerSetup
     ) -> None:
         super().__init__(create_producer, business, setup)
-        # Messages that are not given to the client yet: they wait for a route or a producer.
+        self._parked: dict[tuple[int, int], AsyncPartition] = {}
+        self._refresh = SharedCall(self._cache.refresh_after_refusal)
+        self._check_exists = SharedCall(self._cache.check_exists)
+        # Messages that are not given to a partition yet, because the level topic is read again.
         self._entered = 0
-        self._left: asyncio.Future[None] | None = None
+        self._left = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._ended = False
 
     async def send(
         self,
@@ -78,125 +92,189 @@ class AsyncDelayLevelProducer(BaseProducer):
                 "pulsar.asyncio cannot send a null value; use delaylevel.DelayLevelClient for "
                 "tombstones; the message was not sent"
             )
-        if self._closed:
-            raise pulsar.asyncio.PulsarException(
-                pulsar.Result.AlreadyClosed, "the producer is closed; the message was not sent"
-            )
+        self._enter_loop()
+        self._check_open()
         options: dict[str, Any] = {
             "sequence_id": sequence_id,
             "replication_clusters": replication_clusters,
             "disable_replication": disable_replication,
         }
-        with self._entering():
-            kept = partition_key, ordering_key, event_timestamp
-            await check_message_arguments(self._schema, content, properties, kept, **options)
-            route = await self._route(
-                deliver_at, deliver_after, properties, message_id, partition_key, **options
-            )
-            producer, body = self._business, content
-            if route.parked:
-                body = self._schema.encode(content)
-                self._cache.routing.size_limit.check(
-                    body, route.properties, partition_key, ordering_key
-                )
-                producer, options = await self._own_producer(route), {}
-        # From here, the message is given to the client in the same step of the event loop: close()
-        # continues only after it.
-        self._sent[route.level] += 1
-        return await producer.send(
-            body,
-            properties=route.properties,
-            partition_key=partition_key,
-            ordering_key=ordering_key,
-            event_timestamp=event_timestamp,
-            deliver_at=route.deliver_at_ms,
-            **options,
+        kept = partition_key, ordering_key, event_timestamp
+        await check_message_arguments(self._schema, content, properties, kept, **options)
+        route = await self._route(
+            deliver_at, deliver_after, properties, message_id, partition_key, **options
         )
+        # From here to the partition's queue, or to the client, there is no other step of the event
+        # loop: messages keep the order of their sends, and close() finds each.
+        arguments: dict[str, Any] = {
+            "properties": route.properties,
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_timestamp,
+            "deliver_at": route.deliver_at_ms,
+        }
+        if not route.parked:
+            self._sent[BUSINESS] += 1
+            return await self._business.send(content, **arguments, **options)
+        body = self._schema.encode(content)
+        size_limit = self._cache.routing.size_limit
+        size_limit.check(body, route.properties, partition_key, ordering_key)
+        return await self._partition(route).send(body, **arguments)
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is stored, in the business topic and in ours."""
-        await self._for_all("flush")
+        """Wait until everything sent so far is stored, in the business topic and in ours.
+
+        This includes messages whose producer is still being opened.
+
+        Raises:
+            pulsar.asyncio.PulsarException: the first failure of a message that was waited for.
+        """
+        self._enter_loop()
+        await _all(flush(self._business), *(found.flush() for found in self._partitions()))
 
     async def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
 
         Messages whose ``send`` was called before are stored first, also if a producer for them is
-        still being opened. A later ``send`` raises an error.
-        """
-        self._closed = True
-        while self._entered or self._opening():
-            # Also openings whose senders were cancelled: their producers must be closed.
-            waiting = list(self._opening())
-            if self._entered:
-                self._left = asyncio.get_running_loop().create_future()
-                waiting.append(self._left)
-            await asyncio.wait(waiting)
-        # The client's own close fails the messages that it has not sent yet.
-        try:
-            await self._for_all("flush")
-        finally:
-            await self._for_all("close")
+        still being opened. If the broker is away, they fail with ``AlreadyClosed`` instead. A later
+        ``send`` raises an error. If this call is cancelled, the closing continues.
 
-    @contextlib.contextmanager
-    def _entering(self) -> Iterator[None]:
-        """Count a message until it is given to the client, so that :meth:`close` waits for it."""
-        self._entered += 1
+        Raises:
+            pulsar.asyncio.PulsarException: ``AlreadyClosed`` if the producer was closed before, or
+                the first failure to close a producer; the others are closed, too. The ``send`` of a
+                message raises the failure of that message.
+        """
+        self._enter_loop()
+        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        elif self._closing.done():
+            raise pulsar.asyncio.PulsarException(
+                pulsar.Result.AlreadyClosed, "the producer is closed"
+            )
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        # The client's own close fails the messages that it has not sent yet.
+        storing = asyncio.ensure_future(self._store_all())
+        await self._patiently(storing)
+        if storing.done():
+            storing.exception()  # the senders of the messages have it
+        else:
+            storing.cancel()
+        closed = pulsar.asyncio.PulsarException(
+            pulsar.Result.AlreadyClosed, "the producer was closed; the message was not sent"
+        )
+        self._ended = True
+        for partition in self._partitions():
+            partition.abandon(closed)
+        await _all(*(close(producer) for producer in self._producers()))
+
+    async def _store_all(self) -> None:
+        """Wait until all messages are stored, and no producer is being opened."""
+        while self._entered:
+            self._left.clear()
+            await self._left.wait()
         try:
-            yield
+            await self.flush()
         finally:
-            self._entered -= 1
-            if not self._entered and self._left is not None and not self._left.done():
-                self._left.set_result(None)
+            # Also openings whose senders were cancelled: their producers must be closed.
+            await _all(*(partition.opened() for partition in self._partitions()))
+
+    async def _patiently(self, storing: asyncio.Future[None]) -> None:
+        """Wait for messages to be stored, as long as the broker is there, up to the timeout."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_ms(self._settings) / 1000
+        there = loop.time()
+        while not storing.done() and loop.time() < min(end, there + _AWAY_S):
+            await asyncio.wait([storing], timeout=_AWAY_S / 10)
+            if self.is_connected():
+                there = loop.time()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise pulsar.asyncio.PulsarException(
+                pulsar.Result.AlreadyClosed, "the producer is closed; the message was not sent"
+            )
+
+    def _enter_loop(self) -> None:
+        """Use the running event loop, unless another one is at work for this producer.
+
+        Raises:
+            InvalidInputError: messages of another event loop are under way.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        before, self._loop = self._loop, loop
+        if before is None:
+            return
+        busy = self._entered or any(found.busy for found in self._partitions())
+        if busy and not before.is_closed():
+            self._loop = before
+            raise InvalidInputError(
+                "this producer is in use by another event loop, which has sends or openings under "
+                "way: create a producer for each event loop; nothing was sent"
+            )
+        # What the other event loop left unfinished has nobody who waits for it.
+        self._entered = 0
+        self._left = asyncio.Event()
+        self._refresh = SharedCall(self._cache.refresh_after_refusal)
+        self._check_exists = SharedCall(self._cache.check_exists)
+        self._parked = {key: found.again() for key, found in self._parked.items()}
 
     async def _route(self, *arguments: Any, **options: Any) -> Route:
         self._cache.refresh_if_old()
+        routing = self._cache.routing
         try:
-            return self._cache.routing.route(*arguments, **options)
+            return routing.route(*arguments, **options)
         except DelayTooLongError:
-            if not await asyncio.to_thread(self._cache.refresh_after_refusal):
+            self._entered += 1
+            try:
+                await self._refresh()
+            finally:
+                self._entered -= 1
+                self._left.set()
+            if self._ended:
+                self._check_open()
+            if self._cache.routing is routing:
                 raise
         return self._cache.routing.route(*arguments, **options)
 
+    def _partitions(self) -> list[AsyncPartition]:
+        return list(self._parked.values())
+
     def _producers(self) -> list[Any]:
-        ready = [opened.result() for opened in self._parked.values() if _succeeded(opened)]
-        return [self._business, *ready]
+        opened = [found.producer for found in self._partitions() if found.producer is not None]
+        return [self._business, *opened]
 
-    def _opening(self) -> list[Any]:
-        return [opened for opened in self._parked.values() if not opened.done()]
-
-    async def _own_producer(self, route: Route) -> Any:
+    def _partition(self, route: Route) -> AsyncPartition:
         key = (route.level, route.partition)
-        opening = self._parked.get(key)
-        if opening is None:
-            opening = self._parked[key] = asyncio.ensure_future(self._open(route))
-            opening.add_done_callback(functools.partial(self._forget_failed, key))
-        # Shielded: other senders need the producer even if this one is cancelled.
-        return await asyncio.shield(opening)
+        partition = self._parked.get(key)
+        if partition is None:
+            settings = self._settings_for(route)
+            count = functools.partial(self._count, route.level)
+            opening = functools.partial(self._open, route, settings)
+            partition = self._parked[key] = AsyncPartition(opening, settings, count)
+        return partition
 
-    def _forget_failed(self, key: tuple[int, int], opening: Any) -> None:
-        """Remove an opening that failed, so that the next message opens the producer again.
+    def _count(self, level: int) -> None:
+        self._sent[level] += 1
 
-        This runs before any of its senders continues, so it cannot remove a later opening.
-        """
-        if not _succeeded(opening) and self._parked.get(key) is opening:
-            del self._parked[key]
-
-    async def _open(self, route: Route) -> Any:
-        with client_errors():
-            topic = await asyncio.to_thread(self._cache.topic_of, route)
-        return await self._create_producer(topic, **self._settings_for(route))
-
-    async def _for_all(self, call: str) -> None:
-        outcomes = await asyncio.gather(
-            *(getattr(producer, call)() for producer in self._producers()), return_exceptions=True
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+    async def _open(self, route: Route, settings: Mapping[str, Any]) -> Any:
+        # An admin interface that does not answer must not hold up messages for longer.
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError), client_errors():
+            await asyncio.wait_for(self._check_exists(), _CHECK_S)
+        topic = self._cache.routing.topic_of(route)
+        return await self._create_producer(topic, **settings)
 
 
-def _succeeded(opening: Any) -> bool:
-    return opening.done() and not opening.cancelled() and opening.exception() is None
+async def _all(*calls: Awaitable[None]) -> None:
+    """Await all calls, then raise the first failure."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
@@ -239,28 +317,29 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             return remember(producer, given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs))
         options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
         await check_producer_arguments(topic, options)
+        find = functools.partial(
+            self._prepare,
+            topic,
+            options,
+            level_topic=delay_level_topic,
+            strategy=partition_strategy,
+            mover=mover,
+            final_window=final_window,
+            create=create_level_topic,
+            max_message_size=max_message_size,
+        )
         with asyncio_errors():
-            setup = await asyncio.to_thread(
-                self._prepare,
-                topic,
-                options,
-                level_topic=delay_level_topic,
-                strategy=partition_strategy,
-                mover=mover,
-                final_window=final_window,
-                create=create_level_topic,
-                max_message_size=max_message_size,
-            )
+            setup = await in_thread(find)
             if setup.warning:
                 warnings.warn(setup.warning, stacklevel=2)
-            create_producer = super().create_producer
+            create_producer = functools.partial(open_producer, self)
             business = await create_producer(topic, **options)
             try:
-                setup = await asyncio.to_thread(setup.created)
+                setup = await in_thread(setup.created)
                 return AsyncDelayLevelProducer(create_producer, business, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):
-                    await business.close()
+                    await close(business)
                 raise
 
     async def close(self) -> None:

@@ -62,7 +62,7 @@ class BaseClient:
         # Closed with the client, unless it is the application's own.
         self._delaylevel_own_admin: Admin | None = None
         if admin is None and admin_url is not None:
-            admin = _admin({**given.arguments, **kwargs}, admin_url, admin_token)
+            admin = admin_for({**given.arguments, **kwargs}, admin_url, admin_token)
             self._delaylevel_own_admin = admin
         self._delaylevel_admin = admin
         self._delaylevel_clock = clock or SystemClock()
@@ -289,7 +289,7 @@ def wrap(
             "tls_trust_certs_file_path": tls_trust_certs_file_path,
             "tls_validate_hostname": tls_validate_hostname,
         }
-        admin = _admin(tls, admin_url, admin_token)
+        admin = admin_for(tls, admin_url, admin_token)
     with client_errors():
         options, assumptions = options_of(producer, given, admin, client.get_topic_partitions)
         setup = prepare(
@@ -314,7 +314,7 @@ def wrap(
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
 
 
-def _admin(
+def admin_for(
     client_options: Mapping[str, Any], admin_url: str, token: str | Callable[[], str] | None
 ) -> Admin:
     """Return an admin client with the TLS settings of the Pulsar client."""

@@ -92,20 +92,28 @@ class LevelTopicCache:
             LevelTopicError: the level topic was deleted. A producer would create the partition
                 again without a subscription, and the broker would delete the messages there.
         """
-        topic = self.routing.topic_of(route)
-        if self._describe is not None:
-            try:
-                gone = self._describe() is None
-            except LevelTopicError:
-                raise
-            except BrokerError:
-                gone = False  # the admin interface fails; creating the producer tells
-            if gone:
-                raise LevelTopicError(
-                    f"level topic {self.description.topic} was deleted: create it again with "
-                    "`delaylevel levels create`, then a new producer; the message was not sent"
-                )
-        return topic
+        self.check_exists()
+        return self.routing.topic_of(route)
+
+    def check_exists(self) -> None:
+        """Read the description, unless the admin interface fails: creating a producer tells then.
+
+        Raises:
+            LevelTopicError: the level topic was deleted.
+        """
+        if self._describe is None:
+            return
+        try:
+            gone = self._describe() is None
+        except LevelTopicError:
+            raise
+        except BrokerError:
+            return
+        if gone:
+            raise LevelTopicError(
+                f"level topic {self.description.topic} was deleted: create it again with "
+                "`delaylevel levels create`, then a new producer; the message was not sent"
+            )
 
     def _refresh_once(self) -> None:
         try:

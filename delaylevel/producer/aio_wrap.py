@@ -1,0 +1,129 @@
+"""The asyncio twin of ``wrap``: a delay-level topic for an existing producer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from typing import Any
+
+import pulsar.asyncio
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.topic_name import TopicName
+
+from .aio import AsyncDelayLevelProducer
+from .async_calls import in_thread, open_producer
+from .asyncio_checks import ASYNCIO_CREATE_PRODUCER, asyncio_errors, check_producer_arguments
+from .client import admin_for
+from .existing import options_of
+from .options import given_options
+from .producer import BaseProducer
+from .setup import ProducerSetup, StrategyArgument, prepare
+from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
+
+
+async def wrap(
+    producer: Any,
+    client: Any,
+    *,
+    partition_strategy: StrategyArgument = None,
+    delay_level_topic: str | None = None,
+    mover: Mover | str = Mover.SPARK,
+    final_window: FinalWindow | str = FinalWindow.TRACKER,
+    create_level_topic: bool = True,
+    admin_url: str | None = None,
+    admin: TopicAdmin | None = None,
+    admin_token: Any = None,
+    tls_trust_certs_file_path: str | None = None,
+    tls_validate_hostname: bool = True,
+    clock: Clock | None = None,
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+    block_if_queue_full: bool | None = None,
+    **producer_options: Any,
+) -> AsyncDelayLevelProducer:
+    """Add a delay-level topic to an existing producer of ``pulsar.asyncio``.
+
+    Its public name is ``delaylevel.asyncio.wrap``. Await it: it reads or creates the level topic,
+    in a thread, so the event loop goes on.
+
+    Args:
+        producer: a ``pulsar.asyncio.Producer``. It still sends the messages that are not parked,
+            and is closed together with the wrapper.
+        client: the client that created it, a ``pulsar.asyncio.Client`` or the one of
+            ``delaylevel.asyncio``.
+        block_if_queue_full: True to let ``send`` wait while the queue of a level producer is full;
+            the event loop goes on. False to let it fail with ``ProducerQueueIsFull``.
+        partition_strategy, delay_level_topic, mover, final_window, create_level_topic, admin_url,
+            admin, admin_token, tls_trust_certs_file_path, tls_validate_hostname, clock,
+            max_message_size, producer_options: as for :func:`delaylevel.wrap`.
+
+    Raises:
+        InvalidInputError: the producer or the client is not one of ``pulsar.asyncio``, or the
+            producer is wrapped already.
+        As :func:`delaylevel.wrap`; the producer works as before.
+    """
+    _check_pair(producer, client)
+    if block_if_queue_full is not None:
+        producer_options["block_if_queue_full"] = block_if_queue_full
+    topic = TopicName.parse(producer.topic()).without_partition.full
+    given = given_options(ASYNCIO_CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
+    await check_producer_arguments(topic, given)
+    if admin is None:
+        admin = getattr(client, "admin", None)
+    if admin is None and admin_url is not None:
+        tls = {
+            "tls_trust_certs_file_path": tls_trust_certs_file_path,
+            "tls_validate_hostname": tls_validate_hostname,
+        }
+        admin = admin_for(tls, admin_url, admin_token)
+    partitions_of = client._client.get_topic_partitions
+
+    def find() -> tuple[ProducerSetup, str | None]:
+        options, assumptions = options_of(producer, given, admin, partitions_of)
+        setup = prepare(
+            topic,
+            {"block_if_queue_full": True, **options},
+            admin,
+            partitions_of,
+            clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+            level_topic=delay_level_topic,
+            strategy=partition_strategy,
+            mover=mover,
+            final_window=final_window,
+            create=create_level_topic,
+            max_message_size=max_message_size,
+        )
+        return setup, assumptions
+
+    with asyncio_errors():
+        setup, assumptions = await in_thread(find)
+        for warning in (setup.warning, assumptions):
+            if warning:
+                warnings.warn(warning, stacklevel=2)
+        setup = await in_thread(setup.created)
+        return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
+
+
+_WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
+
+
+def _check_pair(producer: Any, client: Any) -> None:
+    if isinstance(producer, BaseProducer):
+        raise InvalidInputError("this producer has a delay-level topic already: use it as it is")
+    if isinstance(producer, pulsar.asyncio.Client) or isinstance(client, pulsar.asyncio.Producer):
+        raise InvalidInputError("the arguments are swapped: call wrap(producer, client)")
+    if isinstance(producer, pulsar.Producer) or isinstance(client, pulsar.Client):
+        raise InvalidInputError(
+            "this producer or client is not for asyncio: call delaylevel.wrap(producer, client), "
+            "or create both with pulsar.asyncio.Client"
+        )
+    for value, kind in ((producer, pulsar.asyncio.Producer), (client, pulsar.asyncio.Client)):
+        if not isinstance(value, kind):
+            raise InvalidInputError(
+                f"{type(value).__name__} is not a pulsar.asyncio.{kind.__name__}: call "
+                "wrap(producer, client) with a producer and the client that created it"
+            )

@@ -1,0 +1,193 @@
+"""Calls of the client for an event loop: they never block it, and lose no producer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import _pulsar
+import pulsar.asyncio
+
+from .asyncio_checks import ASYNCIO_CREATE_PRODUCER
+
+T = TypeVar("T")
+
+# The broker or the connection has a problem, not the topic: the same opening can succeed later. The
+# Python client does not name the last two, Retryable and Disconnected.
+_TRANSIENT = frozenset(
+    pulsar.Result.__members__[name].value
+    for name in (
+        "UnknownError",
+        "Timeout",
+        "LookupError",
+        "ConnectError",
+        "ReadError",
+        "BrokerMetadataError",
+        "BrokerPersistenceError",
+        "NotConnected",
+        "TooManyLookupRequestException",
+        "ServiceUnitNotReady",
+        "Interrupted",
+    )
+) | {-1, 46}
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if an opening that failed with this error can succeed later."""
+    return isinstance(error, pulsar.asyncio.PulsarException) and error.error().value in _TRANSIENT
+
+
+async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
+    """Create a producer as ``pulsar.asyncio.Client.create_producer`` does, and lose none.
+
+    The client's own call forgets a producer whose creation ends after the call was cancelled; it
+    stays connected. If the event loop is closed by then, the process dies.
+
+    Args:
+        client: a ``pulsar.asyncio.Client``.
+        topic, settings: the arguments of ``create_producer``.
+    """
+    core = _GuardedCore(client._client)
+    try:
+        return await ASYNCIO_CREATE_PRODUCER(
+            SimpleNamespace(_client=core),
+            topic,
+            **settings,
+        )
+    except BaseException:
+        core.abandon()
+        raise
+
+
+async def flush(producer: Any) -> None:
+    """Flush a producer as ``pulsar.asyncio.Producer.flush`` does, without its deadlock.
+
+    The client's ``flush_async`` waits for a lock while it holds Python's global lock. The client's
+    own thread takes these two in the other order when the time of a batch is over: then the
+    process hangs. The synchronous call releases the global lock first.
+    """
+    await _synchronously(producer, "flush")
+
+
+async def close(producer: Any) -> None:
+    """Close a producer; see :func:`flush` for the deadlock that this avoids."""
+    await _synchronously(producer, "close")
+
+
+async def _synchronously(producer: Any, call: str) -> None:
+    if not isinstance(producer, pulsar.asyncio.Producer):
+        await getattr(producer, call)()
+        return
+    try:
+        await in_thread(getattr(producer._producer, call))
+    except pulsar.PulsarException as error:
+        name = type(error).__name__
+        result = pulsar.Result.__members__.get(name, pulsar.Result.UnknownError)
+        raise pulsar.asyncio.PulsarException(result, str(error)) from None
+
+
+class _GuardedCore:
+    """The client's native core, for one producer, which is closed if nobody can take it."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._created: Any = None
+        self._abandoned = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def create_producer_async_v2(
+        self, topic: str, conf: Any, callback: Callable[[Any], None]
+    ) -> None:
+        """Create a producer; the client's thread calls back with it, or with an error."""
+
+        def created(outcome: Any) -> None:
+            if isinstance(outcome, _pulsar.Producer):
+                self._created = outcome
+            # In this order, either this thread or the event loop's sees what the other one wrote.
+            if self._abandoned:
+                self._close()
+                return
+            try:
+                callback(outcome)
+            except RuntimeError:  # the event loop is closed
+                self._close()
+
+        self._core.create_producer_async_v2(topic, conf, created)
+
+    def abandon(self) -> None:
+        """Close the producer, now or when it is created."""
+        self._abandoned = True
+        self._close()
+
+    def _close(self) -> None:
+        if self._created is not None:
+            self._created.close_async(lambda result: None)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Call a blocking function in a thread of its own, and return its result.
+
+    Unlike the threads of ``asyncio.to_thread``, this one does not delay the end of the event loop,
+    for example while the admin interface does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def end(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+            loop.call_soon_threadsafe(end, result, failure)
+
+    threading.Thread(target=run, name="delaylevel-call", daemon=True).start()
+    return await done
+
+
+class SharedCall:
+    """A blocking function that runs in a thread, once for all coroutines that wait for its start.
+
+    Args:
+        function: the function; it takes no arguments.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._running: asyncio.Task[Any] | None = None
+        self._next: asyncio.Task[Any] | None = None
+
+    async def __call__(self) -> Any:
+        """Return the result of a call that starts after this one."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._call(self._running))
+            self._next.add_done_callback(_retrieve)
+        return await asyncio.shield(self._next)
+
+    async def _call(self, before: asyncio.Task[Any] | None) -> Any:
+        if before is not None:
+            await asyncio.wait([before])
+        self._running, self._next = self._next, None
+        return await in_thread(self._function)
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    """Take the exception of a task, so that asyncio does not warn if nobody waits for it."""
+    if not task.cancelled():
+        task.exception()

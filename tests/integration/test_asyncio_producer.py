@@ -1,0 +1,349 @@
+"""Tests of the asyncio producer on a real broker: openings, cancelled sends, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, wrap
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.strategy import PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.producer.async_calls import open_producer
+from world import QUIET, RealWorld, Stored
+
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
+LONG, LONGER, LONGEST = timedelta(hours=1.5), timedelta(hours=2.5), timedelta(hours=3.5)
+
+
+@pytest.fixture
+def orders(namespace: str) -> str:
+    return f"persistent://{namespace}/orders"
+
+
+@asynccontextmanager
+async def producer_of(
+    connection: Connection, topic: str, **options: Any
+) -> AsyncIterator[DelayLevelProducer]:
+    client = DelayLevelClient.from_connection(connection, logger=QUIET)
+    producer = await client.create_producer(
+        topic, enable_delay_level_topic=True, partition_strategy=HOURS, **options
+    )
+    try:
+        yield producer
+    finally:
+        await client.close()
+
+
+def result_of(outcome: Any) -> Any:
+    assert isinstance(outcome, pulsar.asyncio.PulsarException), outcome
+    return outcome.error()
+
+
+def test_messages_of_a_partition_keep_their_order(
+    connection: Connection, orders: str, stored: Stored
+) -> None:
+    async def test() -> None:
+        options = {"max_pending_messages": 50, "block_if_queue_full": True}
+        async with producer_of(connection, orders, **options) as producer:
+            sends = []
+            for number in range(400):
+                body = b"%d" % number
+                sends.append(asyncio.ensure_future(producer.send(body, deliver_after=LONG)))
+                if number % 7 == 0:
+                    await asyncio.sleep(0.0005)
+            await asyncio.gather(*sends)
+            await producer.close()
+
+    asyncio.run(test())
+    found = [message.value for message in stored(f"{orders}-delay-level")]
+    assert found == [b"%d" % number for number in range(400)]
+
+
+def test_cancelled_sends_leave_no_trace(
+    connection: Connection, orders: str, stored: Stored
+) -> None:
+    complaints: list[dict[str, Any]] = []
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        async with producer_of(connection, orders) as producer:
+            waiting = [
+                asyncio.ensure_future(producer.send(b"%d" % number, deliver_after=LONG))
+                for number in range(10)
+            ]
+            await asyncio.sleep(0)
+            for number in range(0, 10, 2):
+                waiting[number].cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            # After the client has them, they may be stored, and the client calls back for nobody.
+            given = [
+                asyncio.ensure_future(producer.send(b"given", deliver_after=LONG))
+                for _ in range(100)
+            ]
+            await asyncio.sleep(0)
+            for sent in given:
+                sent.cancel()
+            await producer.flush()
+            await producer.send(b"last", deliver_after=LONG)
+            await producer.close()
+
+    asyncio.run(test())
+    assert complaints == []
+    found = [message.value for message in stored(f"{orders}-delay-level")]
+    assert found[:5] == [b"1", b"3", b"5", b"7", b"9"]
+    assert set(found[5:-1]) <= {b"given"}
+    assert found[-1] == b"last"
+
+
+def test_a_message_alone_does_not_wait_for_a_batch(
+    connection: Connection, world: RealWorld, orders: str
+) -> None:
+    async def test() -> None:
+        options = {"batching_max_publish_delay_ms": 4000, "max_pending_messages": 5000}
+        async with producer_of(connection, orders, **options) as producer:
+            started = time.monotonic()
+            for _ in range(20):
+                await producer.send(b"alone", deliver_after=LONG)
+            await asyncio.gather(*(producer.send(b"x", deliver_after=LONG) for _ in range(1000)))
+            assert time.monotonic() - started < 4
+            await producer.close()
+
+    asyncio.run(test())
+    found = world.stored(f"{orders}-delay-level")
+    assert len(found) == 1020
+    # 20 single ones; the others filled batches, of at most 1,000 messages or 128 KiB.
+    assert len({(message.ledger, message.entry) for message in found}) <= 25
+
+
+@pytest.mark.parametrize("way", ["gather", "batches"])
+def test_flushes_and_the_clients_batch_timer_do_not_lock_each_other(
+    connection: Connection, orders: str, way: str
+) -> None:
+    """The client's flush_async hangs here: see `delaylevel.producer.async_calls.flush`."""
+    code = """
+import asyncio, sys
+from datetime import timedelta
+from delaylevel.asyncio import DelayLevelClient
+async def main():
+    client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
+    producer = await client.create_producer(
+        sys.argv[3], enable_delay_level_topic=True, max_pending_messages=20000,
+        batching_max_publish_delay_ms=1 if sys.argv[4] == "batches" else 10)
+    async def work():
+        for _ in range(30):
+            await producer.send(b"x", deliver_after=timedelta(days=2))
+            await producer.send(b"x")
+            if sys.argv[4] == "gather":
+                await asyncio.sleep(0)
+    async def flush():
+        while True:
+            await producer.flush()
+    flushing = asyncio.ensure_future(flush())
+    await asyncio.gather(*(work() for _ in range(60)))
+    flushing.cancel()
+    await producer.close()
+    await client.close()
+asyncio.run(main())
+"""
+    arguments = [connection.service_url, connection.admin_url, orders, way]
+    subprocess.run(
+        [sys.executable, "-c", code, *arguments], check=True, timeout=120, capture_output=True
+    )
+
+
+def test_an_opening_that_is_cancelled_leaves_no_producer(
+    connection: Connection, world: RealWorld, orders: str
+) -> None:
+    name = TopicName.parse(orders)
+
+    async def test() -> None:
+        client = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+        for _ in range(5):
+            opening = asyncio.ensure_future(open_producer(client, orders))
+            await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait([opening])
+        assert opening.cancelled()
+        last = await client.create_producer(orders)  # created after the others
+
+        def only_the_last() -> bool:
+            return world.admin.partition_stats(name).producers == (last.producer_name(),)
+
+        await asyncio.to_thread(world.eventually, only_the_last)
+        await client.close()
+
+    asyncio.run(test())
+
+
+def test_an_event_loop_may_end_during_an_opening(connection: Connection, orders: str) -> None:
+    """The client's own callback ends the process here."""
+    code = """
+import asyncio, sys, time
+from datetime import timedelta
+from delaylevel.asyncio import DelayLevelClient
+kept = []
+async def main():
+    client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
+    producer = await client.create_producer(sys.argv[3], enable_delay_level_topic=True)
+    kept.extend((client, producer))
+    producer._cache.check_exists = producer._check_exists = nothing
+    asyncio.ensure_future(producer.send(b"1", deliver_after=timedelta(days=2)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+async def nothing():
+    pass
+asyncio.run(main())
+async def again():
+    client, producer = kept
+    await producer.send(b"2", deliver_after=timedelta(days=2))
+    await producer.close()
+    await client.close()
+time.sleep(1)
+asyncio.run(again())
+print("alive")
+"""
+    arguments = [connection.service_url, connection.admin_url, orders]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=False,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("alive\n")
+
+
+def test_wrap(connection: Connection, orders: str, stored: Stored) -> None:
+    async def test() -> None:
+        async with pulsar_client(connection) as client:
+            plain = await client.create_producer(orders)
+            producer = await wrap(
+                plain, client, partition_strategy=HOURS, admin_url=connection.admin_url
+            )
+            assert isinstance(producer, DelayLevelProducer)
+            await asyncio.gather(
+                producer.send(b"parked", deliver_after=LONG), producer.send(b"straight")
+            )
+            with pytest.raises(InvalidInputError, match="already"):
+                await wrap(producer, client)
+            with pytest.raises(InvalidInputError, match="swapped"):
+                await wrap(client, plain)
+            with pytest.raises(TypeError):
+                await wrap(plain, client, no_such_option=1)
+            await producer.close()
+            assert not plain.is_connected()
+
+    asyncio.run(test())
+    assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
+    assert [m.value for m in stored(orders)] == [b"straight"]
+
+
+def test_wrap_refuses_producers_that_are_not_for_asyncio(
+    client: pulsar.Client, connection: Connection, orders: str
+) -> None:
+    async def test() -> None:
+        plain = client.create_producer(orders)
+        with pytest.raises(InvalidInputError, match=r"delaylevel\.wrap"):
+            await wrap(plain, client, admin_url=connection.admin_url)
+        with pytest.raises(InvalidInputError, match="NoneType"):
+            await wrap(None, None, admin_url=connection.admin_url)
+        plain.send(b"still here")
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def pulsar_client(connection: Connection) -> AsyncIterator[pulsar.asyncio.Client]:
+    client = pulsar.asyncio.Client(connection.service_url, logger=QUIET)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def test_a_broker_that_goes_away(private_broker: Callable[..., EmbeddedBroker]) -> None:
+    broker = private_broker()
+    topic = "persistent://public/default/orders"
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+
+    async def test() -> None:
+        async with producer_of(broker.connection, topic, send_timeout_millis=2000) as producer:
+            await producer.send(b"1", deliver_after=LONG)
+            watching = asyncio.ensure_future(watch())
+            await asyncio.to_thread(broker.kill)
+            started = time.monotonic()
+            outcomes = await asyncio.gather(
+                producer.send(b"2", deliver_after=LONG),  # its producer is open
+                producer.send(b"3", deliver_after=LONGER),
+                producer.send(b"4", deliver_after=LONGER),
+                producer.flush(),
+                return_exceptions=True,
+            )
+            assert 1.5 < time.monotonic() - started < 8
+            assert {result_of(outcome) for outcome in outcomes} == {pulsar.Result.Timeout}
+            assert not producer.is_connected()
+
+            # What waits now ends with the close, as with the plain client.
+            waiting = asyncio.ensure_future(producer.send(b"5", deliver_after=LONGEST))
+            await asyncio.sleep(0)
+            started = time.monotonic()
+            await producer.close()
+            assert time.monotonic() - started < 2
+            await asyncio.wait([waiting])
+            assert result_of(waiting.exception()) == pulsar.Result.AlreadyClosed
+            watching.cancel()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the timeout is short
+        asyncio.run(test())
+    assert max(gaps) < 1.5
+
+
+@pytest.mark.long
+def test_an_opening_waits_for_a_broker_that_comes_back(
+    private_broker: Callable[..., EmbeddedBroker],
+) -> None:
+    broker = private_broker()
+    topic = "persistent://public/default/orders"
+
+    async def test() -> list[Any]:
+        async with producer_of(broker.connection, topic, send_timeout_millis=280_000) as producer:
+            await producer.send(b"0", deliver_after=LONGER)
+            await asyncio.to_thread(broker.kill)
+            sends = [
+                asyncio.ensure_future(producer.send(b"%d" % number, deliver_after=LONG))
+                for number in range(20)
+            ]
+            await asyncio.sleep(0.5)
+            assert not any(sent.done() for sent in sends)
+            await asyncio.to_thread(broker.start)
+            found = await asyncio.gather(*sends)
+            await producer.close()
+            return [(where.ledger_id(), where.entry_id(), where.batch_index()) for where in found]
+
+    positions = asyncio.run(test())
+    assert positions == sorted(positions)
+    assert len(set(positions)) == 20
