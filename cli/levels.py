@@ -13,12 +13,12 @@ from delaylevel.model.formatting import exact_duration
 from delaylevel.model.level_topic import (
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
+    LEVEL_PREFIX,
     LEVEL_SUFFIX,
     MOST_WINDOW_PARTITIONS,
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
-    default_level_topic,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -75,7 +75,8 @@ def levels() -> None:
 @examples(
     "delaylevel levels create orders",
     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
-    "delaylevel levels create orders --target invoices --level-topic billing-delay-level",
+    "delaylevel levels create orders --target invoices --level-topic _billing-delay-level",
+    "delaylevel levels create orders --level-namespace public/levels",
     "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
 )
 @levels.command()
@@ -115,6 +116,7 @@ def levels() -> None:
     help="Further business topic to serve. Repeatable.",
 )
 @options.level_topic
+@options.level_namespace
 @options.mover
 @options.final_window
 @click.option(
@@ -139,10 +141,16 @@ def create(
     then: tuple[PartitionStrategy, ...],
     more_targets: tuple[str, ...],
     level_topic: str | None,
+    level_namespace: str | None,
     output: str,
     **fields: Any,
 ) -> None:
     """Create the level topic of a business topic TOPIC.
+
+    It is called _TOPIC-delay-level, so that no consumer with a pattern such as TOPIC.* receives
+    parked messages. With --level-namespace, it is in a namespace of its own, which also protects
+    against patterns for all topics of TOPIC's namespace. An existing level topic of the name that
+    earlier releases used, TOPIC-delay-level, is kept.
 
     Also creates its topics for held messages and dead letters, its subscriptions and policies, and
     with --final-window tracker its window and journal. The command may be repeated: it creates
@@ -150,19 +158,22 @@ def create(
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):
+        served = business.local.removesuffix(LEVEL_SUFFIX).removeprefix(LEVEL_PREFIX)
         raise InvalidInputError(
             f"{topic} looks like a level topic: name the business topic that it serves "
-            f"({topic.removesuffix(LEVEL_SUFFIX)}), and --level-topic if it has another name"
+            f"({business.namespace_path}/{served}), and --level-topic if it has another name"
         )
+    if level_topic is not None and level_namespace is not None:
+        raise InvalidInputError("give --level-topic or --level-namespace, not both")
     strategy = ("partition_by", "maximum_delay", "lead", "overflow")
     coarse = PartitionStrategy(**{name: fields.pop(name) for name in strategy})
-    wanted = LevelTopicDescription(
-        topic=level_topic or default_level_topic(business.full),
-        levels=Levels([coarse, *then]),
-        targets=(business.full, *more_targets),
-        **fields,
-    )
     with Admin.from_connection(settings.connection()) as admin:
+        wanted = LevelTopicDescription(
+            topic=level_topic or topics.default_name(admin, business.full, level_namespace),
+            levels=Levels([coarse, *then]),
+            targets=(business.full, *more_targets),
+            **fields,
+        )
         made = topics.create(admin, wanted)
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
@@ -197,7 +208,7 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
 
 @examples(
     "delaylevel levels describe orders",
-    "delaylevel levels describe orders-delay-level -o wide",
+    "delaylevel levels describe _orders-delay-level -o wide",
     "delaylevel levels describe orders -o json",
 )
 @levels.command()

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from delaylevel.errors import InvalidInputError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
+from delaylevel.model.topic_name import parse_namespace
 
 from .output import FORMATS
 from .values import DURATION, DURATION_MS, TIME, OneOf, parse_pairs
@@ -74,7 +74,12 @@ final_window = click.option(
     help="Component that holds messages between their last hand-off and their due time.",
 )
 level_topic = click.option(
-    "--level-topic", metavar="NAME", help="Name of the level topic; by default TOPIC-delay-level."
+    "--level-topic", metavar="NAME", help="Name of the level topic; by default _TOPIC-delay-level."
+)
+level_namespace = click.option(
+    "--level-namespace",
+    metavar="TENANT/NAMESPACE",
+    help="Namespace of the level topic; that of the business topic by default.",
 )
 # The following need further attributes, such as a default.
 max_delay = functools.partial(
@@ -123,8 +128,7 @@ def log(function: Function) -> Function:
 
 
 def _check_namespace(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if len(value.split("/")) != 2 or not all(value.split("/")):
-        raise InvalidInputError(f"{value!r} is not a namespace: write tenant/namespace")
+    parse_namespace(value)
     return value
 
 

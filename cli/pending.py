@@ -88,7 +88,7 @@ def pending() -> None:
     "delaylevel pending list orders --where \"properties['kind'] = 'reminder'\" -o wide",
     "delaylevel pending list orders --key customer-7 --limit 0 -o jsonl",
     "delaylevel pending list orders --property invoice=2030-117",
-    "delaylevel pending list orders --id public/default/orders-delay-level-partition-3:12:7:0",
+    "delaylevel pending list orders --id public/default/_orders-delay-level-partition-3:12:7:0",
 )
 @pending.command("list")
 @click.argument("topic")

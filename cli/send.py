@@ -141,6 +141,7 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 @click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
 @click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
 @options.level_topic
+@options.level_namespace
 @click.option(
     "--jsonl", type=click.File("r"), metavar="FILE", help="File of JSON lines; - for stdin."
 )
@@ -151,6 +152,7 @@ def send(
     topic: str,
     body: str | None,
     level_topic: str | None,
+    level_namespace: str | None,
     jsonl: TextIO | None,
     output: str,
     **arguments: Any,
@@ -177,7 +179,8 @@ def send(
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1
-    result = _deliver(connection, topic, level_topic, messages, length)
+    place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
+    result = _deliver(connection, topic, place, messages, length)
     emit_one(result, _COLUMNS, output)
     if result["failed"]:
         click.get_current_context().exit(1)
@@ -186,7 +189,7 @@ def send(
 def _deliver(
     connection: Connection,
     topic: str,
-    level_topic: str | None,
+    place: dict[str, str | None],
     messages: Iterable[Outgoing],
     length: int | None,
 ) -> dict[str, Any]:
@@ -215,7 +218,7 @@ def _deliver(
         client.create_producer(
             topic,
             enable_delay_level_topic=True,
-            delay_level_topic=level_topic,
+            **place,
             create_level_topic=False,
             block_if_queue_full=True,
             batching_enabled=True,

@@ -112,7 +112,9 @@ class SparkSyncJob:
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
         self.stats = JobStats()
         with Admin.from_connection(connection) as admin:
-            self.descriptions = tuple(describe(admin, name) for name in settings.level_topics)
+            self.descriptions = tuple(
+                describe(admin, name, search=True) for name in settings.level_topics
+            )
             for description in self.descriptions:
                 check_movable(description)
                 check_delivery(description, settings.delivery)

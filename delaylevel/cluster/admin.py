@@ -156,6 +156,9 @@ class Admin(OperatorAdmin):
         names = self._rest.get(f"persistent/{_namespace(namespace)}/partitioned") or ()
         return sorted(TopicName.parse(name) for name in names)
 
+    def list_namespaces(self, tenant: str) -> list[str]:
+        return sorted(self._rest.get(f"namespaces/{quote(tenant, safe='')}") or ())
+
     # --- topics ----------------------------------------------------------------------------
 
     def topic_exists(self, topic: TopicName) -> bool:

@@ -136,6 +136,9 @@ class TopicAdmin(Protocol):
     def list_partitioned_topics(self, namespace: str) -> list[TopicName]:
         """Return the partitioned topics of a namespace (``tenant/namespace``), sorted."""
 
+    def list_namespaces(self, tenant: str) -> list[str]:
+        """Return the namespaces of a tenant (``tenant/namespace``), sorted."""
+
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
         """Return the policies of a namespace (``tenant/namespace``)."""
 

@@ -114,7 +114,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._topics: list[_ServedTopic] = []
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
-        described = [served(admin, name) for name in dict.fromkeys(level_topics)]
+        described = [served(admin, name, search=True) for name in dict.fromkeys(level_topics)]
         if settings.delivery is Delivery.EFFECTIVELY_ONCE:
             for description in described:
                 require_on_targets(admin, description)
@@ -240,16 +240,17 @@ class Dispatcher:
                 del topic.owners[index]
 
 
-def served(admin: TopicAdmin, name: str) -> LevelTopicDescription:
+def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:
     """Return the description of a level topic that a dispatcher can serve.
 
     Args:
         name: name of the level topic or of its business topic.
+        search: as for :func:`delaylevel.topics.describe`.
 
     Raises:
         LevelTopicError: it is missing, or its final window is not ``tracker``.
     """
-    description = topics.describe(admin, name)
+    description = topics.describe(admin, name, search=search)
     if description.final_window is not FinalWindow.TRACKER:
         raise LevelTopicError(
             f"level topic {description.topic} has the final window "
@@ -265,7 +266,7 @@ def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...
     Raises:
         LevelTopicError: as for `served`.
     """
-    return window_stats(admin, served(admin, name)).reported
+    return window_stats(admin, served(admin, name, search=True)).reported
 
 
 def sweep(directory: Path) -> None:

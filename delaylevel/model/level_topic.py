@@ -12,7 +12,7 @@ from typing import Any
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
 
 from .strategy import Levels
-from .topic_name import TopicName
+from .topic_name import TopicName, parse_namespace
 
 FORMAT_VERSION = 1
 # The property of the level topic that holds the description.
@@ -27,6 +27,10 @@ TARGET_PREFIX = "delaylevel.target."
 # The durable subscription of every source topic: it keeps the data and the mover's position.
 SUBSCRIPTION = "delaylevel"
 
+# Default names of level topics: ``_orders-delay-level``. With the prefix, no pattern for business
+# topics that names their beginning or their end matches one of our topics. Two underscores are
+# reserved for topics of Pulsar itself.
+LEVEL_PREFIX = "_"
 LEVEL_SUFFIX = "-delay-level"
 HELD_SUFFIX = "-held"
 DEAD_LETTER_SUFFIX = "-DLQ"
@@ -274,6 +278,37 @@ class LevelTopicDescription:
         return replace(described, targets=(*described.targets, *added))
 
 
-def default_level_topic(business_topic: str) -> str:
-    """Return the default name of the level topic of a business topic."""
-    return TopicName.parse(business_topic).with_suffix(LEVEL_SUFFIX).full
+def default_level_topic(business_topic: str, namespace: str | None = None) -> str:
+    """Return the default name of a new level topic.
+
+    Args:
+        business_topic: the business topic.
+        namespace: ``tenant/namespace`` of the level topic; that of the business topic by default.
+            In another namespace, the name contains the business topic's tenant and namespace,
+            because business topics of several namespaces may have their level topics there.
+
+    Raises:
+        InvalidInputError: a name is not valid.
+    """
+    name = TopicName.parse(business_topic)
+    tenant, namespace_name, local = name.tenant, name.namespace, name.local
+    if namespace is not None and namespace != name.namespace_path:
+        tenant, namespace_name = parse_namespace(namespace)
+        local = f"{name.tenant}.{name.namespace}.{local}"
+    return TopicName(tenant, namespace_name, f"{LEVEL_PREFIX}{local}{LEVEL_SUFFIX}").full
+
+
+def default_level_topics(business_topic: str, namespace: str | None = None) -> tuple[str, ...]:
+    """Return the names under which a business topic's level topic is searched for, in order.
+
+    The first one is that of a new level topic. Earlier releases called level topics
+    ``<topic>-delay-level``; those keep their names.
+
+    Args:
+        business_topic: the business topic.
+        namespace: as for :func:`default_level_topic`.
+    """
+    current = default_level_topic(business_topic, namespace)
+    if namespace is not None:
+        return (current,)
+    return current, TopicName.parse(business_topic).with_suffix(LEVEL_SUFFIX).full

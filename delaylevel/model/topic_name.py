@@ -82,3 +82,15 @@ class TopicName:
 
     def __str__(self) -> str:
         return self.full
+
+
+def parse_namespace(namespace: str) -> tuple[str, str]:
+    """Return tenant and namespace of ``tenant/namespace``.
+
+    Raises:
+        InvalidInputError: the text has another form.
+    """
+    parts = namespace.split("/")
+    if len(parts) != 2 or not all(parts):
+        raise InvalidInputError(f"{namespace!r} is not a namespace: write tenant/namespace")
+    return parts[0], parts[1]

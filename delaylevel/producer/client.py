@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 OWN_OPTIONS = (
-    *("enable_delay_level_topic", "delay_level_topic", "partition_strategy", "mover"),
-    *("final_window", "create_level_topic", "max_message_size"),
+    *("enable_delay_level_topic", "delay_level_topic", "delay_level_namespace"),
+    *("partition_strategy", "mover", "final_window", "create_level_topic", "max_message_size"),
 )
 
 
@@ -154,6 +154,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         *args: Any,
         enable_delay_level_topic: bool = False,
         delay_level_topic: str | None = None,
+        delay_level_namespace: str | None = None,
         partition_strategy: StrategyArgument = None,
         mover: Mover | str = Mover.SPARK,
         final_window: FinalWindow | str = FinalWindow.TRACKER,
@@ -166,8 +167,12 @@ class DelayLevelClient(BaseClient, pulsar.Client):
         Args:
             topic: the business topic.
             enable_delay_level_topic: False (the default) for a plain ``pulsar.Producer``.
-            delay_level_topic: the level topic; ``<topic>-delay-level`` by default. One level topic
-                may serve several business topics.
+            delay_level_topic: the level topic; by default the existing one of the business topic,
+                or ``_<topic>-delay-level`` for a new one. One level topic may serve several
+                business topics.
+            delay_level_namespace: the namespace (``tenant/namespace``) of the level topic; that of
+                the business topic by default. Consumers with a pattern for all topics of the
+                business topic's namespace do not receive parked messages from another one.
             partition_strategy: one strategy, or a list of them from coarse to fine. By default,
                 the strategy of the existing level topic, or 30 days by DAY for a new one.
             mover, final_window: properties of a new level topic.
@@ -198,6 +203,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
                 topic,
                 options,
                 level_topic=delay_level_topic,
+                level_namespace=delay_level_namespace,
                 strategy=partition_strategy,
                 mover=mover,
                 final_window=final_window,
@@ -221,6 +227,7 @@ def wrap(
     *,
     partition_strategy: StrategyArgument = None,
     delay_level_topic: str | None = None,
+    delay_level_namespace: str | None = None,
     mover: Mover | str = Mover.SPARK,
     final_window: FinalWindow | str = FinalWindow.TRACKER,
     create_level_topic: bool = True,
@@ -246,8 +253,8 @@ def wrap(
         producer: a ``pulsar.Producer``. It still sends the messages that are not parked, and is
             closed together with the wrapper.
         client: the client that created it, a ``pulsar.Client`` or a :class:`DelayLevelClient`.
-        partition_strategy, delay_level_topic, mover, final_window, create_level_topic: as in
-            :meth:`DelayLevelClient.create_producer`.
+        partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
+            create_level_topic: as in :meth:`DelayLevelClient.create_producer`.
         admin_url, admin: the admin interface, if the client has none.
         admin_token, tls_trust_certs_file_path, tls_validate_hostname: the token, the trusted
             certificates (PEM; those of ``certifi`` by default) and the check of the host name for
@@ -299,6 +306,7 @@ def wrap(
             client.get_topic_partitions,
             clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
             level_topic=delay_level_topic,
+            level_namespace=delay_level_namespace,
             strategy=partition_strategy,
             mover=mover,
             final_window=final_window,

@@ -14,13 +14,14 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
     Mover,
-    default_level_topic,
+    default_level_topics,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy, as_levels
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry
 
 from .client_errors import PulsarInvalidTopicError
+from .counts import PartitionCounts, creation_command
 from .level_topic_cache import Describe
 from .options import (
     check_max_message_size,
@@ -82,6 +83,7 @@ def prepare(
     mover: Mover | str,
     final_window: FinalWindow | str,
     create: bool,
+    level_namespace: str | None = None,
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
 ) -> ProducerSetup:
     """Find the level topic of a producer, or check that it can be created; derive the settings.
@@ -94,18 +96,24 @@ def prepare(
         admin: the admin interface, or None.
         partitions_of: the client's ``get_topic_partitions``.
         clock: source of the time at which a message is sent.
-        level_topic, strategy, mover, final_window, create, max_message_size: as in
-            :meth:`~delaylevel.DelayLevelClient.create_producer`.
+        level_topic, strategy, mover, final_window, create, level_namespace, max_message_size: as
+            in :meth:`~delaylevel.DelayLevelClient.create_producer`.
     """
     check_producer_options(options)
     check_max_message_size(max_message_size)
+    if level_topic is not None and level_namespace is not None:
+        raise InvalidInputError(
+            f"delay_level_topic is {level_topic!r} and delay_level_namespace is "
+            f"{level_namespace!r}: give one of them; the name of a topic contains its namespace"
+        )
     try:
         target = TopicName.parse(topic).full
     except InvalidInputError as error:
         raise PulsarInvalidTopicError(str(error)) from None
     configured = as_levels(strategy) if strategy is not None else None
+    names = (level_topic,) if level_topic else default_level_topics(target, level_namespace)
     wanted = LevelTopicDescription(
-        topic=level_topic or default_level_topic(topic),
+        topic=names[0],
         levels=configured or as_levels(PartitionStrategy()),
         targets=(target,),
         mover=Mover(mover),
@@ -113,8 +121,10 @@ def prepare(
     )
     create_missing = describe = None
     if admin is None:
-        description = _checked_by_counts(wanted, partitions_of)
+        description = PartitionCounts(partitions_of).choose(wanted, names)
     else:
+        if level_topic is None:
+            wanted = replace(wanted, topic=registry.default_name(admin, target, level_namespace))
         found = _found(admin, wanted, target, configured, create)
         if found is None:
             create_missing = partial(registry.create, admin, wanted)
@@ -149,8 +159,8 @@ def _found(
     if found is None:
         if not create:
             raise LevelTopicError(
-                f"level topic {wanted.topic} does not exist: create it with `delaylevel levels "
-                f"create {target}`, or allow the producer to (create_level_topic=True)"
+                f"level topic {wanted.topic} does not exist: create it with "
+                f"`{creation_command(wanted)}`, or allow the producer to (create_level_topic=True)"
             )
         return None
     if configured is not None and not found.accepts(configured):
@@ -163,36 +173,3 @@ def _found(
         )
     found.check_target(target)
     return found
-
-
-def _checked_by_counts(
-    description: LevelTopicDescription, partitions_of: Callable[[str], Sequence[str]]
-) -> LevelTopicDescription:
-    """Check the partition counts of the levels; return the description with the window's count."""
-
-    def count_of(topic: str) -> int:
-        found = list(partitions_of(topic))
-        return 0 if found == [topic] else len(found)
-
-    for level in description.levels:
-        topic = description.level_topic(level.index).full
-        count = count_of(topic)
-        if count != level.partitions:
-            has = f"has {count} partitions" if count else "does not exist or is not partitioned"
-            raise LevelTopicError(
-                f"level topic {topic} {has}; the strategy ({description.levels}) needs "
-                f"{level.partitions}. Create it with `delaylevel levels create`; if it was "
-                "expanded, name the longer maximum_delay; or give the client an admin_url, so that "
-                "it can read and create level topics"
-            )
-    if description.final_window is not FinalWindow.TRACKER:
-        return description
-    topic = description.window_topic.full
-    count = count_of(topic)
-    if not count:
-        raise LevelTopicError(
-            f"window topic {topic} does not exist or is not partitioned: name the final_window of "
-            f"level topic {description.topic} (final_window='broker'), or give the client an "
-            "admin_url, so that it can read it"
-        )
-    return replace(description, window_partitions=count)

@@ -147,6 +147,13 @@ class MemoryAdmin(OperatorAdmin):
                 name for name in self._broker.partitioned if name.namespace_path == namespace
             )
 
+    def list_namespaces(self, tenant: str) -> list[str]:
+        with self._lock:
+            found = sorted(name for name in self._broker.namespaces if name.split("/")[0] == tenant)
+        if not found:
+            raise not_found(f"tenant {tenant}")
+        return found
+
     def namespace_policies(self, namespace: str) -> NamespacePolicies:
         return self._broker.policies_of(namespace)
 

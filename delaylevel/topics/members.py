@@ -18,6 +18,7 @@ from delaylevel.errors import (
     ConflictError,
     LevelTopicError,
     NotFoundError,
+    PermissionDeniedError,
     StrategyMismatchError,
     UnsafeNamespaceError,
 )
@@ -53,11 +54,25 @@ def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
 
     Raises:
         NotFoundError: the namespace does not exist; the text tells how to create it.
+        PermissionDeniedError: its policies may not be read; the text names the required role.
     """
     try:
         return admin.namespace_policies(name.namespace_path)
     except NotFoundError as error:
         raise no_namespace(name.namespace_path, error) from None
+    except PermissionDeniedError as error:
+        raise no_access(name.namespace_path, error) from None
+
+
+def no_access(namespace: str, error: PermissionDeniedError) -> PermissionDeniedError:
+    """Return the error for a namespace that may not be used, with its remedy."""
+    return PermissionDeniedError(
+        f"level topics cannot be created in namespace {namespace} ({error}): create them with the "
+        "token of a role that is an admin of the tenant (`delaylevel levels create … "
+        f"--level-namespace {namespace}`), and grant this role access to their topics",
+        status=error.status,
+        reason=error.reason,
+    )
 
 
 def no_namespace(namespace: str, error: NotFoundError) -> NotFoundError:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
-from delaylevel.errors import LevelTopicError, NotFoundError
+from delaylevel.errors import AdminError, LevelTopicError, NotFoundError, PermissionDeniedError
 from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
     default_level_topic,
+    default_level_topics,
 )
 from delaylevel.model.topic_name import TopicName
 
@@ -120,13 +122,27 @@ def find(admin: TopicAdmin, topic: str) -> LevelTopicDescription | None:
     return described
 
 
+def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None = None) -> str:
+    """Return the name of a business topic's level topic: the existing one's, or that of a new one.
+
+    An existing level topic counts under the present default name and under that of earlier
+    releases, in this order, if it carries the business topic's messages.
+
+    Args:
+        namespace: ``tenant/namespace`` of the level topic; that of the business topic by default.
+    """
+    found = _default_named(admin, TopicName.parse(business_topic), namespace)
+    return found[0] if found else default_level_topic(business_topic, namespace)
+
+
 def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTopicDescription:
     """Return the description of a level topic.
 
     Args:
         topic: the level topic, one of its member topics or their partitions, or a business topic
             whose level topic has the default name.
-        search: True to search the namespace of a business topic for level topics of other names.
+        search: True to search for level topics of other names in the namespace of a business
+            topic, and for those of the default name in the other namespaces of its tenant.
 
     Raises:
         LevelTopicError: there is none, it is unfinished, or several serve the business topic.
@@ -134,27 +150,108 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
     name = TopicName.parse(topic).without_partition
     metadata = members.metadata_of(admin, name)
     owner = metadata.properties.get(MEMBER_PROPERTY) if metadata is not None else None
-    level_topic = owner or default_level_topic(name.full)
+    if owner is not None:
+        return _existing(admin, owner, name)
+    serving = _default_named(admin, name, None)
+    if not serving and search:
+        serving = _serving(admin, name)
+    if len(serving) > 1:
+        raise LevelTopicError(
+            f"{name} is served by several level topics: name one of {', '.join(serving)}"
+        )
+    return _existing(admin, serving[0] if serving else default_level_topic(name.full), name)
+
+
+def _existing(admin: TopicAdmin, level_topic: str, name: TopicName) -> LevelTopicDescription:
+    """Return the description of the level topic to which a topic belongs.
+
+    Raises:
+        LevelTopicError: it does not exist, is unfinished, or serves other topics only.
+    """
     described = find(admin, level_topic)
+    level_name = TopicName.parse(level_topic)
     if described is not None:
-        return described
-    if members.metadata_of(admin, TopicName.parse(level_topic)) is not None:
+        belongs = {level_topic, *described.targets, *(m.topic.full for m in described.members())}
+        if name.full in belongs:
+            return described
+        raise LevelTopicError(
+            f"{name} has no level topic ({level_topic} serves other topics): create one with "
+            f"`delaylevel levels create {name} --level-topic …`"
+        )
+    if members.metadata_of(admin, level_name) is not None:
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
-    if owner is None and search:
-        serving = [
-            found.description
-            for found in list_level_topics(admin, name.namespace_path)
-            if found.description is not None and name.full in found.description.targets
-        ]
-        if len(serving) == 1:
-            return serving[0]
-        if serving:
-            listed = ", ".join(description.topic for description in serving)
-            raise LevelTopicError(f"{name} is served by several level topics: name one of {listed}")
     raise LevelTopicError(
         f"{name} has no level topic ({level_topic} does not exist): create one with "
         f"`delaylevel levels create {name}`"
     )
+
+
+def _default_named(
+    admin: TopicAdmin, business_topic: TopicName, namespace: str | None
+) -> list[str]:
+    """Return the level topics of default names that carry a business topic, the current name first.
+
+    A role may have grants on the topics of one name only: the other name does not count then.
+
+    Raises:
+        PermissionDeniedError: none was found, and one may not be looked at.
+    """
+    found, denied = [], None
+    for name in default_level_topics(business_topic.full, namespace):
+        try:
+            if _carries(admin, name, business_topic):
+                found.append(name)
+        except PermissionDeniedError as error:
+            denied = denied or error
+    if denied is not None and not found:
+        raise denied
+    return found
+
+
+def _carries(admin: TopicAdmin, level_topic: str, business_topic: TopicName) -> bool:
+    """Return True if a level topic exists, also unfinished or damaged, and carries a topic."""
+    metadata = members.metadata_of(admin, TopicName.parse(level_topic))
+    properties = metadata.properties if metadata is not None else {}
+    if properties.get(MEMBER_PROPERTY) != level_topic:
+        return False
+    try:
+        described = LevelTopicDescription.from_properties(level_topic, properties)
+        if described is None and PLAN_PROPERTY in properties:
+            described = LevelTopicDescription.from_json(level_topic, properties[PLAN_PROPERTY])
+    except LevelTopicError:
+        return True  # the next one who reads it raises the error
+    return described is None or business_topic.full in described.targets
+
+
+def _serving(admin: TopicAdmin, business_topic: TopicName) -> list[str]:
+    """Return the level topics of other names or namespaces that carry a business topic.
+
+    Topics and namespaces that the role may not list are left out.
+    """
+    found: list[str] = []
+    with contextlib.suppress(PermissionDeniedError):
+        found = [
+            item.topic
+            for item in list_level_topics(admin, business_topic.namespace_path)
+            if item.description is not None and business_topic.full in item.description.targets
+        ]
+    if found:
+        return found
+    try:
+        namespaces = admin.list_namespaces(business_topic.tenant)
+    except AdminError:
+        return []
+
+    def look(namespace: str) -> str | None:
+        name = default_level_topic(business_topic.full, namespace)
+        try:
+            return name if _carries(admin, name, business_topic) else None
+        except AdminError:
+            return None
+
+    others = [name for name in namespaces if name != business_topic.namespace_path]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [name for name in pool.map(look, others) if name is not None]
 
 
 def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic]:
