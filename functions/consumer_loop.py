@@ -21,6 +21,7 @@ from delaylevel.cluster.targets.clients import TargetClients, close_anyway
 from delaylevel.errors import DelayLevelError, LevelTopicError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Mover, Role
 from delaylevel.topics import registry as topics
+from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .relay import Relay, RelayReport
 from .settings import FunctionSettings
@@ -85,6 +86,7 @@ class ConsumerLoop:
         self._name = name
         self._report = report
         self._warning = RepeatedWarning(log, f"level topic {settings.level_topic}")
+        self._watch = ForeignSubscriptionWatch(admin)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -154,14 +156,15 @@ class ConsumerLoop:
             while replaces:
                 close_anyway(replaces.pop(), "consumer")
             log.info("moving %s (%s)", description.topic, description.levels)
-            self._receive(consumer, relay)
+            self._watch.look(description)
+            self._receive(consumer, relay, description)
         finally:
             relay.close()
             close_anyway(consumer, "consumer")
             if self._targets is not None:
                 self._targets.close()
 
-    def _receive(self, consumer: Any, relay: Relay) -> None:
+    def _receive(self, consumer: Any, relay: Relay, description: LevelTopicDescription) -> None:
         received = 0
         receive = getattr(consumer, "_consumer", consumer).receive  # past the client's wrapper
         report_at_s = relay.now_s() + _REPORT_S
@@ -183,5 +186,6 @@ class ConsumerLoop:
                 if relay.now_s() >= report_at_s:
                     report_at_s = relay.now_s() + _REPORT_S
                     self._warning.over()
+                    self._watch.look(description)
                     if self._report is not None:
                         self._report(relay.take_report(), relay)

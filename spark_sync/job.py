@@ -36,6 +36,7 @@ from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover.hop import check_delivery
 from delaylevel.prometheus import serve
 from delaylevel.topics.deduplication import require_everywhere
+from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 from delaylevel.topics.registry import describe
 
 from . import control
@@ -109,6 +110,7 @@ class SparkSyncJob:
         self._ready = threading.Event()
         self._stop_requested_s: float | None = None
         self._control_dir = ""
+        self._watches: list[tuple[ForeignSubscriptionWatch, LevelTopicDescription]] = []
         self._warning = RepeatedWarning(log, f"Spark job for {', '.join(settings.level_topics)}")
         self.stats = JobStats()
         with Admin.from_connection(connection) as admin:
@@ -156,6 +158,7 @@ class SparkSyncJob:
                 tempfile.TemporaryDirectory(prefix="delaylevel-sync-", ignore_cleanup_errors=True)
             )
             admin = stack.enter_context(Admin.from_connection(self._connection))
+            self._watches = [(ForeignSubscriptionWatch(admin), item) for item in self.descriptions]
             backlogs = BacklogReader(admin, self.descriptions)
             if self._settings.metrics_port is not None:
                 topics = tuple(item.topic for item in self.descriptions)
@@ -256,6 +259,8 @@ class SparkSyncJob:
             while not query.awaitTermination(_POLL_S):
                 if listener.warm.is_set():
                     self._ready.set()
+                    for watch, description in self._watches:
+                        watch.look(description)
                 if listener.moving.is_set():
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):

@@ -75,7 +75,8 @@ def list_view(found: FoundLevelTopic, at: LevelTopicStatus | None) -> dict[str, 
     """Return a level topic as one row of a list; without a description, its name and problem."""
     if found.description is None or at is None:
         return {"topic": found.topic, "problem": found.problem}
-    problem = f"{len(at.problems)}: {at.problems[0]}" if at.problems else None
+    problems = _problems(at)
+    problem = f"{len(problems)}: {problems[0]}" if problems else None
     return {**description_view(found.description), **_state_view(at), "problem": problem}
 
 
@@ -90,7 +91,7 @@ def status_view(at: LevelTopicStatus) -> dict[str, Any]:
         "log_entries": at.log_entries,
         "dispatchers": list(at.dispatchers),
         "consumers": list(at.consumers),
-        "problems": _some(at.problems),
+        "problems": _some(_problems(at)),
     }
 
 
@@ -120,6 +121,10 @@ def _state_view(at: LevelTopicStatus) -> dict[str, Any]:
         "behind_ms": at.behind_ms or None,
         "mover_alive": at.mover_alive,
     }
+
+
+def _problems(at: LevelTopicStatus) -> list[str]:
+    return [*at.problems, *map(str, at.foreign)]
 
 
 def _some(lines: Sequence[str], most: int = 5) -> list[str]:

@@ -143,6 +143,7 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
             ),
             delayed_entries=item.get("msgDelayed", 0),
             messages_out=item.get("msgOutCounter", 0),
+            acknowledged_ms=item.get("lastMarkDeleteAdvancedTimestamp") or None,
         )
     return PartitionStats(
         storage_bytes=value["storageSize"],

@@ -90,12 +90,15 @@ class SubscriptionStats:
         backlog_entries: number of entries that are not acknowledged. A batch is one entry.
         oldest_publish_ms: publish time of the oldest entry that is not acknowledged, ms since the
             epoch; None without a backlog.
-        type: ``Exclusive``, ``Shared``, ``Failover``, ``Key_Shared``; ``None`` without a consumer.
+        type: ``Exclusive``, ``Shared``, ``Failover``, ``Key_Shared``; ``None`` if it had no
+            consumer since the broker opened the partition.
         durable: True if it survives its consumers.
         consumers: the connected consumers.
         delayed_entries: number of entries that the broker holds until they are due; known only
             while a consumer is connected.
         messages_out: number of messages delivered since the broker opened the partition.
+        acknowledged_ms: time of the last cumulative progress since the broker opened the
+            partition, ms since the epoch; None without any.
     """
 
     backlog_entries: int
@@ -105,6 +108,7 @@ class SubscriptionStats:
     consumers: tuple[ConsumerStats, ...] = ()
     delayed_entries: int = 0
     messages_out: int = 0
+    acknowledged_ms: int | None = None
 
 
 @dataclass(frozen=True)

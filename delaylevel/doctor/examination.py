@@ -25,6 +25,7 @@ from .finding import Finding, Outcome, Problem
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Outcome]], ...] = (
     ("partitions", topic_checks.partitions),
     ("subscriptions", topic_checks.subscriptions),
+    ("foreign subscriptions", topic_checks.foreign_subscriptions),
     ("message ttl", topic_checks.expiry),
     ("inactive deletion", topic_checks.inactivity),
     ("replication", topic_checks.replication),

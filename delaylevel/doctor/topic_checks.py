@@ -70,6 +70,19 @@ def subscriptions(context: LevelTopicContext) -> Outcome:
     )
 
 
+def foreign_subscriptions(context: LevelTopicContext) -> Outcome:
+    """Check that no subscription of a member topic belongs to somebody else."""
+    patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
+    return Outcome.of(
+        Problem(
+            str(found),
+            f"close its consumers, or {patterns}"
+            + (f"; then `{found.removal}`" if found.durable else ""),
+        )
+        for found in context.status.foreign
+    )
+
+
 def expiry(context: LevelTopicContext) -> Outcome:
     """Check that no message TTL applies to a topic that keeps parked messages."""
     broker_s, namespace_s = context.cluster.settings.message_ttl_s, context.policies.message_ttl_s

@@ -308,7 +308,8 @@ def default_level_topics(business_topic: str, namespace: str | None = None) -> t
         business_topic: the business topic.
         namespace: as for :func:`default_level_topic`.
     """
+    name = TopicName.parse(business_topic)
     current = default_level_topic(business_topic, namespace)
-    if namespace is not None:
+    if namespace not in (None, name.namespace_path):
         return (current,)
-    return current, TopicName.parse(business_topic).with_suffix(LEVEL_SUFFIX).full
+    return current, name.with_suffix(LEVEL_SUFFIX).full

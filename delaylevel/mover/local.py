@@ -21,6 +21,7 @@ from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.topics import registry as topics
 from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
 from .ready import NextChecks, ready_bound
@@ -63,6 +64,7 @@ class LocalMover:
             description,
             now_s=self._clock.monotonic_s,
         )
+        self._watch = ForeignSubscriptionWatch(admin)
         self._planned_s = self._clock.monotonic_s()
         self._clients = None if target_client is None else TargetClients(target_client)
         self._forwarder = self._open_forwarder()
@@ -77,6 +79,7 @@ class LocalMover:
         total = ForwardReport()
         now_ms = self._next_checks.start_pass()
         self._use(self._descriptions.current())
+        self._watch.look(self._description)
         lead_ms = self._description.levels.smallest_lead_ms
         bounds = [
             (source, ready_bound(self._admin, source, self._next[source.topic], now_ms, lead_ms))

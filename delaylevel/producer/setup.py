@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import InvalidInputError, LevelTopicError, StrategyMismatchError
 from delaylevel.model.clock import Clock
@@ -22,6 +23,7 @@ from delaylevel.topics import registry
 
 from .client_errors import PulsarInvalidTopicError
 from .counts import PartitionCounts, creation_command
+from .delivery_watch import WATCHES
 from .level_topic_cache import Describe
 from .options import (
     check_max_message_size,
@@ -133,6 +135,8 @@ def prepare(
     settings, warning = level_producer_settings(options, description)
     if admin is not None and create_missing is not None:
         registry.check_creatable(admin, wanted)
+    if isinstance(admin, Admin):  # in the in-memory Pulsar, movers run only when time passes
+        WATCHES.add(admin, description, target, describe)
     window_settings = window_producer_settings(settings, options)
     return ProducerSetup(
         description,

@@ -6,7 +6,7 @@ the Spark job, deletion and the dispatchers derive their values from these class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -168,9 +168,13 @@ class LevelTopicStats:
 
 
 def read_stats(
-    admin: TopicAdmin, description: LevelTopicDescription, *, as_described: bool = False
+    admin: TopicAdmin,
+    description: LevelTopicDescription,
+    *,
+    as_described: bool = False,
+    roles: Collection[Role] = tuple(Role),
 ) -> LevelTopicStats:
-    """Request the statistics of every member topic: one request for each, eight at a time.
+    """Request the statistics of member topics: one request for each, eight at a time.
 
     A topic that does not exist has partitions without statistics.
 
@@ -178,6 +182,7 @@ def read_stats(
         as_described: return exactly the partitions that the description names, and request those
             that the broker left out one by one. Otherwise return the additional partitions of an
             unfinished expansion too.
+        roles: the roles of the member topics; all by default.
 
     Raises:
         BrokerError: a topic's statistics cannot be read.
@@ -190,7 +195,8 @@ def read_stats(
             return _interpreted(description, member, {})
 
     with ThreadPoolExecutor(_THREADS, "delaylevel-stats") as pool:
-        return LevelTopicStats(description, tuple(pool.map(look, description.members())))
+        members = [member for member in description.members() if member.role in roles]
+        return LevelTopicStats(description, tuple(pool.map(look, members)))
 
 
 def window_stats(admin: TopicAdmin, description: LevelTopicDescription) -> MemberStats:

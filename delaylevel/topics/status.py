@@ -11,6 +11,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDe
 from delaylevel.model.topic_name import TopicName
 
 from .stats import LevelTopicStats, PartitionStatus, read_stats
+from .subscriptions import ForeignSubscription, foreign_subscriptions
 
 __all__ = ["LevelTopicStatus", "PartitionStatus", "status", "status_of"]
 
@@ -29,6 +30,7 @@ class LevelTopicStatus:
         partitions: a row for each partition of each level, coarse to fine.
         others: a row for each partition of the held topic, dead letters, window and journal.
         problems: missing topics and subscriptions, a line each.
+        foreign: subscriptions of the member topics that are not ours.
     """
 
     description: LevelTopicDescription
@@ -36,6 +38,7 @@ class LevelTopicStatus:
     partitions: tuple[PartitionStatus, ...]
     others: tuple[PartitionStatus, ...]
     problems: tuple[str, ...]
+    foreign: tuple[ForeignSubscription, ...] = ()
 
     def rows(self, *roles: Role) -> tuple[PartitionStatus, ...]:
         """Return the rows of the member topics with one of the roles."""
@@ -153,6 +156,11 @@ def status_of(admin: TopicAdmin, stats: LevelTopicStats, now_ms: int) -> LevelTo
         partitions=tuple(row for row in rows if row.role is Role.LEVEL),
         others=tuple(row for row in rows if row.role is not Role.LEVEL),
         problems=tuple(problems),
+        foreign=tuple(
+            found
+            for item in stats.members
+            for found in foreign_subscriptions(item.member, item.broker_stats)
+        ),
     )
 
 

@@ -1,13 +1,22 @@
-"""Durable subscriptions of member topics, and subscriptions of business topics."""
+"""Subscriptions of member topics, ours and those of others, and of business topics."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.identity import topic_stats
-from delaylevel.errors import AdminError, LevelTopicError
-from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Member
+from delaylevel.cluster.values import PartitionStats, SubscriptionStats
+from delaylevel.errors import AdminError, BrokerError, LevelTopicError
+from delaylevel.model.level_topic import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+    Role,
+)
 from delaylevel.model.topic_name import TopicName
 
 _SUBSCRIBE_WAIT_S = 20.0
@@ -15,6 +24,90 @@ _SUBSCRIBE_PAUSE_S = 0.1
 _BAD_VERSION = "BadVersion"
 # Subscriptions of these types deliver a message at once, whatever its due time.
 _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
+# The names of our readers begin with it; their subscriptions end with them.
+_READER_PREFIX = f"{SUBSCRIPTION}-"
+# Subscriptions of the broker itself, such as that of compaction.
+_BROKERS_OWN = ("__", "pulsar.")
+_CONTENTS = {Role.DEAD_LETTER: "dead letters", Role.JOURNAL: "records of the journal"}
+
+
+@dataclass(frozen=True)
+class ForeignSubscription:
+    """A subscription of a member topic that is not ours.
+
+    Most of them come from a consumer with a pattern that matches our topics as well.
+
+    Attributes:
+        name: its name.
+        topic: the member topic.
+        role: the role of the member topic.
+        durable: True if it survives its consumers and keeps messages stored.
+        consumers: the addresses of its consumers, sorted.
+    """
+
+    name: str
+    topic: TopicName
+    role: Role
+    durable: bool
+    consumers: tuple[str, ...]
+
+    @property
+    def removal(self) -> str:
+        """The command that removes it."""
+        return f"pulsar-admin topics unsubscribe {self.topic} --subscription {self.name} --force"
+
+    def __str__(self) -> str:
+        contents = _CONTENTS.get(self.role, "messages before they are due")
+        where = f" (consumers at {', '.join(self.consumers)})" if self.consumers else ""
+        keeps = ", and keeps them stored" if self.durable else ""
+        return (
+            f"subscription {self.name} of {self.topic} is not ours: it receives {contents}{keeps}"
+            f"{where}"
+        )
+
+
+def foreign_subscriptions(
+    member: Member, partitions: Iterable[PartitionStats]
+) -> list[ForeignSubscription]:
+    """Return the subscriptions of a member topic that are not ours, sorted by name."""
+    found: dict[str, list[SubscriptionStats]] = {}
+    for stats in partitions:
+        for name, subscription in stats.subscriptions.items():
+            if not _is_ours(name, subscription) and not name.startswith(_BROKERS_OWN):
+                found.setdefault(name, []).append(subscription)
+    return [
+        ForeignSubscription(
+            name,
+            member.topic,
+            member.role,
+            any(subscription.durable for subscription in everywhere),
+            tuple(sorted({one.address for item in everywhere for one in item.consumers})),
+        )
+        for name, everywhere in sorted(found.items())
+    ]
+
+
+def read_foreign_subscriptions(
+    admin: TopicAdmin, description: LevelTopicDescription
+) -> list[ForeignSubscription]:
+    """Return the subscriptions of all member topics that are not ours.
+
+    Topics whose statistics the role may not read, or that do not exist, are left out.
+    """
+    found = []
+    for member in description.members():
+        try:
+            partitions = admin.partitioned_stats(member.topic).values()
+        except BrokerError:
+            continue
+        found += foreign_subscriptions(member, partitions)
+    return found
+
+
+def _is_ours(name: str, subscription: SubscriptionStats) -> bool:
+    if name == SUBSCRIPTION:
+        return True
+    return not subscription.durable and name.startswith(_READER_PREFIX)
 
 
 def subscribe(admin: TopicAdmin, member: Member) -> None:

@@ -113,7 +113,7 @@ def test_messages_pass_two_levels_on_time_and_unchanged(world: Any) -> None:
     ]
     assert len(ids) == len(set(ids))
     assert (
-        f"{world.namespace}/orders-delay-level-partition-"
+        f"{world.namespace}/_orders-delay-level-partition-"
         in arrived["7300"][0].properties()[env.ID]
     )
 
@@ -178,7 +178,7 @@ def test_with_a_tracker_every_message_reaches_the_window(world: Any) -> None:
     copies = {(index, item.properties[env.ID]) for index, item in stored if item.value == b"same"}
     assert copies == {(description.window_partition("", "mine"), "mine")}
     index, null = found[None]
-    assert null.properties[env.ID].startswith(f"{world.namespace}/orders-delay-level-")
+    assert null.properties[env.ID].startswith(f"{world.namespace}/_orders-delay-level-")
     assert index == description.window_partition("", null.properties[env.ID])
 
 
@@ -268,7 +268,7 @@ def test_a_recreated_target_gets_its_held_messages(world: Any) -> None:
         assert mover.run_once().due == 1
     message = world.receive(consumer)
     assert (message.data(), message.partition_key()) == (b"held", "k")
-    assert message.properties()[env.ID].startswith(f"{world.namespace}/orders-delay-level-p")
+    assert message.properties()[env.ID].startswith(f"{world.namespace}/_orders-delay-level-p")
 
 
 def test_malformed_and_forbidden_messages_become_dead_letters(world: Any) -> None:

@@ -83,7 +83,7 @@ def _files(reader: Any) -> None:
 def _identified(reader: Any) -> None:
     """Replace the ID in an example with the ID of an existing message."""
     first = json.loads(reader.type("delaylevel pending list orders -o jsonl").splitlines()[0])
-    reader.words["public/default/orders-delay-level-partition-3:12:7:0"] = first["id"]
+    reader.words["public/default/_orders-delay-level-partition-3:12:7:0"] = first["id"]
 
 
 def _client(reader: Any) -> pulsar.Client:
@@ -96,7 +96,7 @@ def _held(count: int) -> Step:
 
     def hold(reader: Any) -> None:
         client = _client(reader)
-        producer = client.create_producer("orders-delay-level-held", batching_enabled=False)
+        producer = client.create_producer("_orders-delay-level-held", batching_enabled=False)
         for _ in range(count):
             producer.send(b"pay me")
         client.close()
@@ -123,7 +123,7 @@ def _dead(*wrong: str) -> Step:
 
     def bury(reader: Any) -> None:
         client = _client(reader)
-        producer = client.create_producer("orders-delay-level-partition-0", batching_enabled=False)
+        producer = client.create_producer("_orders-delay-level-partition-0", batching_enabled=False)
         due = str(SystemClock().now_ms() + 3 * DAY_MS)
         for name in wrong:
             target = "orders" if name == "due" else name

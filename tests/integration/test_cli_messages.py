@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from delaylevel.cli.main import cli
 from delaylevel.cluster.connection import Connection
+from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.message import ParkedMessage
 from delaylevel.topics.registry import describe
 from world import RealWorld, Stored
@@ -49,12 +50,12 @@ def orders(run: Run, namespace: str) -> str:
     topic = f"persistent://{namespace}/orders"
     made = run("levels", "create", topic, *UNITS, "-o", "json")
     assert made.exit_code == 0, made.stderr
-    assert json.loads(made.stdout)["topic"] == f"{topic}-delay-level"
+    assert json.loads(made.stdout)["topic"] == default_level_topic(topic)
     return topic
 
 
 def parked(stored: Stored, topic: str) -> dict[bytes | None, ParkedMessage]:
-    return {message.value: message for message in stored(f"{topic}-delay-level")}
+    return {message.value: message for message in stored(default_level_topic(topic))}
 
 
 def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: RealWorld) -> None:
@@ -67,7 +68,7 @@ def test_from_the_first_command_to_the_consumer(run: Run, orders: str, world: Re
     assert sent.exit_code == 0, sent.stderr
     answer = json.loads(sent.stdout)
     assert (answer["topic"], answer["sent"], answer["failed"]) == (orders, 1, 0)
-    (message,) = world.stored(f"{orders}-delay-level")
+    (message,) = world.stored(default_level_topic(orders))
     assert f"({message.ledger},{message.entry}," in answer["message_id"]
     # The result shows the stored due time, not one from a second look at the clock.
     assert answer["due_ms"] == int(message.properties["delaylevel.due"])
@@ -199,7 +200,7 @@ def test_without_a_level_topic(run: Run, world: RealWorld) -> None:
 
 
 def test_a_level_topic_with_another_name(run: Run, orders: str, world: RealWorld) -> None:
-    level_topic = f"{orders}-delay-level"
+    level_topic = default_level_topic(orders)
     letters = f"persistent://{world.namespace}/letters"
     refused = run("send", letters, "x", "--after", "1s", "--level-topic", level_topic)
     assert refused.exit_code == 1

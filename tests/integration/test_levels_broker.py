@@ -637,7 +637,7 @@ def test_create_list_and_describe_by_command(
     made = run("create", f"{namespace}/orders", *options, "-o", "json")
     assert made.exit_code == 0, made.output
     value = json.loads(made.stdout)
-    assert value["topic"] == f"persistent://{namespace}/orders-delay-level"
+    assert value["topic"] == f"persistent://{namespace}/_orders-delay-level"
     assert value["partitions"] == 4 + 3
     assert value["levels"][1] == {"unit_ms": 500, "maximum_ms": 2000, "lead_ms": 100}
     assert value["overflow"] == "recirculate"

@@ -17,7 +17,7 @@ from click.testing import Result
 
 from delaylevel import topics
 from delaylevel.errors import LevelTopicError
-from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.level_topic import SUBSCRIPTION, default_level_topic
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from world import RealWorld
@@ -129,6 +129,6 @@ def test_it_grows_later(world: RealWorld, run: Callable[..., Result]) -> None:
     producer._cache._read_s -= 10  # as if the last read were some seconds ago
     producer.send(b"after", deliver_after=timedelta(minutes=20))
     producer.close()
-    level_topic = TopicName.parse(f"{orders}-delay-level")
+    level_topic = TopicName.parse(default_level_topic(orders))
     places = [world.stored(level_topic.partition(index).full) for index in (3, 18)]
     assert [[item.value for item in found] for found in places] == [[b"before"], [b"after"]]

@@ -6,17 +6,26 @@ import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 from click.testing import Result
 
+from background import Serving
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy, topics
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.reader import _open_reader
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.doctor import State, examine
 from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
-from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
+from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
+from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.lifecycle import delete
+from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from world import QUIET, MakeClient, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
@@ -116,7 +125,7 @@ def test_without_admin_access_the_level_topic_is_found_by_its_partition_counts(
         found = [item.topic for item in topics.list_level_topics(world.admin, world.namespace)]
         found += [item.topic for item in topics.list_level_topics(world.admin, levels_namespace)]
         (used,) = [topic for topic in found if world.stored(topic)]
-        topics.delete(world.admin, topics.describe(world.admin, used), discard=1)
+        delete(world.admin, topics.describe(world.admin, used), discard=1)
         return used
 
     def create(name: str, level_topic: str) -> None:
@@ -193,3 +202,84 @@ def test_business_topic_with_our_prefix_gets_a_level_topic_of_its_own(
         world.topic("__orders-delay-level"),
         world.topic("_orders-delay-level"),
     ]
+
+
+# -- subscriptions that such consumers leave behind
+
+
+@pytest.fixture
+def matched(world: RealWorld, dl_client: MakeClient) -> LevelTopicDescription:
+    """A level topic of an earlier release, on which a pattern consumer left subscriptions."""
+    description = _park(world, dl_client, delay_level_topic=world.topic("orders-eu-delay-level"))
+    _received(world, "orders-.*", 3)
+    return description
+
+
+def test_subscriptions_of_others_are_named_with_the_command_that_removes_them(
+    world: RealWorld, connection: Connection, invoke: Callable[..., Result], matched: Any
+) -> None:
+    reader = world.plain_client.create_reader(
+        matched.window_topic.partition(0).full, pulsar.MessageId.earliest
+    )
+    listed = read_foreign_subscriptions(world.admin, matched)
+    durable = [item for item in listed if item.durable]
+    assert {item.name for item in durable} == {PATTERN}
+    assert {item.role for item in durable} == set(Role)
+    (of_reader,) = [item for item in listed if not item.durable]
+    assert of_reader.topic == matched.window_topic
+    assert of_reader.consumers
+
+    (finding,) = [
+        item for item in examine(connection, matched.topic) if item.check == "foreign subscriptions"
+    ]
+    assert finding.state is State.FAILED
+    assert f"subscription {PATTERN} of {matched.topic} is not ours" in finding.says
+    assert len(finding.outcome.problems) == len(listed)
+    described = invoke("levels", "describe", matched.topic, "-o", "json")
+    assert f"subscription {PATTERN} of {matched.topic} is not ours" in described.stdout
+
+    reader.close()
+    for item in durable:
+        tool, group, *arguments = item.removal.split()
+        assert (tool, group) == ("pulsar-admin", "topics")
+        _unsubscribe(world, *arguments)
+    assert read_foreign_subscriptions(world.admin, matched) == []
+
+
+def _unsubscribe(
+    world: RealWorld, command: str, topic: str, option: str, name: str, force: str
+) -> None:
+    """Do what ``pulsar-admin topics unsubscribe`` does with these arguments."""
+    assert (command, option, force) == ("unsubscribe", "--subscription", "--force")
+    path = TopicName.parse(topic).rest_path
+    world.admin._rest.delete(f"{path}/subscription/{name}", force="true")
+
+
+def test_our_own_subscriptions_are_not_named(
+    world: RealWorld, dl_client: MakeClient, tmp_path: Path
+) -> None:
+    description = _park(world, dl_client)
+    settings = DispatchSettings(directory=tmp_path)
+    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+    with Serving(dispatcher), world.mover(description) as mover:
+        mover.run_once()
+        reader = _open_reader(world.plain_client, description.name.partition(0).full, EARLIEST, 1)
+        names = {
+            name
+            for member in description.members()
+            for stats in world.admin.partitioned_stats(member.topic).values()
+            for name in stats.subscriptions
+        }
+        assert len(names) >= 3, names  # the durable one, a reader's and a dispatcher's
+        assert read_foreign_subscriptions(world.admin, description) == []
+        reader.close()
+
+
+def test_mover_warns_of_subscriptions_of_others(
+    world: RealWorld, matched: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world.mover(matched) as mover:
+        mover.run_once()
+        world.eventually(lambda: "is not ours" in caplog.text, "the mover's warning", 20)
+    assert f"subscription {PATTERN} of {matched.topic} is not ours" in caplog.text
+    assert f"delaylevel doctor {matched.topic}" in caplog.text

@@ -18,6 +18,7 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import BrokerError, MessageTooLargeError, UnconfirmedMessagesError
 from delaylevel.model.envelope import Envelope
+from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.mover import hop
 from delaylevel.producer.aio import AsyncDelayLevelClient
@@ -111,7 +112,7 @@ def test_the_asyncio_twin_refuses_them_too(
         await client.close()
 
     asyncio.run(run())
-    assert stored(f"{orders}-delay-level") == []
+    assert stored(default_level_topic(orders)) == []
 
 
 def test_the_largest_message_passes_every_hop(world: RealWorld, orders: str) -> None:
@@ -158,7 +159,7 @@ def test_a_wrapped_producer_drops_nothing_when_a_queue_is_full(
     for _ in range(2000):
         wrapped.send_async(b"x" * 100, None, deliver_after=LONG)
     wrapped.close()
-    assert len(world.stored(f"{orders}-delay-level")) == 2000
+    assert len(world.stored(default_level_topic(orders))) == 2000
 
 
 @pytest.mark.parametrize("kind", ["create_producer", "wrap"])

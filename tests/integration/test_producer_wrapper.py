@@ -33,7 +33,7 @@ from delaylevel.errors import (
     TargetNotAllowedError,
     UnsupportedOptionError,
 )
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
@@ -66,7 +66,7 @@ class Order(Record):
 def test_it_is_off_by_default(world: RealWorld, orders: str) -> None:
     plain = world.client().create_producer(orders)
     assert type(plain) is pulsar.Producer
-    assert topics.find(world.admin, f"{orders}-delay-level") is None
+    assert topics.find(world.admin, default_level_topic(orders)) is None
 
 
 def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stored: Stored) -> None:
@@ -87,7 +87,7 @@ def test_undelayed_messages_go_straight_through(producer: Any, orders: str, stor
     assert found[4].properties["delaylevel.due"] == "1600000000000"
     assert [str(result) for result, _ in seen] == ["Result.Ok"]
     assert (seen[0][1].ledger_id(), seen[0][1].entry_id()) == (found[5].ledger, found[5].entry)
-    assert stored(f"{orders}-delay-level") == []
+    assert stored(default_level_topic(orders)) == []
 
 
 def test_it_has_the_plain_producers_calls(producer: Any, orders: str) -> None:
@@ -120,7 +120,7 @@ def test_our_properties_are_removed_from_the_applications(
     now, own_now = stored(orders)
     assert now.properties == {"own": "1"}
     assert own_now.properties == {"delaylevel.id": "mine too"}
-    later, own = stored(f"{orders}-delay-level")
+    later, own = stored(default_level_topic(orders))
     assert "delaylevel.id" not in later.properties
     assert "delaylevel.made-up" not in later.properties
     assert int(later.properties["delaylevel.due"]) > 5
@@ -148,7 +148,7 @@ def test_close_sends_queued_messages(world: RealWorld, orders: str) -> None:
                 b"%d" % number, lambda r, _: outcomes.append(str(r)), deliver_after=after
             )
     assert outcomes == ["Result.Ok"] * 100
-    assert len(world.stored(orders)) == len(world.stored(f"{orders}-delay-level")) == 50
+    assert len(world.stored(orders)) == len(world.stored(default_level_topic(orders))) == 50
 
 
 def test_a_closed_producer_sends_no_message(producer: Any, orders: str, stored: Stored) -> None:
@@ -157,7 +157,7 @@ def test_a_closed_producer_sends_no_message(producer: Any, orders: str, stored: 
     for after in (None, LONG, timedelta(hours=3)):
         with pytest.raises(pulsar.AlreadyClosed):
             producer.send(b"y", deliver_after=after)
-    assert len(stored(f"{orders}-delay-level")) == 1
+    assert len(stored(default_level_topic(orders))) == 1
 
 
 def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Stored) -> None:
@@ -170,7 +170,7 @@ def test_many_threads_share_a_producer(producer: Any, orders: str, stored: Store
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(stored(f"{orders}-delay-level")) == 24
+    assert len(stored(default_level_topic(orders))) == 24
     assert len(producer._parked) == 3
 
 
@@ -204,7 +204,7 @@ def test_invalid_messages_are_not_sent(
         producer.send_async(b"x", None, **delay)
     producer.flush()
     assert stored(orders) == []
-    assert stored(f"{orders}-delay-level") == []
+    assert stored(default_level_topic(orders)) == []
 
 
 @pytest.mark.parametrize(
@@ -258,19 +258,19 @@ def test_a_level_topic_for_other_targets(dl_client: MakeClient, producer: Any, o
         dl_client().create_producer(
             f"{orders}-2",
             enable_delay_level_topic=True,
-            delay_level_topic=f"{orders}-delay-level",
+            delay_level_topic=default_level_topic(orders),
         )
 
 
 def test_a_topic_that_is_not_a_level_topic(world: RealWorld, orders: str) -> None:
-    world.plain_client.create_producer(f"{orders}-delay-level").send(b"of somebody else")
+    world.plain_client.create_producer(default_level_topic(orders)).send(b"of somebody else")
     with pytest.raises(LevelTopicError, match=r"not a level topic|is not ours|no level topic"):
         world.client().create_producer(orders, enable_delay_level_topic=True)
     with pytest.raises(LevelTopicError, match="does not exist: create it"):
         world.client().create_producer(
             f"{orders}-2", enable_delay_level_topic=True, create_level_topic=False
         )
-    assert topics.find(world.admin, f"{orders}-2-delay-level") is None
+    assert topics.find(world.admin, default_level_topic(f"{orders}-2")) is None
 
 
 # --- without admin access ------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_without_an_admin_url(
             orders, enable_delay_level_topic=True, partition_strategy=HOURS, final_window="broker"
         ) as second:
             second.send(b"parked", deliver_after=LONG)
-        assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
+        assert [m.value for m in stored(default_level_topic(orders))] == [b"parked"]
         # A topic that does not exist, or has a wrong number of partitions, is refused.
         with pytest.raises(LevelTopicError, match="has 3 partitions"):
             client.create_producer(orders, enable_delay_level_topic=True, partition_strategy=DAYS)
@@ -317,7 +317,7 @@ def test_wrap_a_producer_that_exists(world: RealWorld, connection: Connection, o
 
     straight = [json.loads(m.value or b"") for m in world.stored(orders)]
     assert straight == [{"note": "before"}, {"note": "straight"}]
-    (parked,) = world.stored(f"{orders}-delay-level")
+    (parked,) = world.stored(default_level_topic(orders))
     assert json.loads(parked.value or b"") == {"note": "parked"}
     assert parked.properties["delaylevel.target"] == orders
     assert parked.properties["delaylevel.schema"].startswith("JSON:")
@@ -332,7 +332,7 @@ def test_wrap_a_producer_of_one_partition(
         plain, world.plain_client, partition_strategy=HOURS, admin_url=connection.admin_url
     ) as wrapped:
         wrapped.send(b"x", deliver_after=LONG)
-    (parked,) = world.stored(f"{orders}-delay-level")
+    (parked,) = world.stored(default_level_topic(orders))
     assert parked.properties["delaylevel.target"] == orders
 
 
@@ -391,7 +391,7 @@ def test_the_asyncio_twin(connection: Connection, orders: str, stored: Stored) -
         await client.close()
 
     asyncio.run(run())
-    parked = stored(f"{orders}-delay-level")
+    parked = stored(default_level_topic(orders))
     assert sorted(m.value or b"" for m in parked) == sorted(
         [b"last", *(b"%d" % number for number in range(30, 60))]
     )
@@ -486,7 +486,7 @@ client.close()
                 process.kill()
                 process.wait()
     assert topics.describe(world.admin, orders).levels == Levels(HOURS)
-    assert len(world.stored(f"{orders}-delay-level")) == 3
+    assert len(world.stored(default_level_topic(orders))) == 3
 
 
 # --- loss of the broker --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,7 @@ from delaylevel.model.level_topic import (
     Mover,
     Role,
     default_level_topic,
+    default_level_topics,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
@@ -87,9 +89,31 @@ def test_the_final_window_is_a_tracker_by_default() -> None:
     assert describe() == describe(final_window=FinalWindow.TRACKER, window_partitions=4)
 
 
-def test_the_default_name_is_that_of_the_business_topic_with_a_suffix() -> None:
-    assert default_level_topic("orders") == TOPIC
-    assert default_level_topic("a/b/c") == "persistent://a/b/c-delay-level"
+def test_default_name_has_a_prefix_that_patterns_for_business_topics_do_not_match() -> None:
+    assert default_level_topic("a/b/c") == "persistent://a/b/_c-delay-level"
+    assert default_level_topic("orders") == "persistent://public/default/_orders-delay-level"
+    assert default_level_topic("a/b/c", "a/b") == "persistent://a/b/_c-delay-level"
+    for pattern in ("c.*", "c-.*", ".*c", "[a-z].*", "[^_].*", "[a-z]+-c"):
+        assert not re.fullmatch(pattern, "_c-delay-level")
+
+
+def test_name_in_another_namespace_has_the_namespace_of_the_business_topic() -> None:
+    names = {default_level_topic(topic, "x/levels") for topic in ("a/b/c", "a/d/c", "e/b/c")}
+    assert names == {
+        f"persistent://x/levels/_{where}.c-delay-level" for where in ("a.b", "a.d", "e.b")
+    }
+    for wrong in ("levels", "x/", "x/y/z", ""):
+        with pytest.raises(InvalidInputError, match="tenant/namespace"):
+            default_level_topic("a/b/c", wrong)
+
+
+def test_level_topics_of_earlier_releases_are_searched_for_too() -> None:
+    assert default_level_topics("a/b/c") == (
+        "persistent://a/b/_c-delay-level",
+        "persistent://a/b/c-delay-level",
+    )
+    assert default_level_topics("a/b/c", "a/b") == default_level_topics("a/b/c")
+    assert default_level_topics("a/b/c", "a/d") == (default_level_topic("a/b/c", "a/d"),)
 
 
 def test_a_target_that_is_not_listed_is_refused() -> None:

@@ -17,7 +17,7 @@ from delaylevel.metrics import ProducerCollector, serve
 from delaylevel.model.strategy import PartitionStrategy
 from delaylevel.testing import MemoryPulsar
 
-TOPIC = "persistent://public/default/orders-delay-level"
+TOPIC = "persistent://public/default/_orders-delay-level"
 TARGET = "persistent://public/default/orders"
 
 

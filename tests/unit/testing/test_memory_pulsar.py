@@ -116,7 +116,7 @@ def test_pending_messages_have_their_due_time_and_topic() -> None:
     near, far = memory.pending("orders")
     assert (near.data, near.topic) == (b"near", "persistent://public/default/orders")
     assert near.properties["a"] == "b"
-    assert far.topic == "persistent://public/default/orders-delay-level-partition-2"
+    assert far.topic == "persistent://public/default/_orders-delay-level-partition-2"
     assert (far.key, far.at) == ("k", memory.clock.now() + timedelta(days=3))
     assert bodies(memory.delivered("orders")) == [b"now"]
     assert memory.pending("others") == memory.delivered("others") == []
@@ -219,7 +219,7 @@ def test_hand_offs_continue_across_ledgers() -> None:
     producer = delayed(memory)
     for number in range(9):
         producer.send(b"%d" % number, deliver_after=timedelta(days=2, minutes=number))
-    partition = TopicName.parse("orders-delay-level").partition(1)
+    partition = TopicName.parse("_orders-delay-level").partition(1)
     assert [item.entries for item in memory.admin.ledgers(partition)] == [2, 2, 2, 2, 1]
     memory.advance(timedelta(days=2, minutes=4))
     assert bodies(memory.delivered("orders")) == [b"0", b"1", b"2", b"3", b"4"]
