@@ -67,9 +67,9 @@ def policies_of(admin: TopicAdmin, name: TopicName) -> NamespacePolicies:
 def no_access(namespace: str, error: PermissionDeniedError) -> PermissionDeniedError:
     """Return the error for a namespace that may not be used, with its remedy."""
     return PermissionDeniedError(
-        f"level topics cannot be created in namespace {namespace} ({error}): create them with the "
-        "token of a role that is an admin of the tenant (`delaylevel levels create … "
-        f"--level-namespace {namespace}`), and grant this role access to their topics",
+        f"level topics in namespace {namespace} cannot be used ({error}): an admin of the tenant "
+        "creates them (`delaylevel levels create TOPIC --level-namespace "
+        f"{namespace}`) and grants this role access to them (docs/security.md)",
         status=error.status,
         reason=error.reason,
     )

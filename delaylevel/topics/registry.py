@@ -130,8 +130,15 @@ def default_name(admin: TopicAdmin, business_topic: str, namespace: str | None =
 
     Args:
         namespace: ``tenant/namespace`` of the level topic; that of the business topic by default.
+
+    Raises:
+        PermissionDeniedError: the role may not look at level topics there; with the remedy.
     """
-    found = _default_named(admin, TopicName.parse(business_topic), namespace)
+    name = TopicName.parse(business_topic)
+    try:
+        found = _default_named(admin, name, namespace)
+    except PermissionDeniedError as error:
+        raise members.no_access(namespace or name.namespace_path, error) from None
     return found[0] if found else default_level_topic(business_topic, namespace)
 
 

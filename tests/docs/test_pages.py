@@ -293,7 +293,7 @@ class Reader:
     def empty(self) -> None:
         """Delete everything in the namespaces that pages use."""
         http = urllib3.PoolManager(timeout=60)
-        for name in ("public/default", "public/demo"):
+        for name in ("public/default", "public/demo", "public/levels"):
             url = f"{self.connection.admin_url}/admin/v2/namespaces/{name}"
             gone = functools.partial(http.request, "DELETE", url, fields={"force": "true"})
             made = functools.partial(http.request, "PUT", url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
-from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
+from delaylevel.errors import BrokerUnreachableError, NotFoundError, PermissionDeniedError
 from delaylevel.inspection import Inspector
 from delaylevel.model.level_topic import Role
 from delaylevel.model.topic_name import TopicName
@@ -321,3 +322,46 @@ def test_a_programs_token_is_in_no_process_list_log_or_error(
         for text in (*commands, *said):
             assert token not in text
             assert token.rpartition(".")[2] not in text
+
+
+def test_admin_of_the_tenant_may_use_a_namespace_of_its_own_and_others_are_told_who_may(
+    secured: Any,
+) -> None:
+    tenant = f"acme-{secrets.token_hex(4)}"
+    with Admin.from_connection(secured.load(token=secured.token)) as owner:
+        owner._rest.put(
+            f"tenants/{tenant}", {"adminRoles": ["keeper"], "allowedClusters": ["standalone"]}
+        )
+        for name in ("business", "levels"):
+            owner._rest.put(f"namespaces/{tenant}/{name}")
+        owner._rest.post(f"namespaces/{tenant}/business/permissions/app", ["produce"])
+
+    def client(role: str) -> DelayLevelClient:
+        connection = secured.load(token=secured.token_of(role))
+        return DelayLevelClient.from_connection(connection, logger=QUIET)
+
+    def create(made: DelayLevelClient, namespace: str | None = f"{tenant}/levels") -> Any:
+        return made.create_producer(
+            f"persistent://{tenant}/business/orders",
+            enable_delay_level_topic=True,
+            delay_level_namespace=namespace,
+        )
+
+    with contextlib.closing(client("app")) as app, contextlib.closing(client("keeper")) as keeper:
+        with pytest.raises(PermissionDeniedError, match=f"--level-namespace {tenant}/levels"):
+            create(app)
+        create(keeper).close()
+        with pytest.raises(PermissionDeniedError, match="admin of the tenant"):
+            create(keeper, "public/default")
+        with pytest.raises(NotFoundError, match=f"namespaces create {tenant}/missing"):
+            create(keeper, f"{tenant}/missing")
+        with pytest.raises(PermissionDeniedError, match="admin of the tenant"):
+            create(app, None)
+        # With grants on its topics, the level topic in the other namespace is found.
+        with Admin.from_connection(secured.load(token=secured.token)) as owner:
+            owner._rest.post(f"namespaces/{tenant}/levels/permissions/app", ["produce"])
+        with create(app) as producer:
+            producer.send(b"later", deliver_after=timedelta(days=3))
+        with Admin.from_connection(secured.load(token=secured.token_of("keeper"))) as admin:
+            found = topics.describe(admin, f"{tenant}/business/orders", search=True)
+        assert found.topic == f"persistent://{tenant}/levels/_{tenant}.business.orders-delay-level"
