@@ -256,11 +256,11 @@ class SparkSyncJob:
         with local_sort_allowed(spark) if self._steps else contextlib.nullcontext():
             query = writer.start()
         try:
+            self._look_for_foreign_subscriptions()
             while not query.awaitTermination(_POLL_S):
                 if listener.warm.is_set():
                     self._ready.set()
-                    for watch, description in self._watches:
-                        watch.look(description)
+                self._look_for_foreign_subscriptions()
                 if listener.moving.is_set():
                     self._warning.over()
                 if self._at_once.is_set() or (self._stop.is_set() and self._is_stopped(query)):
@@ -268,6 +268,10 @@ class SparkSyncJob:
         finally:
             query.stop()
             listener.wait_ended()
+
+    def _look_for_foreign_subscriptions(self) -> None:
+        for watch, description in self._watches:
+            watch.look(description)
 
     def _is_stopped(self, query: Any) -> bool:
         """Request that the source stops; return whether it has stopped.

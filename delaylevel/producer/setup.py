@@ -135,7 +135,8 @@ def prepare(
     settings, warning = level_producer_settings(options, description)
     if admin is not None and create_missing is not None:
         registry.check_creatable(admin, wanted)
-    if isinstance(admin, Admin):  # in the in-memory Pulsar, movers run only when time passes
+    # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
+    if isinstance(admin, Admin) and describe is not None:
         WATCHES.add(admin, description, target, describe)
     window_settings = window_producer_settings(settings, options)
     return ProducerSetup(

@@ -20,6 +20,8 @@ from delaylevel.cluster.reader import _open_reader
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.errors import InvalidInputError, LevelTopicError, NotFoundError
+from delaylevel.functions.consumer_loop import ConsumerLoop
+from delaylevel.functions.settings import FunctionSettings
 from delaylevel.model.level_topic import LevelTopicDescription, Role, default_level_topic
 from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels
@@ -208,10 +210,17 @@ def test_business_topic_with_our_prefix_gets_a_level_topic_of_its_own(
 
 
 @pytest.fixture
-def matched(world: RealWorld, dl_client: MakeClient) -> LevelTopicDescription:
-    """A level topic of an earlier release, on which a pattern consumer left subscriptions."""
-    description = _park(world, dl_client, delay_level_topic=world.topic("orders-eu-delay-level"))
-    _received(world, "orders-.*", 3)
+def matched(
+    world: RealWorld, dl_client: MakeClient, request: pytest.FixtureRequest
+) -> LevelTopicDescription:
+    """A level topic of an earlier release, on which a pattern consumer left subscriptions.
+
+    Its parameter is the kind of mover; ``spark`` by default.
+    """
+    earlier = world.topic("orders-eu-delay-level")
+    mover = getattr(request, "param", "spark")
+    description = _park(world, dl_client, delay_level_topic=earlier, mover=mover)
+    _received(world, "orders-.*", 1)
     return description
 
 
@@ -275,11 +284,50 @@ def test_our_own_subscriptions_are_not_named(
         reader.close()
 
 
+@pytest.fixture
+def warned(
+    world: RealWorld, matched: LevelTopicDescription, caplog: pytest.LogCaptureFixture
+) -> Callable[[], None]:
+    """``warned()``: wait for a mover's warning about the subscriptions."""
+
+    def wait() -> None:
+        said = f"subscription {PATTERN} of {matched.topic} is not ours"
+        world.eventually(lambda: said in caplog.text, "the mover's warning")
+        assert f"delaylevel doctor {matched.topic}" in caplog.text
+
+    return wait
+
+
 def test_mover_warns_of_subscriptions_of_others(
-    world: RealWorld, matched: Any, caplog: pytest.LogCaptureFixture
+    world: RealWorld, matched: LevelTopicDescription, warned: Callable[[], None]
 ) -> None:
     with world.mover(matched) as mover:
         mover.run_once()
-        world.eventually(lambda: "is not ours" in caplog.text, "the mover's warning", 20)
-    assert f"subscription {PATTERN} of {matched.topic} is not ours" in caplog.text
-    assert f"delaylevel doctor {matched.topic}" in caplog.text
+        warned()
+
+
+@pytest.mark.parametrize("matched", ["function"], indirect=True)
+def test_function_warns_of_subscriptions_of_others(
+    world: RealWorld,
+    connection: Connection,
+    matched: LevelTopicDescription,
+    warned: Callable[[], None],
+) -> None:
+    settings = FunctionSettings(matched.topic, connection.admin_url)
+    loop = ConsumerLoop(world.plain_client, world.admin, settings, "loop")
+    loop.start()
+    try:
+        warned()
+    finally:
+        loop.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_spark_job_warns_of_subscriptions_of_others(
+    matched: LevelTopicDescription,
+    warned: Callable[[], None],
+    spark_once: Callable[..., None],
+) -> None:
+    spark_once(matched)
+    warned()
