@@ -32,6 +32,7 @@ async def wrap(
     *,
     partition_strategy: StrategyArgument = None,
     delay_level_topic: str | None = None,
+    delay_level_namespace: str | None = None,
     mover: Mover | str = Mover.SPARK,
     final_window: FinalWindow | str = FinalWindow.TRACKER,
     create_level_topic: bool = True,
@@ -57,9 +58,10 @@ async def wrap(
             ``delaylevel.asyncio``.
         block_if_queue_full: True to let ``send`` wait while the queue of a level producer is full;
             the event loop goes on. False to let it fail with ``ProducerQueueIsFull``.
-        partition_strategy, delay_level_topic, mover, final_window, create_level_topic, admin_url,
-            admin, admin_token, tls_trust_certs_file_path, tls_validate_hostname, clock,
-            max_message_size, producer_options: as for :func:`delaylevel.wrap`.
+        partition_strategy, delay_level_topic, delay_level_namespace, mover, final_window,
+            create_level_topic, admin_url, admin, admin_token, tls_trust_certs_file_path,
+            tls_validate_hostname, clock, max_message_size, producer_options: as for
+            :func:`delaylevel.wrap`.
 
     Raises:
         InvalidInputError: the producer or the client is not one of ``pulsar.asyncio``, or the
@@ -91,6 +93,7 @@ async def wrap(
             partitions_of,
             clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
             level_topic=delay_level_topic,
+            level_namespace=delay_level_namespace,
             strategy=partition_strategy,
             mover=mover,
             final_window=final_window,

@@ -14,7 +14,11 @@ from parallel import GROUPS, group
 TESTS = Path(__file__).parents[1]
 FILES = [str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")]
 # Files whose tests with Spark are all marked long; those run in one process.
-LONG_ONLY = {"integration/test_new_targets.py", "integration/secured/test_secured_spark.py"}
+LONG_ONLY = {
+    "integration/test_new_targets.py",
+    "integration/test_pattern_consumers.py",
+    "integration/secured/test_secured_spark.py",
+}
 
 
 def test_every_begin_of_a_group_is_that_of_a_file() -> None:

@@ -197,9 +197,9 @@ def test_forwarded_messages_are_not_counted_twice() -> None:
 
 def test_inspection_changes_no_subscription() -> None:
     with filled() as (memory, _):
-        before = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
+        before = memory.admin.partitioned_stats(TopicName.parse("_orders-delay-level"))
         inspector(memory).horizon(exact=True)
-        after = memory.admin.partitioned_stats(TopicName.parse("orders-delay-level"))
+        after = memory.admin.partitioned_stats(TopicName.parse("_orders-delay-level"))
         assert before == after
         assert all(stats.subscriptions.keys() == {SUBSCRIPTION} for stats in after.values())
 
@@ -214,7 +214,7 @@ def test_a_horizon_can_be_limited_to_one_target() -> None:
         client.create_producer(
             "invoices",
             enable_delay_level_topic=True,
-            delay_level_topic="orders-delay-level",
+            delay_level_topic="_orders-delay-level",
         ).send(b"", deliver_after=timedelta(days=5))
         both = inspector(memory).horizon()
         assert sorted(both.targets.values()) == [1, 100]

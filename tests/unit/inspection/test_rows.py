@@ -200,14 +200,14 @@ def test_a_message_is_found_by_id_in_any_part() -> None:
         assert (moved.id, moved.due_ms) == (last.id, last.due_ms)
         assert moved.place.startswith("HOUR")
         assert look.find("nobody") == []
-        assert look.find("public/default/orders-delay-level-partition-0:99:1:0") == []
+        assert look.find("public/default/_orders-delay-level-partition-0:99:1:0") == []
         # A delivered message is no longer pending.
         assert look.find(rows[0].id) == []
 
 
 def test_inspection_changes_no_subscription() -> None:
     with filled() as (memory, _):
-        names = [TopicName.parse(f"orders-delay-level{suffix}") for suffix in ("", "-hour")]
+        names = [TopicName.parse(f"_orders-delay-level{suffix}") for suffix in ("", "-hour")]
         before = [memory.admin.partitioned_stats(name) for name in names]
         list(inspector(memory).rows())
         after = [memory.admin.partitioned_stats(name) for name in names]
