@@ -20,6 +20,7 @@ from delaylevel.asyncio import DelayLevelClient, DelayLevelProducer, wrap
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
+from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.async_calls import open_producer
@@ -69,7 +70,7 @@ def test_messages_of_a_partition_keep_their_order(
             await producer.close()
 
     asyncio.run(test())
-    found = [message.value for message in stored(f"{orders}-delay-level")]
+    found = [message.value for message in stored(default_level_topic(orders))]
     assert found == [b"%d" % number for number in range(400)]
 
 
@@ -104,7 +105,7 @@ def test_cancelled_sends_leave_no_trace(
 
     asyncio.run(test())
     assert complaints == []
-    found = [message.value for message in stored(f"{orders}-delay-level")]
+    found = [message.value for message in stored(default_level_topic(orders))]
     assert found[:5] == [b"1", b"3", b"5", b"7", b"9"]
     assert set(found[5:-1]) <= {b"given"}
     assert found[-1] == b"last"
@@ -124,7 +125,7 @@ def test_a_message_alone_does_not_wait_for_a_batch(
             await producer.close()
 
     asyncio.run(test())
-    found = world.stored(f"{orders}-delay-level")
+    found = world.stored(default_level_topic(orders))
     assert len(found) == 1020
     # 20 single ones; the others filled batches, of at most 1,000 messages or 128 KiB.
     assert len({(message.ledger, message.entry) for message in found}) <= 25
@@ -250,7 +251,7 @@ def test_wrap(connection: Connection, orders: str, stored: Stored) -> None:
             assert not plain.is_connected()
 
     asyncio.run(test())
-    assert [m.value for m in stored(f"{orders}-delay-level")] == [b"parked"]
+    assert [m.value for m in stored(default_level_topic(orders))] == [b"parked"]
     assert [m.value for m in stored(orders)] == [b"straight"]
 
 

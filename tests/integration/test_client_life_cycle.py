@@ -23,6 +23,7 @@ from delaylevel.errors import (
     StrategyMismatchError,
     UnsupportedOptionError,
 )
+from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.topic_name import TopicName
 from world import QUIET, RealWorld, eventually
 
@@ -115,7 +116,7 @@ def test_nothing_is_left_if_the_level_topic_is_refused(
 
     run(twin())
     assert not exists(world, other)
-    assert not exists(world, f"{other}-delay-level")
+    assert not exists(world, default_level_topic(other))
 
 
 def test_the_business_producer_is_closed_if_a_later_step_fails(
@@ -343,7 +344,7 @@ def test_the_broker_tells_the_access_mode_and_the_properties(
     stated = {**CONFIRMED, "message_router": None}
     with pytest.raises(UnsupportedOptionError, match="access_mode Exclusive"):
         wrap(held, client, admin_url=url, partition_strategy=DAYS, **stated)
-    assert not exists(world, f"{orders}-delay-level")
+    assert not exists(world, default_level_topic(orders))
     held.close()
     plain = client.create_producer(orders, properties={"team": "a"})
     wrapped = wrap(plain, client, admin_url=url, partition_strategy=DAYS, **stated)
@@ -368,7 +369,7 @@ def test_batches_are_turned_off_for_level_topics(
         for _ in range(10):
             wrapped.send_async(b"x", None, deliver_after=LATER)
         wrapped.close()
-        batches = {message.batch for message in world.stored(f"{topic}-delay-level")}
+        batches = {message.batch for message in world.stored(default_level_topic(topic))}
         assert (batches == {-1}) is not batching
 
 
@@ -389,7 +390,7 @@ def test_producers_that_cannot_be_wrapped(
     elsewhere.close()
     again = pulsar.Client(connection.service_url, logger=QUIET)
     wrap(plain, again, admin_url=url, **CONFIRMED).send(b"x", deliver_after=LATER)
-    eventually(lambda: world.stored(f"{orders}-delay-level"), "the message in the level topic")
+    eventually(lambda: world.stored(default_level_topic(orders)), "the message in the level topic")
     again.close()
 
     async def twin() -> None:
