@@ -88,7 +88,7 @@ def test_nothing_is_left_if_the_level_topic_is_refused(
     client = world.client()
     client.create_producer(orders, **LEVELS).close()
     other = world.topic("other")
-    shared = {**LEVELS, "delay_level_topic": f"{orders}-delay-level"}
+    shared = {**LEVELS, "delay_level_topic": default_level_topic(orders)}
     choices: list[tuple[dict[str, Any], type[Exception]]] = [
         ({**shared, "partition_strategy": WEEK}, StrategyMismatchError),
         (shared, LevelTopicError),  # it does not carry messages for the other topic
