@@ -316,7 +316,10 @@ def wrap(
         for warning in (setup.warning, assumptions):
             if warning:
                 warnings.warn(warning, stacklevel=2)
-        return DelayLevelProducer(client.create_producer, producer, setup.created())
+        plain: Any = (
+            super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
+        )
+        return DelayLevelProducer(plain.create_producer, producer, setup.created())
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)

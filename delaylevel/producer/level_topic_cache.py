@@ -85,21 +85,27 @@ class LevelTopicCache:
                 return False
             return self._refresh()
 
+    @property
+    def can_check(self) -> bool:
+        """True with admin access."""
+        return self._describe is not None
+
     def topic_of(self, route: Route) -> str:
         """Return the partition for a parked message, before a producer for it is created.
 
         Raises:
-            LevelTopicError: the level topic was deleted. A producer would create the partition
-                again without a subscription, and the broker would delete the messages there.
+            LevelTopicError: as for :meth:`check_exists`.
         """
+        topic = self.routing.topic_of(route)
         self.check_exists()
-        return self.routing.topic_of(route)
+        return topic
 
     def check_exists(self) -> None:
-        """Read the description, unless the admin interface fails: creating a producer tells then.
+        """Check that the level topic exists, before a producer for it is created.
 
         Raises:
-            LevelTopicError: the level topic was deleted.
+            LevelTopicError: the level topic was deleted. A producer would create the partition
+                again without a subscription, and the broker would delete the messages there.
         """
         if self._describe is None:
             return

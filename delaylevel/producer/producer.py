@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-import _pulsar
 import pulsar
 from pulsar.schema import BytesSchema
 
@@ -15,9 +15,12 @@ from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.level_topic import LevelTopicDescription
 
+from .calls import Done, PartitionOpener, close_async, first_error, ignore, interruptible, run_all
 from .client_errors import client_errors
 from .level_topic_cache import LevelTopicCache
 from .options import window_producer_settings
+from .outgoing import build
+from .partition import Opening, PartitionProducer
 from .plain_checks import check_encoded, check_message_arguments
 from .routing import BUSINESS, NOT_PARKABLE, WINDOW, Route, Routing
 from .setup import ProducerSetup
@@ -53,7 +56,7 @@ class BaseProducer:
         self._settings = setup.level_settings
         window_settings = setup.window_settings
         self._window_settings = window_settings or window_producer_settings(setup.level_settings)
-        # Producers (with asyncio: futures of them) by level and partition of the route.
+        # By level and partition of the route; with asyncio, futures of producers.
         self._parked: dict[tuple[int, int], Any] = {}
         self._closed = False
         # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
@@ -91,7 +94,7 @@ class BaseProducer:
         return int(self._business.last_sequence_id())
 
     def is_connected(self) -> bool:
-        """Return True if the business producer and all open level producers are connected."""
+        """Return True if the business producer and all level producers in use are connected."""
         return all(producer.is_connected() for producer in self._producers())
 
     def _producers(self) -> list[Any]:
@@ -161,7 +164,7 @@ class DelayLevelProducer(BaseProducer):
                 was not sent.
             pulsar.PulsarException: as for ``pulsar.Producer.send``.
         """
-        producer, body, arguments = self._routed(
+        route, body, arguments = self._routed(
             content,
             properties,
             deliver_at,
@@ -170,7 +173,9 @@ class DelayLevelProducer(BaseProducer):
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
         )
-        return producer.send(body, **arguments)
+        if not route.parked:
+            return self._business.send(body, **arguments)
+        return self._partition(route).send(body, arguments)
 
     def send_async(
         self,
@@ -191,15 +196,17 @@ class DelayLevelProducer(BaseProducer):
         """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
         The arguments are those of :meth:`send`. If the callback is None and the message fails, the
-        next :meth:`flush` or :meth:`close` raises an error. The first message for a partition of a
-        level or window topic waits until its producer is connected.
+        next :meth:`flush` or :meth:`close` raises an error.
+
+        Level producers open in the background. Messages wait for them in order, at most
+        ``max_pending_messages`` and for the send timeout, and then fail.
 
         Raises:
             InvalidDelayError, DelayTooLongError, UnsupportedOptionError, MessageTooLargeError: the
                 message was not sent and the callback is not called.
         """
         without_callback = callback is None
-        if without_callback:
+        if callback is None:
             callback = self._callbackless.callback
         if (
             type(content) is bytes
@@ -225,7 +232,7 @@ class DelayLevelProducer(BaseProducer):
                     send = self._sends.get((level, partition))
                     if send is not None:
                         send(
-                            _build(content, own, partition_key, ordering_key, event_timestamp),
+                            build(content, own, partition_key, ordering_key, event_timestamp),
                             callback,
                         )
                         self._sent[level] += 1
@@ -236,7 +243,7 @@ class DelayLevelProducer(BaseProducer):
                 pass  # nothing was sent; the client's own checks give a better error
         if without_callback and self._closed:
             raise pulsar.AlreadyClosed("the producer is closed; the message was not sent")
-        producer, body, arguments = self._routed(
+        route, body, arguments = self._routed(
             content,
             properties,
             deliver_at,
@@ -245,7 +252,10 @@ class DelayLevelProducer(BaseProducer):
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
         )
-        producer.send_async(body, callback, **arguments)
+        if route.parked:
+            self._partition(route).send_async(body, callback, arguments)
+        else:
+            self._business.send_async(body, callback, **arguments)
         if without_callback:
             self._callbackless.sent()
 
@@ -260,7 +270,8 @@ class DelayLevelProducer(BaseProducer):
                 flushed, too.
         """
         sent = self._callbackless.number_sent()
-        self._report(self._for_all("flush"), sent)
+        with interruptible():
+            self._report(self._flush(), sent)
 
     def close(self) -> None:
         """Flush and close the business producer and every producer of ours.
@@ -272,10 +283,16 @@ class DelayLevelProducer(BaseProducer):
         with self._lock:
             self._closed = True
             self._sends = {}
-        # The client's own close fails the messages that it has not sent yet.
-        flushed = self._for_all("flush")
-        closed = self._for_all("close")
-        self._report(flushed or closed, self._callbackless.number_sent())
+        with interruptible():
+            try:
+                # The client's own close fails the messages that it has not sent yet.
+                flushed = self._flush()
+            except BaseException:
+                for close in self._closes():
+                    close(ignore)
+                raise
+            closed = run_all(self._closes())
+            self._report(flushed or closed, self._callbackless.number_sent())
 
     def __enter__(self) -> DelayLevelProducer:
         return self
@@ -292,8 +309,8 @@ class DelayLevelProducer(BaseProducer):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         not_parkable: tuple[int | None, list[str] | None, bool],
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the producer for a message, its encoded body, and its other arguments.
+    ) -> tuple[Route, Any, dict[str, Any]]:
+        """Return the route of a message, its body for this route, and its other arguments.
 
         Args:
             kept: partition key, ordering key and event time.
@@ -317,43 +334,57 @@ class DelayLevelProducer(BaseProducer):
         if not route.parked:
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             self._sent[BUSINESS] += 1
-            return self._business, content, arguments
+            return route, content, arguments
         body = check_encoded(self._schema, content)
         self._cache.routing.size_limit.check(body, route.properties, partition_key, ordering_key)
-        producer = self._own_producer(route)
-        self._sent[route.level] += 1
-        return producer, body, arguments
+        return route, body, arguments
 
     def _producers(self) -> list[Any]:
         with self._lock:
             return [self._business, *self._parked.values()]
 
-    def _own_producer(self, route: Route) -> Any:
+    def _partition(self, route: Route) -> PartitionProducer:
         key = (route.level, route.partition)
-        producer = self._parked.get(key)
-        if producer is None:
+        found = self._parked.get(key)
+        if found is None:
             with self._lock:
-                if self._closed:
-                    raise pulsar.AlreadyClosed("the producer is closed")
-                producer = self._parked.get(key)
-                if producer is None:
-                    with client_errors():
-                        topic = self._cache.topic_of(route)
-                    producer = self._create_producer(topic, **self._settings_for(route))
-                    self._parked[key] = producer
-                    if type(producer) is pulsar.Producer:
-                        self._sends[key] = producer._producer.send_async
-        return producer
+                found = self._parked.get(key) or self._new_partition(key, route)
+                self._parked[key] = found
+        return found
 
-    def _for_all(self, call: str) -> Exception | None:
-        """Call a method of every producer; return the first failure."""
-        failure: Exception | None = None
-        for producer in self._producers():
-            try:
-                getattr(producer, call)()
-            except pulsar.PulsarException as error:
-                failure = failure or error
-        return failure
+    def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
+        settings = self._settings_for(route)
+
+        def opened(producer: Any) -> None:
+            with self._lock:
+                if not self._closed and type(producer) is pulsar.Producer:
+                    self._sends[key] = producer._producer.send_async
+
+        def given(count: int) -> None:
+            self._sent[route.level] += count
+
+        opener = PartitionOpener(self._create_producer)
+        opening = Opening(
+            topic=lambda: self._cache.routing.topic_of(route),
+            check=client_errors()(self._cache.check_exists) if self._cache.can_check else None,
+            open=lambda topic, done: opener.open(topic, settings, done),
+            start=opener.start,
+            opened=opened,
+            given=given,
+        )
+        return PartitionProducer(opening, settings, closed=self._closed)
+
+    def _flush(self) -> Exception | None:
+        """Flush every producer; return the first error."""
+        business, *parked = self._producers()
+        errors = [first_error([business.flush]), run_all([each.await_opening for each in parked])]
+        # One after the other: the batches of all are sent, and their messages time out, meanwhile.
+        errors.append(first_error(each.flush for each in parked))
+        return next(filter(None, errors), None)
+
+    def _closes(self) -> list[Callable[[Done], None]]:
+        business, *parked = self._producers()
+        return [partial(close_async, business), *(each.close_async for each in parked)]
 
     def _report(self, failure: Exception | None, sent: int) -> None:
         """Raise the error for messages without a callback, or else the given one.
@@ -368,31 +399,3 @@ class DelayLevelProducer(BaseProducer):
             raise unconfirmed from failure
         if failure is not None:
             raise failure
-
-
-def _build(
-    body: bytes,
-    properties: dict[str, str],
-    partition_key: str | None,
-    ordering_key: str | None,
-    event_timestamp: int | None,
-) -> Any:
-    """Return a message for the client's native core, without the client's checks.
-
-    Raises:
-        TypeError: an argument has a type that the core does not accept.
-    """
-    builder = _pulsar.MessageBuilder()
-    builder.content(body)
-    builder.properties(properties)
-    if partition_key:
-        builder.partition_key(partition_key)
-    if ordering_key:
-        builder.ordering_key(ordering_key)
-    if event_timestamp is not None:
-        # The core takes numbers of other classes, too; the client does not.
-        if type(event_timestamp) is not int:
-            raise TypeError("event_timestamp must be an int")
-        if event_timestamp:
-            builder.event_timestamp(event_timestamp)
-    return builder.build()

@@ -99,6 +99,8 @@ _REMEDIES = {
     "ProducerQueueIsFull": " A message that finds the queue full is dropped: give the producer "
     "block_if_queue_full=True, or more max_pending_messages.",
     "Timeout": " After a Timeout, the message may be stored or not.",
+    "TopicNotFound": " If the level topic was deleted, create it again with `delaylevel levels "
+    "create`, then a new producer.",
 }
 
 

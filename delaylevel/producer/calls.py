@@ -1,0 +1,302 @@
+"""Calls of Pulsar producers that do not block, and waits that one Ctrl-C ends.
+
+The client's own blocking calls cannot run at the same time in one thread. In a background thread
+they are dangerous: if Python exits while such a thread is inside the client, the process aborts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import _pulsar
+import pulsar
+
+from delaylevel.cluster.background import Starter, in_thread
+
+from .plain_checks import CREATE_PRODUCER
+from .results import error_of
+
+# The client's calls without waiting take microseconds.
+_EXIT_S = 1.0
+
+#: Function that is called at the end of a call, with the error or None.
+Done = Callable[[Exception | None], None]
+#: Function that is called with a new producer, or with the error.
+Opened = Callable[[Any, Exception | None], None]
+
+
+class Confirmation:
+    """Callback of one message for which a thread waits.
+
+    Attributes:
+        error: the exception to raise; None for the client's exception for the result.
+        leads: True once the thread must flush; guarded by the :class:`GroupCommit`.
+    """
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.leads = False
+        self._given = False
+        self._ended = False
+        self._result: Any = None
+        self._message_id: Any = None
+        # Reentrant and written in C: callbacks of the client's threads use it.
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+
+    def __call__(self, result: Any, message_id: Any) -> None:
+        self._result, self._message_id = result, message_id
+        self._ended = True
+        self._wakes.put(None)
+
+    @property
+    def ended(self) -> bool:
+        """True once the outcome is known."""
+        return self._ended
+
+    def given(self) -> None:
+        """Note that the client has the message."""
+        self._given = True
+        self._wakes.put(None)
+
+    def lead(self) -> None:
+        """Let the thread flush for those that wait."""
+        self.leads = True
+        self._wakes.put(None)
+
+    def wait_until_given(self) -> None:
+        """Wait until the client has the message, or its outcome is known."""
+        while not (self._given or self._ended):
+            self._wakes.get()
+
+    def wait_until_leading(self) -> None:
+        """Wait until the thread must flush, or the outcome is known."""
+        while not (self.leads or self._ended):
+            self._wakes.get()
+
+    def message_id(self) -> Any:
+        """Return the message ID once the message is stored; raise the error if it is not."""
+        while not self._ended:
+            self._wakes.get()
+        if self._result != pulsar.Result.Ok:
+            raise self.error or error_of(self._result)
+        return self._message_id
+
+
+class PartitionOpener:
+    """Opening of producers through a client's ``create_producer``.
+
+    A real client opens without a thread. A client that was extended by the application gets a
+    thread, because its ``create_producer`` may do more. A client without the C++ core, such as the
+    in-memory one, has nothing to wait for and is called directly.
+
+    Args:
+        create_producer: the client's method.
+
+    Attributes:
+        start: runner of the slow work that belongs to an opening.
+    """
+
+    def __init__(self, create_producer: Callable[..., Any]) -> None:
+        self._create_producer = create_producer
+        client = getattr(create_producer, "__self__", None)
+        self._core: Any = getattr(client, "_client", None)
+        real = type(self._core) is _pulsar.Client
+        own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
+        self._native = real and own
+        self.start: Starter = in_thread if real else _at_once
+
+    def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
+        """Open a producer; ``done`` is called in any thread, maybe before this returns."""
+        if self._native:
+            try:
+                self._open_native(topic, settings, done)
+            except Exception as error:
+                done(None, error)
+        else:
+            self.start(partial(self._open_blocking, topic, settings, done))
+
+    def _open_native(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
+        recorder = _CallRecorder()
+        producer = CREATE_PRODUCER(recorder, topic, **settings)
+
+        def opened(result: Any, core: Any) -> None:
+            if result != pulsar.Result.Ok:
+                done(None, error_of(result))
+                return
+            producer._producer, producer._client = core, self._core
+            done(producer, None)
+
+        self._core.create_producer_async(*recorder.arguments, opened)
+
+    def _open_blocking(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
+        try:
+            producer = self._create_producer(topic, **settings)
+        except Exception as error:
+            done(None, error)
+        else:
+            done(producer, None)
+
+
+class _CallRecorder:
+    """Replacement of a client that records what its Python code would give to the C++ core."""
+
+    arguments: tuple[Any, ...] = ()
+
+    def __init__(self) -> None:
+        self._client = self
+
+    def create_producer(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+
+class GroupCommit:
+    """Flushes of one producer by the threads that wait for its messages, one flush at a time.
+
+    A message that is alone is flushed at once by its own thread. Messages that are sent meanwhile
+    share the next flush, which one of their threads does. That is how many threads fill batches.
+
+    The client's ``flush_async`` would do without this, but it keeps the interpreter while it waits
+    for the producer, whose threads may wait for the interpreter.
+
+    Args:
+        producer: the producer.
+    """
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self._lock = threading.Lock()
+        self._flushing = False
+        self._followers: deque[Confirmation] = deque()
+
+    def wait(self, message: Confirmation) -> None:
+        """Wait for a message that was given to the client; flush it if nobody else does."""
+        with self._lock:
+            if self._flushing:
+                self._followers.append(message)
+            else:
+                self._flushing = message.leads = True
+        try:
+            message.wait_until_leading()
+            if message.leads:
+                self._producer.flush()
+        except pulsar.Interrupted:
+            raise
+        except pulsar.PulsarException:
+            pass  # failures reach the messages
+        finally:
+            with self._lock:
+                if message.leads:
+                    self._choose_next()
+                else:
+                    self._followers.remove(message)
+
+    def _choose_next(self) -> None:
+        """Let the thread of a message that is not confirmed yet flush; the caller has the lock."""
+        for follower in self._followers:
+            if not follower.ended:
+                self._followers.remove(follower)
+                follower.lead()
+                return
+        self._flushing = False
+
+
+class _InClient:
+    """Guard of the calls that background threads make into the client; a context manager.
+
+    If Python exits while such a thread is inside the client, the process aborts. So the exit waits
+    for those inside, and keeps later ones out for ever.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._exiting = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._exiting and threading.current_thread().daemon:
+                self._changed.wait()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def exit(self) -> None:
+        """Keep background threads out, and wait until none is inside; called at exit."""
+        with self._changed:
+            self._exiting = True
+            self._changed.wait_for(lambda: not self._inside, _EXIT_S)
+
+
+in_client = _InClient()
+atexit.register(in_client.exit)
+# The locks and threads of the parent mean nothing in a child.
+os.register_at_fork(after_in_child=in_client.__init__)  # type: ignore[misc]
+
+
+def close_async(producer: Any, done: Done) -> None:
+    """Start to close a producer; its pending messages fail."""
+    core: Any = getattr(producer, "_producer", None)
+    if type(producer) is pulsar.Producer and type(core) is _pulsar.Producer:
+        core.close_async(
+            lambda result: done(None if result == pulsar.Result.Ok else error_of(result))
+        )
+        return
+    # Not the client's own class: an extended producer, or one of the in-memory Pulsar.
+    done(first_error([producer.close]))
+
+
+def ignore(_: Exception | None) -> None:
+    """Drop the outcome of a call."""
+
+
+def run_all(calls: Sequence[Callable[[Done], None]]) -> Exception | None:
+    """Run calls at the same time, wait for all, and return the first error in their order."""
+    ended = threading.Semaphore(0)
+    errors: list[Exception | None] = [None] * len(calls)
+
+    def done(index: int, error: Exception | None) -> None:
+        errors[index] = error
+        ended.release()
+
+    for index, call in enumerate(calls):
+        call(partial(done, index))
+    for _ in calls:
+        ended.acquire()
+    return next((error for error in errors if error is not None), None)
+
+
+def first_error(calls: Iterable[Callable[[], Any]]) -> Exception | None:
+    """Run blocking calls of the client, and return the first error; Ctrl-C ends them at once."""
+    found: Exception | None = None
+    for call in calls:
+        try:
+            call()
+        except pulsar.Interrupted:
+            raise
+        except pulsar.PulsarException as error:
+            found = found or error
+    return found
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise ``pulsar.Interrupted`` for Ctrl-C, as the client's blocking calls do."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise pulsar.Interrupted("Pulsar error: ResultInterrupted") from interrupt
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()

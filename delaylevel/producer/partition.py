@@ -1,0 +1,387 @@
+"""Producer of one level or window partition: opened in the background, closed with its owner.
+
+States, and the events that change them:
+
+    idle      no producer; nothing waits
+    opening   messages wait in a bounded queue while a background thread opens the producer
+    draining  the producer is open, and the thread gives it the waiting messages
+    open      messages go directly to the producer
+    closed    messages are refused
+
+    idle -> opening      the first message
+    opening -> draining  the producer is open
+    opening -> idle      the opening was refused, or failed and no message waits any more
+    draining -> open     the queue is empty
+    any -> closed        close
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pulsar
+
+from delaylevel.cluster.background import Starter
+
+from .calls import (
+    Confirmation,
+    Done,
+    GroupCommit,
+    Opened,
+    close_async,
+    ignore,
+    in_client,
+    interruptible,
+)
+from .outgoing import check_types
+from .results import error_of, is_transient, result_of
+from .waiting import SendQueue, WaitingMessage, end_all
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+# An admin interface that takes longer is treated as one that fails.
+_CHECK_S = 5.0
+# Senders wait while the queue is drained, or they would keep the interpreter from doing it. The
+# limit is for a callback of the client that sends: the client may need its thread meanwhile.
+_DRAIN_S = 0.1
+# The defaults of ``pulsar.Client.create_producer``.
+_PENDING, _TIMEOUT_MS = 1000, 30_000
+
+
+class _Phase(enum.Enum):
+    IDLE = enum.auto()
+    OPENING = enum.auto()
+    DRAINING = enum.auto()
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The steps that open the producer of a partition.
+
+    Attributes:
+        topic: function that returns the partition's name.
+        check: function that raises LevelTopicError if the level topic was deleted; it may be slow.
+            None without admin access.
+        open: function that opens a producer for a topic without waiting.
+        start: runner of slow work.
+        opened: function that is called with the producer once messages may go directly to it.
+        given: function that counts messages that were given to the client.
+    """
+
+    topic: Callable[[], str]
+    check: Callable[[], None] | None
+    open: Callable[[str, Opened], None]
+    start: Starter
+    opened: Callable[[Any], None]
+    given: Callable[[int], None]
+
+
+class _Step:
+    """Confirmation of one step of an opening, reported by another thread."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.abandoned = False
+        self.producer: Any = None
+        self.error: Exception | None = None
+
+
+class PartitionProducer:
+    """Producer of one level or window partition. Several threads may use it.
+
+    Args:
+        opening: the steps that open it.
+        settings: arguments of ``create_producer``.
+        now_s: the monotonic clock, in seconds.
+        closed: True to refuse every message.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        settings: Mapping[str, Any],
+        now_s: Callable[[], float] = time.monotonic,
+        *,
+        closed: bool = False,
+    ) -> None:
+        self._opening = opening
+        self._now_s = now_s
+        self._capacity: int = settings.get("max_pending_messages", _PENDING)
+        self._block = bool(settings.get("block_if_queue_full"))
+        self._timeout_s: float = settings.get("send_timeout_millis", _TIMEOUT_MS) / 1000
+        self._batching = bool(settings.get("batching_enabled"))
+        # Guards everything below. Neither the client nor a callback is called while it is held.
+        self._changed = threading.Condition(threading.Lock())
+        self._state = _Phase.CLOSED if closed else _Phase.IDLE
+        self._queue = SendQueue()
+        self._failing = False  # the last attempt to open it failed
+        self._worker: int | None = None  # the thread that opens and drains
+        self._producer: Any = None
+        self._commit: GroupCommit | None = None
+
+    def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
+        """Send a message, wait until it is stored, and return its ID.
+
+        Raises:
+            LevelTopicError: the level topic was deleted.
+            pulsar.PulsarException: as for ``pulsar.Producer.send``.
+        """
+        message = Confirmation()
+        with interruptible():
+            if not self._send_async(body, message, arguments):
+                message.wait_until_given()
+            if self._commit is not None and not message.ended:
+                self._commit.wait(message)
+            return message.message_id()
+
+    def send_async(
+        self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
+    ) -> None:
+        """Send a message, or let it wait for the producer; the result goes to the callback.
+
+        Args:
+            body: the encoded payload; None for a null value.
+            callback: as for ``pulsar.Producer.send_async``.
+            arguments: the other arguments of ``pulsar.Producer.send_async``, by name.
+        """
+        self._send_async(body, callback, arguments)
+
+    def _send_async(
+        self, body: bytes | None, callback: Callable[[Any, Any], Any], arguments: Mapping[str, Any]
+    ) -> bool:
+        """Send a message; return False if it waits for the producer, or was refused."""
+        if self._state is not _Phase.OPEN:
+            check_types(body, **arguments)
+            if self._accept_unopened(WaitingMessage(body, callback, arguments)):
+                return False
+        self._producer.send_async(body, callback, **arguments)
+        self._opening.given(1)
+        return True
+
+    def is_connected(self) -> bool:
+        """Return False if the broker cannot be reached for sending, or after a close."""
+        state, producer = self._state, self._producer
+        if state is _Phase.CLOSED:
+            return False
+        return not self._failing if producer is None else bool(producer.is_connected())
+
+    def await_opening(self, done: Done) -> None:
+        """Call ``done`` when the client has the messages sent so far, or with their failure."""
+        with self._changed:
+            waiting = bool(self._queue.messages or self._state is _Phase.DRAINING)
+            if waiting:
+                self._queue.add_flush(done)
+        if not waiting:
+            done(None)
+
+    def flush(self) -> None:
+        """Wait until the messages that the client has are stored.
+
+        Raises:
+            pulsar.PulsarException: as for ``pulsar.Producer.flush``.
+        """
+        producer = self._producer
+        if producer is not None:
+            producer.flush()
+
+    def close_async(self, done: Done) -> None:
+        """Start to close the producer; its pending and waiting messages fail.
+
+        No message is stored after ``done`` was called. A producer that is still being opened is
+        closed when it is open.
+        """
+        with self._changed:
+            producer = self._producer
+            self._state = _Phase.CLOSED
+            # The thread that drains the queue gives the rest to the closed producer.
+            ended = self._queue.take_all() if producer is None else []
+            self._changed.notify_all()
+        end_all(ended, error_of(pulsar.Result.AlreadyClosed))
+        if producer is None:
+            done(None)
+        else:
+            close_async(producer, done)
+
+    def _accept_unopened(self, message: WaitingMessage) -> bool:
+        """Let a message wait, or refuse it; return False if the producer is open by now."""
+        refused = None
+        first = False
+        with self._changed:
+            self._wait_for_room()
+            if self._state is _Phase.OPEN:
+                return False
+            if self._state is _Phase.CLOSED:
+                refused = pulsar.Result.AlreadyClosed
+            elif self._is_full() and not self._block:
+                refused = pulsar.Result.ProducerQueueIsFull
+            else:
+                message.deadline_s = self._now_s() + self._timeout_s
+                self._queue.add(message)
+                first = self._state is _Phase.IDLE
+                if first:
+                    self._state = _Phase.OPENING
+                elif self._queue.messages == 1:
+                    self._changed.notify_all()  # the worker must watch the deadline
+        if refused is not None:
+            end_all([message], error_of(refused))
+        if first:
+            try:
+                self._opening.start(self._run)
+            except RuntimeError as error:  # no thread can be started, e.g. at exit
+                self._refuse(error)
+        return True
+
+    def _wait_for_room(self) -> None:
+        if threading.get_ident() == self._worker:
+            return  # a callback that sends: no other thread could make room
+        if self._state is _Phase.DRAINING:
+            self._changed.wait_for(lambda: self._state is not _Phase.DRAINING, _DRAIN_S)
+        while self._block and self._is_full() and self._state is not _Phase.CLOSED:
+            self._changed.wait()
+
+    def _is_full(self) -> bool:
+        return 0 < self._capacity <= self._queue.messages
+
+    # -- the background thread
+
+    def _run(self) -> None:
+        """Open the producer and drain the queue; try again while messages wait."""
+        self._worker = threading.get_ident()
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while True:
+                producer, error = self._attempt()
+                if producer is not None:
+                    self._drain(producer)
+                    return
+                if error is not None and not _may_pass(error):
+                    self._refuse(error)
+                    return
+                if not self._pause(pause_s):
+                    return
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except Exception as error:  # each message must end in its callback
+            log.exception("a producer for %s could not be opened", self._opening.topic())
+            self._refuse(error)
+        finally:
+            if self._worker == threading.get_ident():
+                self._worker = None
+
+    def _attempt(self) -> tuple[Any, Exception | None]:
+        """Return a new producer, or the error; neither if the partition was closed."""
+        if self._opening.check is not None:
+            check = _Step()
+            self._opening.start(partial(self._check, self._opening.check, check))
+            self._await(check, min(_CHECK_S, self._timeout_s / 2))
+            if check.error is not None or self._state is _Phase.CLOSED:
+                return None, check.error
+        step = _Step()
+        with in_client:
+            self._opening.open(self._opening.topic(), partial(self._opened, step))
+        self._await(step)
+        return step.producer, step.error
+
+    def _check(self, check: Callable[[], None], step: _Step) -> None:
+        try:
+            check()
+        except Exception as error:
+            self._end(step, None, error)
+        else:
+            self._end(step, None, None)
+
+    def _opened(self, step: _Step, producer: Any, error: Exception | None) -> None:
+        self._end(step, producer, error)
+        if step.abandoned and producer is not None:
+            close_async(producer, ignore)
+
+    def _end(self, step: _Step, producer: Any, error: Exception | None) -> None:
+        with self._changed:
+            step.ended, step.producer, step.error = True, producer, error
+            self._changed.notify_all()
+
+    def _await(self, step: _Step, patience_s: float | None = None) -> None:
+        """Wait for the end of a step, of the patience or of the partition.
+
+        Messages that reach their deadlines meanwhile end.
+        """
+        until_s = None if patience_s is None else self._now_s() + patience_s
+        while True:
+            with self._changed:
+                now_s = self._now_s()
+                expired = self._queue.take_expired(now_s)
+                if expired:
+                    self._changed.notify_all()  # there is room in the queue
+                elif (
+                    step.ended
+                    or self._state is _Phase.CLOSED
+                    or (until_s is not None and until_s <= now_s)
+                ):
+                    step.abandoned = not step.ended
+                    return
+                else:
+                    times = (until_s, self._queue.next_deadline_s())
+                    next_s = min((time for time in times if time is not None), default=None)
+                    self._changed.wait(None if next_s is None else next_s - now_s)
+            end_all(expired, error_of(pulsar.Result.Timeout))
+
+    def _pause(self, pause_s: float) -> bool:
+        """Wait before the next attempt; return False if no message needs one."""
+        self._failing = True
+        self._await(_Step(), pause_s)
+        with self._changed:
+            if self._state is _Phase.OPENING and not self._queue.messages:
+                self._state, self._failing = _Phase.IDLE, False
+            return self._state is _Phase.OPENING
+
+    def _drain(self, producer: Any) -> None:
+        """Give the waiting messages to the producer, then let later ones go there directly."""
+        with self._changed:
+            closed = self._state is _Phase.CLOSED
+            if not closed:
+                self._state, self._failing = _Phase.DRAINING, False
+                self._producer = producer
+                self._commit = GroupCommit(producer) if self._batching else None
+        if closed:
+            close_async(producer, ignore)
+            return
+        while True:
+            with self._changed:
+                waiting = self._queue.take_all()
+                if not waiting:
+                    if self._state is _Phase.DRAINING:
+                        self._opening.opened(producer)
+                        self._state = _Phase.OPEN
+                    self._changed.notify_all()
+                    return
+            self._opening.given(sum(isinstance(item, WaitingMessage) for item in waiting))
+            for item in waiting:
+                try:
+                    with in_client:
+                        item.give(producer)
+                except Exception as error:
+                    end_all([item], error)
+
+    def _refuse(self, error: Exception) -> None:
+        """End all waiting messages; the next one opens the producer again."""
+        with self._changed:
+            refused = self._queue.take_all()
+            if self._state is not _Phase.CLOSED:
+                self._state, self._failing = _Phase.IDLE, False
+            self._changed.notify_all()
+        if refused:
+            log.warning("messages for %s were not sent: %s", self._opening.topic(), error)
+        end_all(refused, error)
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, pulsar.PulsarException) and is_transient(result_of(error))
