@@ -56,8 +56,7 @@ class BaseProducer:
         self._settings = setup.level_settings
         window_settings = setup.window_settings
         self._window_settings = window_settings or window_producer_settings(setup.level_settings)
-        # By level and partition of the route; with asyncio, futures of producers.
-        self._parked: dict[tuple[int, int], Any] = {}
+        self._parked: dict[tuple[int, int], Any] = {}  # with asyncio, futures of producers
         self._closed = False
         # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
         self._sent = [0] * (len(setup.description.levels) + 2)
@@ -355,10 +354,10 @@ class DelayLevelProducer(BaseProducer):
     def _new_partition(self, key: tuple[int, int], route: Route) -> PartitionProducer:
         settings = self._settings_for(route)
 
-        def opened(producer: Any) -> None:
+        def opened(made: Any) -> None:
             with self._lock:
-                if not self._closed and type(producer) is pulsar.Producer:
-                    self._sends[key] = producer._producer.send_async
+                if not self._closed and type(made) is pulsar.Producer:
+                    self._sends[key] = made._producer.send_async
 
         def given(count: int) -> None:
             self._sent[route.level] += count
