@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -13,32 +14,15 @@ import _pulsar
 import pulsar.asyncio
 
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER
+from .calls import in_client
+from .results import is_transient
 
 T = TypeVar("T")
 
-# The broker or the connection has a problem, not the topic: the same opening can succeed later. The
-# Python client does not name the last two, Retryable and Disconnected.
-_TRANSIENT = frozenset(
-    pulsar.Result.__members__[name].value
-    for name in (
-        "UnknownError",
-        "Timeout",
-        "LookupError",
-        "ConnectError",
-        "ReadError",
-        "BrokerMetadataError",
-        "BrokerPersistenceError",
-        "NotConnected",
-        "TooManyLookupRequestException",
-        "ServiceUnitNotReady",
-        "Interrupted",
-    )
-) | {-1, 46}
 
-
-def is_transient(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Return True if an opening that failed with this error can succeed later."""
-    return isinstance(error, pulsar.asyncio.PulsarException) and error.error().value in _TRANSIENT
+    return isinstance(error, pulsar.asyncio.PulsarException) and is_transient(error.error())
 
 
 async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
@@ -83,11 +67,16 @@ async def _synchronously(producer: Any, call: str) -> None:
         await getattr(producer, call)()
         return
     try:
-        await in_thread(getattr(producer._producer, call))
+        await in_thread(partial(_guarded, getattr(producer._producer, call)))
     except pulsar.PulsarException as error:
         name = type(error).__name__
         result = pulsar.Result.__members__.get(name, pulsar.Result.UnknownError)
         raise pulsar.asyncio.PulsarException(result, str(error)) from None
+
+
+def _guarded(call: Callable[[], None]) -> None:
+    with in_client:
+        call()
 
 
 class _GuardedCore:

@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 import pulsar.asyncio
 
-from .async_calls import flush, is_transient
+from .async_calls import flush, may_pass
 
 # Pauses between two attempts to open a producer, in s; they double up to the second one.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -186,7 +186,7 @@ class AsyncPartition:
             try:
                 return await self._open_producer()
             except Exception as error:
-                if not is_transient(error):
+                if not may_pass(error):
                     raise
                 failure = error
             await asyncio.sleep(pause_s)
@@ -204,7 +204,7 @@ class AsyncPartition:
         if failure is None:
             self.producer = opening.result()
             self._call_turns()
-        elif is_transient(failure) and self._waiting:
+        elif may_pass(failure) and self._waiting:
             self._start()  # for sends that came after the last attempt
         elif isinstance(failure, Exception):
             self._fail(failure)

@@ -90,16 +90,6 @@ class LevelTopicCache:
         """True with admin access."""
         return self._describe is not None
 
-    def topic_of(self, route: Route) -> str:
-        """Return the partition for a parked message, before a producer for it is created.
-
-        Raises:
-            LevelTopicError: as for :meth:`check_exists`.
-        """
-        topic = self.routing.topic_of(route)
-        self.check_exists()
-        return topic
-
     def check_exists(self) -> None:
         """Check that the level topic exists, before a producer for it is created.
 
@@ -114,7 +104,7 @@ class LevelTopicCache:
         except LevelTopicError:
             raise
         except BrokerError:
-            return
+            return  # the admin interface fails; creating the producer tells
         if gone:
             raise LevelTopicError(
                 f"level topic {self.description.topic} was deleted: create it again with "
