@@ -16,6 +16,7 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel import topics
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import wrap
@@ -122,7 +123,10 @@ def run_program(
 
 def parked(world: RealWorld, orders: str, kind: str) -> list[Any]:
     """Return the messages that were sent with the long delay."""
-    return world.stored(orders if kind == "plain" else f"{orders}-delay-level")
+    if kind == "plain":
+        return world.stored(orders)
+    (level_topic,) = topics.list_level_topics(world.admin, world.namespace)
+    return world.stored(level_topic.topic)
 
 
 def test_fifty_threads_share_a_producer(

@@ -1,0 +1,124 @@
+"""Plugin of pytest that replaces the client's classes before a test module imports them.
+
+It reads these environment variables:
+
+``OFFICIAL_SUITE_MODE``     ``plain``, ``levels-off``, ``levels-on`` or ``wrap``
+``OFFICIAL_SUITE_ADMIN``    address of the admin REST interface
+``OFFICIAL_SUITE_TOKEN``    token of a superuser, for creating level topics
+``OFFICIAL_SUITE_RESULTS``  file to which the outcome of each test is appended
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+import delaylevel
+import delaylevel.asyncio
+
+MODE = os.environ["OFFICIAL_SUITE_MODE"]
+_ACCESS = {
+    "admin_url": os.environ["OFFICIAL_SUITE_ADMIN"],
+    "admin_token": os.environ["OFFICIAL_SUITE_TOKEN"],
+}
+_RESULTS = Path(os.environ["OFFICIAL_SUITE_RESULTS"])
+_RESULT_OF = {"passed": "passed", "failed": "failed", "skipped": "skipped"}
+
+
+def with_levels(base: Any) -> Any:
+    """Return a subclass of one of our clients that creates producers with a level topic."""
+
+    class Client(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **_ACCESS, **kwargs)
+
+        @functools.wraps(base.create_producer)
+        def create_producer(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("enable_delay_level_topic", True)
+            return super().create_producer(*args, **kwargs)
+
+    return Client
+
+
+def _twin(client: Any, plain: type) -> Any:
+    """Return a plain client that shares the connection of a client."""
+    twin = object.__new__(plain)
+    twin.__dict__ = client.__dict__
+    return twin
+
+
+def _options(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a call of ``create_producer``, without the topic and the schema."""
+    given = inspect.signature(function).bind(None, *args, **kwargs).arguments
+    return {name: given[name] for name in list(given)[2:] if name != "schema"}
+
+
+def wrapping(plain: Any, wrap: Any) -> Any:
+    """Return a subclass of the synchronous client whose producers are wrapped."""
+
+    class Client(plain):
+        @functools.wraps(plain.create_producer)
+        def create_producer(self, *args: Any, **kwargs: Any) -> Any:
+            producer = super().create_producer(*args, **kwargs)
+            options = _options(plain.create_producer, args, kwargs)
+            return wrap(producer, _twin(self, plain), **_ACCESS, **options)
+
+    return Client
+
+
+def wrapping_asyncio(plain: Any, wrap: Any) -> Any:
+    """Return a subclass of the asyncio client whose producers are wrapped."""
+
+    class Client(plain):
+        @functools.wraps(plain.create_producer)
+        async def create_producer(self, *args: Any, **kwargs: Any) -> Any:
+            producer = await super().create_producer(*args, **kwargs)
+            options = _options(plain.create_producer, args, kwargs)
+            made = wrap(producer, _twin(self, plain), **_ACCESS, **options)
+            return await made if inspect.isawaitable(made) else made
+
+    return Client
+
+
+def replace(mode: str) -> None:
+    """Replace the classes of the client as an application would: by names of its modules."""
+    if mode == "levels-off":
+        pulsar.Client = delaylevel.DelayLevelClient
+        pulsar.asyncio.Client = delaylevel.asyncio.DelayLevelClient
+    elif mode == "levels-on":
+        pulsar.Client = with_levels(delaylevel.DelayLevelClient)
+        pulsar.asyncio.Client = with_levels(delaylevel.asyncio.DelayLevelClient)
+    elif mode == "wrap":
+        pulsar.Client = wrapping(pulsar.Client, delaylevel.wrap)
+        wrap = getattr(delaylevel.asyncio, "wrap", None)
+        if wrap is not None:
+            pulsar.asyncio.Client = wrapping_asyncio(pulsar.asyncio.Client, wrap)
+
+
+replace(MODE)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Write the name of a test before it runs."""
+    _write(nodeid, "started")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write the outcome of a test, and that of its preparation or end if this is not good."""
+    if report.when == "call" or report.outcome != "passed":
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = crash.message if crash is not None else str(report.longrepr or "")
+        _write(report.nodeid, _RESULT_OF[report.outcome], reason.strip())
+
+
+def _write(test: str, result: str, reason: str = "") -> None:
+    with _RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"test": test, "result": result, "reason": reason}) + "\n")
