@@ -30,7 +30,6 @@ _ACCESS = {
     "admin_token": os.environ["OFFICIAL_SUITE_TOKEN"],
 }
 _RESULTS = Path(os.environ["OFFICIAL_SUITE_RESULTS"])
-_RESULT_OF = {"passed": "passed", "failed": "failed", "skipped": "skipped"}
 
 
 def with_levels(base: Any) -> Any:
@@ -50,7 +49,7 @@ def with_levels(base: Any) -> Any:
 
 def _twin(client: Any, plain: type) -> Any:
     """Return a plain client that shares the connection of a client."""
-    twin = object.__new__(plain)
+    twin: Any = object.__new__(plain)
     twin.__dict__ = client.__dict__
     return twin
 
@@ -116,7 +115,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
         reason = crash.message if crash is not None else str(report.longrepr or "")
-        _write(report.nodeid, _RESULT_OF[report.outcome], reason.strip())
+        _write(report.nodeid, report.outcome, reason.strip())
 
 
 def _write(test: str, result: str, reason: str = "") -> None:
