@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pulsar
 
-from delaylevel import topics
 from delaylevel.cluster.admin import Admin
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import MEMBER_PROPERTY, FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
 from .broker import SuiteBroker
@@ -67,7 +66,8 @@ class Dispatchers:
         for namespace in self._broker.namespaces(_TENANTS):
             for name in self._admin.list_partitioned_topics(namespace):
                 if name.full not in self._seen:
-                    self._find(name, now)
+                    with contextlib.suppress(DelayLevelError):  # perhaps it was deleted
+                        self._find(name, now)
         for full, (since, description) in list(self._young.items()):
             if self._has_messages(description.window_topic):
                 self._serve(description)
@@ -76,7 +76,13 @@ class Dispatchers:
                 del self._young[full]
 
     def _find(self, name: TopicName, now: float) -> None:
-        described = topics.find(self._admin, name.full)
+        """Take a new level topic among the young ones; skip one that is not complete yet."""
+        properties = self._admin.partitioned_metadata(name).properties
+        described = None
+        if properties.get(MEMBER_PROPERTY) == name.full:
+            described = LevelTopicDescription.from_properties(name.full, properties)
+            if described is None:
+                return
         self._seen.add(name.full)
         if described is not None and described.final_window is FinalWindow.TRACKER:
             self._young[described.topic] = now, described
