@@ -7,6 +7,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -37,7 +38,7 @@ FILES = (
     "reader_test.py",
     "asyncio_test.py",
 )
-_TEST_SECONDS = 180
+_TEST_SECONDS = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     # A shell starts background jobs with SIGINT ignored, and children would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The suite's configuration has settings of earlier brokers.
+    logging.getLogger("delaylevel.broker.conf").setLevel(logging.ERROR)
     chosen = _parser().parse_args(arguments)
     _check(chosen.checkout)
     found: dict[str, list[Outcome]] = {}
@@ -135,9 +138,9 @@ def run_mode(
             service_url = f"pulsar://localhost:{broker.ports[6650]}"
             stack.enter_context(alongside(broker, service_url, folder / "spill"))
         try:
-            first = _run_tests(mode, copy, broker, tests, select)
+            first = _run_files(mode, copy, broker, tests, select)
             again = [each.test for each in first if each.result not in GOOD]
-            second = _run_tests(mode, copy, broker, again) if again else []
+            second = _run_files(mode, copy, broker, again)
         finally:
             if logs is not None:
                 logs.mkdir(parents=True, exist_ok=True)
@@ -157,8 +160,25 @@ def _copy(source: Path, target: Path) -> None:
     (target / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
 
 
-def _run_tests(
+def _run_files(
     mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str], select: str | None = None
+) -> list[Outcome]:
+    """Run tests with a process for each file, as the suite's own script does.
+
+    The client keeps the loggers of one file for the whole process, and may then hang in another.
+    """
+    files: dict[str, list[str]] = {}
+    for test in chosen:
+        files.setdefault(test.partition("::")[0], []).append(test)
+    return [
+        outcome
+        for group in files.values()
+        for outcome in _run_tests(mode, tests, broker, group, select)
+    ]
+
+
+def _run_tests(
+    mode: str, tests: Path, broker: SuiteBroker, chosen: Sequence[str], select: str | None
 ) -> list[Outcome]:
     """Run tests in one process, and those after a hung test in another one."""
     found: list[Outcome] = []
