@@ -51,7 +51,8 @@ def create():
     client = pulsar.Client(service_url, logger=logger)
     producer = client.create_producer(orders)
     if kind == "wrapped":
-        producer = wrap(producer, client, admin_url=admin_url, **LEVELS)
+        off = {"encryption_key": None, "chunking_enabled": False, "message_router": None}
+        producer = wrap(producer, client, admin_url=admin_url, **LEVELS, **off)
     return client, producer
 """
 
@@ -89,6 +90,9 @@ def make_producer(kind: str, world: RealWorld, orders: str, connection: Connecti
             admin_url=connection.admin_url,
             partition_strategy=HOURS,
             final_window="broker",
+            encryption_key=None,
+            chunking_enabled=False,
+            message_router=None,
             **options,
         )
 
