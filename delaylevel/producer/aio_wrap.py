@@ -112,19 +112,22 @@ async def wrap(
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
+# From import time: an application may replace the client's classes with ours.
+_ASYNCIO_PAIR = pulsar.asyncio.Producer, pulsar.asyncio.Client
+_PLAIN_PAIR = pulsar.Producer, pulsar.Client
 
 
 def _check_pair(producer: Any, client: Any) -> None:
     if isinstance(producer, BaseProducer):
         raise InvalidInputError("this producer has a delay-level topic already: use it as it is")
-    if isinstance(producer, pulsar.asyncio.Client) or isinstance(client, pulsar.asyncio.Producer):
+    if isinstance(producer, _ASYNCIO_PAIR[1]) or isinstance(client, _ASYNCIO_PAIR[0]):
         raise InvalidInputError("the arguments are swapped: call wrap(producer, client)")
-    if isinstance(producer, pulsar.Producer) or isinstance(client, pulsar.Client):
+    if isinstance(producer, _PLAIN_PAIR[0]) or isinstance(client, _PLAIN_PAIR[1]):
         raise InvalidInputError(
             "this producer or client is not for asyncio: call delaylevel.wrap(producer, client), "
             "or create both with pulsar.asyncio.Client"
         )
-    for value, kind in ((producer, pulsar.asyncio.Producer), (client, pulsar.asyncio.Client)):
+    for value, kind in zip((producer, client), _ASYNCIO_PAIR, strict=True):
         if not isinstance(value, kind):
             raise InvalidInputError(
                 f"{type(value).__name__} is not a pulsar.asyncio.{kind.__name__}: call "

@@ -12,9 +12,12 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
+import delaylevel
+import delaylevel.asyncio
 from delaylevel import PartitionStrategy, wrap
 from delaylevel.errors import InvalidInputError, UnsupportedOptionError
 from delaylevel.model.topic_name import TopicName
+from delaylevel.producer import aio_wrap
 from delaylevel.producer.existing import check_pair, options_of, remember
 from delaylevel.testing import MemoryPulsar
 
@@ -283,3 +286,15 @@ def test_remembered_options_are_a_copy() -> None:
     producer = remember(SimpleNamespace(topic=lambda: "orders"), options)
     options["encryption_key"] = {}
     assert options_of(producer, {}, None, list) == ({"properties": {"a": "b"}}, None)
+
+
+def test_wrap_accepts_clients_from_before_their_class_was_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    producer = object.__new__(pulsar.asyncio.Producer)
+    client = object.__new__(pulsar.asyncio.Client)
+    monkeypatch.setattr(pulsar.asyncio, "Client", delaylevel.asyncio.DelayLevelClient)
+    monkeypatch.setattr(pulsar, "Client", delaylevel.DelayLevelClient)
+    aio_wrap._check_pair(producer, client)
+    with pytest.raises(InvalidInputError, match="swapped"):
+        aio_wrap._check_pair(client, producer)
