@@ -24,11 +24,11 @@ from .asyncio_checks import (
     check_message_arguments,
     check_producer_arguments,
 )
+from .base import BaseProducer
 from .client import OWN_OPTIONS, BaseClient
 from .client_errors import client_errors
 from .existing import remember
 from .options import given_options
-from .producer import BaseProducer
 from .routing import BUSINESS, Route
 from .setup import ProducerSetup, StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE

@@ -18,10 +18,10 @@ from delaylevel.model.topic_name import TopicName
 from .aio import AsyncDelayLevelProducer
 from .async_calls import in_thread, open_producer
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER, asyncio_errors, check_producer_arguments
+from .base import BaseProducer
 from .client import admin_for
 from .existing import options_of
 from .options import given_options
-from .producer import BaseProducer
 from .setup import ProducerSetup, StrategyArgument, prepare
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 

@@ -18,8 +18,8 @@ from delaylevel.cluster.values import PublisherStats
 from delaylevel.errors import AdminError, InvalidInputError
 from delaylevel.model.topic_name import TopicName
 
+from .base import BaseProducer
 from .options import check_producer_options
-from .producer import BaseProducer
 
 _ATTRIBUTE = "_delaylevel_options"
 _REMEDY = "; give wrap() the producer first, then the client that created it"

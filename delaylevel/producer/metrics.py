@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from .producer import BaseProducer
+from .base import BaseProducer
 
 
 class ProducerCollector:
