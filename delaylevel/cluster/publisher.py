@@ -20,22 +20,23 @@ Item = TypeVar("Item")
 #: The builder of the client's core, for callers that build messages without a function call.
 MessageBuilder = _pulsar.MessageBuilder
 
-# A flush sends incomplete batches at once, so batches may take their time to fill.
+# A batch ends when it is full or at a flush, never by the clock: the client's flush_async waits for
+# the producer's lock while it holds the interpreter, and the thread of the clock takes these two in
+# the other order. The process would hang.
 PRODUCER_SETTINGS: dict[str, Any] = {
     "block_if_queue_full": True,
     "batching_enabled": True,
     "batching_max_messages": 1000,
     "batching_max_allowed_size_in_bytes": 512 * 1024,
-    "batching_max_publish_delay_ms": 100,
+    "batching_max_publish_delay_ms": 3_600_000,
     "max_pending_messages": 5000,
     "send_timeout_millis": 30_000,
 }
-# For our own topics: a batch ends when it is full or at a flush, never by the clock, so that its
-# first message is known (see batch_acks.py). Small batches stay in a core's cache.
+# For our own topics. The first message of a batch is known (see batch_acks.py). Small batches stay
+# in a core's cache.
 BULK_SETTINGS: dict[str, Any] = {
     **PRODUCER_SETTINGS,
     "batching_max_messages": 250,
-    "batching_max_publish_delay_ms": 3_600_000,
 }
 # Deduplication remembers only the first sequence ID of a batch.
 UNBATCHED_SETTINGS = {**PRODUCER_SETTINGS, "batching_enabled": False}

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import pulsar
 
+from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import PublisherStats
 from delaylevel.errors import AdminError, InvalidInputError
 from delaylevel.model.topic_name import TopicName
 
 from .base import BaseProducer
+from .calls import first_error, in_client
 from .options import check_producer_options
 
 _ATTRIBUTE = "_delaylevel_options"
+_FLUSH_S = 0.2
 _REMEDY = "; give wrap() the producer first, then the client that created it"
 
 
@@ -169,13 +173,22 @@ def _warning(topic: TopicName, unknown: list[_Unknown], given: Mapping[str, Any]
 
 def _closed(producer: Any) -> bool:
     """Return True if a producer is closed, not merely disconnected."""
-    flush_async = getattr(getattr(producer, "_producer", None), "flush_async", None)
-    if flush_async is None or producer.is_connected():
+    connected = getattr(producer, "is_connected", None)
+    if connected is None or connected():
         return False
-    # A closed producer refuses at once. An open one answers later, or has nothing to flush.
-    results: list[Any] = []
-    flush_async(results.append)
-    return results == [pulsar.Result.AlreadyClosed]
+    # A closed producer refuses a flush at once. An open one waits, or has nothing to flush.
+    errors: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def flush() -> None:
+        with in_client:
+            error = first_error([producer.flush])
+        errors.put(error)
+
+    in_thread(flush)
+    try:
+        return isinstance(errors.get(timeout=_FLUSH_S), pulsar.AlreadyClosed)
+    except Empty:
+        return False
 
 
 def _check_cluster(producer: Any, client: Any) -> None:

@@ -30,6 +30,7 @@ import pulsar
 
 from delaylevel.cluster.background import Starter
 
+from .at_exit import at_exit
 from .calls import (
     Confirmation,
     Done,
@@ -128,6 +129,7 @@ class PartitionProducer:
         self._worker: int | None = None  # the thread that opens and drains
         self._producer: Any = None
         self._commit: GroupCommit | None = None
+        at_exit.wait_for(self)
 
     def send(self, body: bytes | None, arguments: Mapping[str, Any]) -> Any:
         """Send a message, wait until it is stored, and return its ID.
@@ -167,6 +169,10 @@ class PartitionProducer:
         self._producer.send_async(body, callback, **arguments)
         self._opening.given(1)
         return True
+
+    def is_outstanding(self) -> bool:
+        """Return True while messages wait for the producer."""
+        return self._state in (_Phase.OPENING, _Phase.DRAINING)
 
     def is_connected(self) -> bool:
         """Return False if the broker cannot be reached for sending, or after a close."""

@@ -11,6 +11,7 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema
 
+from .at_exit import at_exit
 from .base import BaseProducer
 from .calls import Done, PartitionOpener, close_async, first_error, ignore, interruptible, run_all
 from .client_errors import client_errors
@@ -41,6 +42,7 @@ class DelayLevelProducer(BaseProducer):
         self._sends: dict[tuple[int, int], Callable[[Any, Any], None]] = {}
         # Messages without a callback, those of the business topic too.
         self._callbackless = CallbacklessMessages()
+        at_exit.close(self)
 
     def send(
         self,
@@ -204,11 +206,16 @@ class DelayLevelProducer(BaseProducer):
                 # The client's own close fails the messages that it has not sent yet.
                 flushed = self._flush()
             except BaseException:
-                for close in self._closes():
+                for close in self.closes():
                     close(ignore)
                 raise
-            closed = run_all(self._closes())
+            closed = run_all(self.closes())
             self._report(flushed or closed, self._callbackless.number_sent())
+
+    def closes(self) -> list[Callable[[Done], None]]:
+        """Return functions that start to close all producers of the client."""
+        business, *parked = self._producers()
+        return [partial(close_async, business), *(each.close_async for each in parked)]
 
     def __enter__(self) -> DelayLevelProducer:
         return self
@@ -297,10 +304,6 @@ class DelayLevelProducer(BaseProducer):
         # One after the other: the batches of all are sent, and their messages time out, meanwhile.
         errors.append(first_error(each.flush for each in parked))
         return next(filter(None, errors), None)
-
-    def _closes(self) -> list[Callable[[Done], None]]:
-        business, *parked = self._producers()
-        return [partial(close_async, business), *(each.close_async for each in parked)]
 
     def _report(self, failure: Exception | None, sent: int) -> None:
         """Raise the error for messages without a callback, or else the given one.

@@ -13,6 +13,8 @@ import pulsar
 
 from delaylevel.errors import UnconfirmedMessagesError
 
+from .at_exit import at_exit
+
 # Callbacks follow a flush within a moment, if at all.
 _PATIENCE_S = 1.0
 _POLL_S = 0.0005
@@ -55,10 +57,15 @@ class CallbacklessMessages:
                 outcomes[_FailureKey(result, self._add)] = None
         self.callback: Callable[[Any, Any], Any] = outcomes.setdefault
         self.sent: Callable[[], int] = functools.partial(next, self._sent)
+        at_exit.wait_for(self)
 
     def number_sent(self) -> int:
         """Return the number of messages so far."""
         return _value(self._sent)
+
+    def is_outstanding(self) -> bool:
+        """Return True while an outcome is missing."""
+        return self._outcomes() < self.number_sent()
 
     def wait(self, sent: int) -> None:
         """Wait for the outcomes of a number of messages, for a limited time; call it after a flush.

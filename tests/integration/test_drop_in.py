@@ -248,6 +248,7 @@ def test_a_program_ends_without_closing(
         client, producer = create()
         producer.send(b"confirmed", **LONG)
         producer.send_async(b"perhaps", None, **LONG)
+        producer.send_async(b"perhaps, straight", None)
         {keep}
     """)
     assert (done.returncode, done.stderr) == (0, "")

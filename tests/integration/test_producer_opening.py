@@ -18,6 +18,7 @@ from proxy import Proxy
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import UnconfirmedMessagesError
+from delaylevel.model.level_topic import default_level_topic
 from delaylevel.model.strategy import PartitionBy, PartitionStrategy
 from delaylevel.producer.client import DelayLevelClient
 from world import QUIET, RealWorld, Stored, eventually
@@ -62,7 +63,7 @@ def hours(count: int) -> dict[str, timedelta]:
 
 
 def bodies(stored: Stored, orders: str) -> list[bytes | None]:
-    return [message.value for message in stored(f"{orders}-delay-level")]
+    return [message.value for message in stored(default_level_topic(orders))]
 
 
 def test_a_callback_may_open_partitions(
@@ -100,7 +101,7 @@ def test_many_threads_open_one_partition_and_keep_their_order(
         each.join()
     producer.close()
     assert producer.sent()["HOUR"] >= 1990  # a plain integer may miss a few
-    found = stored(f"{orders}-delay-level")
+    found = stored(default_level_topic(orders))
     for thread in range(50):
         own = [int(message.value or b"") for message in found if message.key == f"{thread}"]
         assert own == list(range(40))
@@ -173,7 +174,7 @@ def test_nothing_is_stored_after_close(
     partitions = list(producer._parked.values())
     # Openings that end now close their producers again.
     eventually(lambda: all(each._worker is None for each in partitions), "the openings")
-    assert world.stored(f"{orders}-delay-level") == []
+    assert world.stored(default_level_topic(orders)) == []
 
 
 def test_a_single_send_does_not_wait_for_its_batch(make: Callable[..., Any]) -> None:

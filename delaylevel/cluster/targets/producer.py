@@ -226,6 +226,7 @@ class TargetProducer(Generic[Item]):
         """Go on after a refusal with sequence IDs, once it is recorded."""
         self._state.resume()
         self._pass_on()
+        self.flush()
 
     def refuse_waiting(self, reason: str) -> None:
         """Settle the messages that wait for `resume`, instead of sending them."""

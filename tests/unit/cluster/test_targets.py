@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pulsar
+import pytest
 
+from delaylevel.cluster.publisher import BULK_SETTINGS, KEY_BATCHED_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.values import PartitionStats, SubscriptionStats, TopicMetadata
 from delaylevel.errors import NotFoundError
@@ -217,3 +219,9 @@ def test_a_producer_with_unanswered_messages_is_not_forgotten() -> None:
         world.outcomes()
         world.work()
     assert first not in world.client.connected
+
+
+@pytest.mark.parametrize("settings", [PRODUCER_SETTINGS, BULK_SETTINGS, KEY_BATCHED_SETTINGS])
+def test_no_clock_ends_a_batch(settings: dict[str, Any]) -> None:
+    # With 1 ms, a loop of send_async and flush_async hangs after seconds: see PRODUCER_SETTINGS.
+    assert settings["batching_max_publish_delay_ms"] >= 3_600_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -248,21 +249,18 @@ def test_a_closed_producer_is_refused(memory: MemoryPulsar, client: Any) -> None
 
 
 def test_a_producer_that_is_not_connected_is_not_closed() -> None:
-    results: list[Any] = [[pulsar.Result.Ok], []]
-
-    def flush_async(callback: Any) -> None:
-        for result in results.pop(0):
-            callback(result)
-
+    connected = threading.Event()
+    flushes: list[Any] = [lambda: None, connected.wait]
     producer = SimpleNamespace(
         topic=lambda: "orders",
         is_connected=lambda: False,
-        _producer=SimpleNamespace(flush_async=flush_async),
+        flush=lambda: flushes.pop(0)(),
     )
     client = SimpleNamespace(get_topic_partitions=None, create_producer=None)
     check_pair(producer, client)  # nothing to flush
     check_pair(producer, client)  # the answer comes later
-    assert results == []
+    assert flushes == []
+    connected.set()
 
 
 def test_a_producer_of_another_cluster_is_refused() -> None:
