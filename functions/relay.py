@@ -53,6 +53,8 @@ SLOW_S = 1.0
 SLOW = "it confirms messages more slowly than they arrive"
 
 _WARN_AGAIN_S = 60.0
+# Messages of this time share batches.
+_FLUSH_EVERY_S = 0.02
 
 _TargetArguments = tuple[str, "SchemaRef | None", "str | None"]  # topic, schema, compression
 
@@ -140,6 +142,7 @@ class Relay:
         self._pending: set[tuple[str, int, int, int]] = set()
         self._acknowledged = RecentIds()
         self.in_flight = self.unacknowledged = 0
+        self._flushed_s = now_s()
         self._bytes = 0
         # The slow targets, the share of each of them, and what they have beyond it.
         self._slow: frozenset[str] = frozenset()
@@ -221,6 +224,10 @@ class Relay:
             elif not sent.item.given_back:
                 self._hold(sent.item, reason)
         self._targets.close_idle()
+        if self.now_s() - self._flushed_s >= _FLUSH_EVERY_S:
+            self._flushed_s = self.now_s()
+            self._targets.flush()
+            self._own.flush()
         for own in self._own.poll():
             if own.outcome is SendOutcome.STORED:
                 self._confirm(own.item)

@@ -85,7 +85,7 @@ class TargetProducer(Generic[Item]):
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
-        self._flush_ended = self._given = self._answered = 0
+        self._flush_ended = self._flushed = self._given = self._answered = 0
         self.used_s = self._polled_s = self._confirmed_s = self._connected_s = now_s()
 
     @property
@@ -207,9 +207,9 @@ class TargetProducer(Generic[Item]):
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
-        if self._opened is None or not self._state.is_open:
+        if self._opened is None or not self._state.is_open or self._flushed == self._given:
             return
-        given = self._given
+        given = self._flushed = self._given
 
         def ended(_result: Any) -> None:
             self._report(partial(self._end_flush, given))
