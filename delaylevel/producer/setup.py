@@ -50,6 +50,8 @@ class ProducerSetup(NamedTuple):
         window_settings: arguments for the producers of the window topic; None for those of the
             levels, batched.
         create: function that creates the missing level topic; None if it exists.
+        watch: function that looks now and then whether something delivers the messages of a level
+            topic; None without a broker.
     """
 
     description: LevelTopicDescription
@@ -61,6 +63,7 @@ class ProducerSetup(NamedTuple):
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE
     window_settings: Mapping[str, Any] | None = None
     create: Callable[[], LevelTopicDescription] | None = None
+    watch: Callable[[LevelTopicDescription], None] | None = None
 
     def created(self) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description.
@@ -68,9 +71,10 @@ class ProducerSetup(NamedTuple):
         The application's own producer is opened first: if the broker refuses that, nothing is
         left behind.
         """
-        if self.create is None:
-            return self
-        return self._replace(description=self.create(), create=None)
+        description = self.description if self.create is None else self.create()
+        if self.watch is not None:
+            self.watch(description)
+        return self._replace(description=description, create=None)
 
 
 def prepare(
@@ -136,8 +140,9 @@ def prepare(
     if admin is not None and create_missing is not None:
         registry.check_creatable(admin, wanted)
     # In the in-memory Pulsar, movers and dispatchers run only while a test lets time pass.
+    watch = None
     if isinstance(admin, Admin) and describe is not None:
-        WATCHES.add(admin, description, target, describe)
+        watch = partial(_watch, admin, target, describe)
     window_settings = window_producer_settings(settings, options)
     return ProducerSetup(
         description,
@@ -149,7 +154,14 @@ def prepare(
         max_message_size,
         window_settings,
         create_missing,
+        watch,
     )
+
+
+def _watch(
+    admin: Admin, target: str, describe: Describe, description: LevelTopicDescription
+) -> None:
+    WATCHES.add(admin, description, target, describe)
 
 
 def _found(
