@@ -187,10 +187,11 @@ def test_a_single_send_does_not_wait_for_its_batch(make: Callable[..., Any]) -> 
 
 
 PROGRAM = """
-import os, sys, time, warnings
+import os, signal, sys, time, warnings
 from datetime import timedelta
 import pulsar
 from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of shells
 warnings.simplefilter("ignore")
 strategy = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=40))
 quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
