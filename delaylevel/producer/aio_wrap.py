@@ -19,10 +19,9 @@ from .aio import AsyncDelayLevelProducer
 from .async_calls import in_thread, open_producer
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER, asyncio_errors, check_producer_arguments
 from .base import BaseProducer
-from .client import admin_for
-from .existing import options_of
+from .client import admin_for, prepare_wrapped
 from .options import given_options
-from .setup import ProducerSetup, StrategyArgument, prepare
+from .setup import StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
 
@@ -82,26 +81,22 @@ async def wrap(
             "tls_validate_hostname": tls_validate_hostname,
         }
         admin = admin_for(tls, admin_url, admin_token)
-    partitions_of = client._client.get_topic_partitions
-
-    def find() -> tuple[ProducerSetup, str | None]:
-        options, assumptions = options_of(producer, given, admin, partitions_of)
-        setup = prepare(
-            topic,
-            {"block_if_queue_full": True, **options},
-            admin,
-            partitions_of,
-            clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
-            level_topic=delay_level_topic,
-            level_namespace=delay_level_namespace,
-            strategy=partition_strategy,
-            mover=mover,
-            final_window=final_window,
-            create=create_level_topic,
-            max_message_size=max_message_size,
-        )
-        return setup, assumptions
-
+    find = functools.partial(
+        prepare_wrapped,
+        producer,
+        topic,
+        given,
+        admin,
+        client._client.get_topic_partitions,
+        clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
+        level_topic=delay_level_topic,
+        level_namespace=delay_level_namespace,
+        strategy=partition_strategy,
+        mover=mover,
+        final_window=final_window,
+        create=create_level_topic,
+        max_message_size=max_message_size,
+    )
     with asyncio_errors():
         setup, assumptions = await in_thread(find)
         for warning in (setup.warning, assumptions):

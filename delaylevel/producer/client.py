@@ -298,10 +298,10 @@ def wrap(
         }
         admin = admin_for(tls, admin_url, admin_token)
     with client_errors():
-        options, assumptions = options_of(producer, given, admin, client.get_topic_partitions)
-        setup = prepare(
+        setup, assumptions = prepare_wrapped(
+            producer,
             topic,
-            {"block_if_queue_full": True, **options},
+            given,
             admin,
             client.get_topic_partitions,
             clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
@@ -320,6 +320,27 @@ def wrap(
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
         return DelayLevelProducer(plain.create_producer, producer, setup.created())
+
+
+def prepare_wrapped(
+    producer: Any,
+    topic: str,
+    given: Mapping[str, Any],
+    admin: TopicAdmin | None,
+    partitions_of: Callable[[str], Any],
+    clock: Clock,
+    **choices: Any,
+) -> tuple[ProducerSetup, str | None]:
+    """Return the setup for a producer that exists, and a warning about what is assumed of it.
+
+    Args:
+        topic: its business topic.
+        given: its options as far as the application stated them, by name.
+        admin, partitions_of, clock, choices: as for :func:`.setup.prepare`.
+    """
+    options, assumptions = options_of(producer, given, admin, partitions_of)
+    options = {"block_if_queue_full": True, **options}
+    return prepare(topic, options, admin, partitions_of, clock, **choices), assumptions
 
 
 _WRAP_OPTIONS = tuple(inspect.signature(wrap).parameters)
