@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +11,8 @@ from typing import Any, TypeVar
 
 import _pulsar
 import pulsar.asyncio
+
+from delaylevel.cluster import background
 
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER
 from .calls import in_client
@@ -146,7 +147,7 @@ async def in_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
             loop.call_soon_threadsafe(end, result, failure)
 
-    threading.Thread(target=run, name="delaylevel-call", daemon=True).start()
+    background.in_thread(run)
     return await done
 
 
