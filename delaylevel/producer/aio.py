@@ -16,7 +16,7 @@ import pulsar.asyncio
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 
-from .async_calls import SharedCall, close, flush, in_thread, open_producer
+from .async_calls import SharedCall, close, close_client, flush, in_thread, open_producer
 from .async_partition import AsyncPartition, timeout_ms
 from .asyncio_checks import (
     ASYNCIO_CREATE_PRODUCER,
@@ -347,7 +347,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
     async def close(self) -> None:
         """Close the client with its producers, consumers and admin connections."""
         try:
-            await super().close()
+            await close_client(self)
         finally:
             self._close_admin()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pulsar
 import pulsar.asyncio
@@ -14,7 +14,7 @@ from pulsar.schema import BytesSchema
 
 import fakes
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
-from delaylevel.producer.aio import AsyncDelayLevelProducer
+from delaylevel.producer.aio import AsyncDelayLevelClient, AsyncDelayLevelProducer
 from delaylevel.producer.setup import ProducerSetup
 from delaylevel.testing import ManualClock
 
@@ -494,3 +494,31 @@ def test_a_producer_outlives_an_event_loop_that_was_closed_under_it() -> None:
 
     run(first())
     run(second())
+
+
+def test_closing_a_client_leaves_no_callback_behind() -> None:
+    """The client's thread may be in a callback when the program ends, and abort the process."""
+
+    class Core:
+        calls: ClassVar[list[str]] = []
+        error: Exception | None = None
+
+        def close(self) -> None:
+            self.calls.append("close")
+            if self.error is not None:
+                raise self.error
+
+    async def close(core: Core) -> None:
+        client = AsyncDelayLevelClient("pulsar://127.0.0.1:1")
+        client._client.close()
+        client._client = core
+        await client.close()
+
+    core = Core()
+    asyncio.run(close(core))
+    assert core.calls == ["close"]
+
+    core.error = pulsar.AlreadyClosed("closed before")
+    with pytest.raises(pulsar.asyncio.PulsarException, match="closed before") as raised:
+        asyncio.run(close(core))
+    assert raised.value.error() == pulsar.Result.AlreadyClosed
