@@ -2,7 +2,8 @@
 
 A callback of the client that comes while Python shuts down aborts the process, or delays its end by
 ten seconds. So the exit first waits a moment for what is on its way. If that does not arrive,
-it closes the producers: the client then calls back at once.
+it closes the producers: the client then calls back at once. At last, it waits another moment:
+when the outcome of a message is known, the client's thread has not left its callback yet.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .calls import Done, ignore
 
 _PATIENCE_S = 1.0
 _POLL_S = 0.001
+# Leaving a callback takes microseconds, but the thread must get a processor.
+_LEAVE_S = 0.02
 
 
 class OutstandingWork(Protocol):
@@ -42,6 +45,11 @@ class Exit:
     def __init__(self) -> None:
         self._works: weakref.WeakSet[OutstandingWork] = weakref.WeakSet()
         self._producers: weakref.WeakSet[UnclosedProducer] = weakref.WeakSet()
+        self._callbacks = False
+
+    def expect_callbacks(self) -> None:
+        """Let the exit give the client's threads time to leave their callbacks."""
+        self._callbacks = True
 
     def wait_for(self, work: OutstandingWork) -> None:
         """Let the exit wait until this is not outstanding."""
@@ -53,12 +61,13 @@ class Exit:
 
     def finish(self) -> None:
         """Wait for outstanding work, and close producers if it takes too long."""
-        if self._finished(self._works):
-            return
-        for producer in list(self._producers):
-            for close in producer.closes():
-                close(ignore)
-        self._finished(self._works)
+        if not self._finished(self._works):
+            for producer in list(self._producers):
+                for close in producer.closes():
+                    close(ignore)
+            self._finished(self._works)
+        if self._callbacks:
+            time.sleep(_LEAVE_S)
 
     def _finished(self, works: Iterable[OutstandingWork]) -> bool:
         until_s = time.monotonic() + _PATIENCE_S

@@ -11,6 +11,7 @@ from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.level_topic import LevelTopicDescription
 
+from .at_exit import at_exit
 from .level_topic_cache import LevelTopicCache
 from .options import window_producer_settings
 from .routing import BUSINESS, WINDOW, Route, Routing
@@ -48,6 +49,7 @@ class BaseProducer:
         self._closed = False
         # By the route's level; BUSINESS and WINDOW, -1 and -2, are the last two.
         self._sent = [0] * (len(setup.description.levels) + 2)
+        at_exit.expect_callbacks()
 
     @property
     def description(self) -> LevelTopicDescription:
