@@ -16,7 +16,6 @@ from delaylevel.dispatcher.journal.records import (
     Refused,
     Resolved,
     pack,
-    unpack,
 )
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
@@ -28,6 +27,7 @@ from delaylevel.structures.segments.pending import PendingSegments
 from .batches import DueBatch, FetchedBatch, MessageRecord, OfferResult
 from .ids import contained, id_columns, save_ids, to_array, unseen_ids
 from .pending import PendingIndex
+from .unresolved import UnresolvedIntents
 from .waiting import WaitingQueues
 
 
@@ -76,10 +76,7 @@ class DelayQueue:
         self._in_flight: dict[int, DueBatch] = {}
         self.waiting = WaitingQueues(clock, overflow)
         self._next_number = state.next_number
-        self._unresolved = dict(state.open_intents)
-        # Positions in unresolved intents, and those of them that were offered again meanwhile.
-        self._withheld = self._unresolved_positions()
-        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+        self._unresolved = UnresolvedIntents(state)
 
     def __len__(self) -> int:
         """Return the number of pending messages, without those in flight."""
@@ -88,7 +85,7 @@ class DelayQueue:
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        return sum(map(len, self._in_flight.values())) + len(self._offered_again)
+        return sum(map(len, self._in_flight.values())) + len(self._unresolved)
 
     @property
     def memory_bytes(self) -> int:
@@ -208,7 +205,7 @@ class DelayQueue:
             raise InvalidInputError(f"batch {batch.number} already has an intent")
         if len({name for name, _ in targets}) < len(targets):
             raise InvalidInputError("a target is given twice")
-        unresolved = {name for intent in self._unresolved.values() for name, _ in intent.targets}
+        unresolved = self._unresolved.targets
         for name, first in targets:
             least = self.state.sequences.get(name, 1)
             if first < least:
@@ -273,7 +270,7 @@ class DelayQueue:
 
     def unresolved_intents(self) -> list[Intent]:
         """Return the intents from before the takeover that are not resolved."""
-        return list(self._unresolved.values())
+        return self._unresolved.intents
 
     def resolve(self, number: int, stored: npt.ArrayLike) -> Resolved:
         """Close an intent from before the takeover. The messages not stored are pending again.
@@ -285,31 +282,10 @@ class DelayQueue:
         Raises:
             InvalidInputError: there is no such intent, or the shape differs.
         """
-        intent = self._unresolved.get(number)
-        if intent is None:
-            raise InvalidInputError(f"there is no intent {number} to resolve")
-        mask = np.asarray(stored, dtype=np.bool_)
-        if mask.shape != intent.positions.shape:
-            raise InvalidInputError(
-                f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
-            )
-        resolved = Resolved(number, intent.positions[mask])
-        self.state.apply(resolved)
-        del self._unresolved[number]
-        self._withheld = self._unresolved_positions()
+        resolved, rows, records = self._unresolved.resolve(number, stored)
         self._release(resolved.released)
-        for position in resolved.released.tolist():
-            self._offered_again.pop(position, None)
-        pending = [
-            position
-            for position in intent.positions.tolist()
-            if position in self._offered_again and position not in self._withheld
-        ]
-        if pending:
-            again = [self._offered_again.pop(position) for position in pending]
-            ledgers, entries = unpack(np.array(pending, dtype=np.int64))
-            rows: Rows = np.array([[due for due, _ in again], ledgers, entries], dtype=np.int64)
-            self.pending.put(rows, [record for _, record in again], None, force=True)
+        if records:
+            self.pending.put(rows, records, None, force=True)
         return resolved
 
     def low_watermark(self) -> int:
@@ -317,8 +293,8 @@ class DelayQueue:
         position = self._last_offered + 1
         if self._open:
             position = min(position, self._open.min())
-        if self._withheld:
-            position = min(position, self._withheld.min())
+        if self._unresolved.withheld:
+            position = min(position, self._unresolved.withheld.min())
         self._low_watermark = max(self._low_watermark, position)
         return self._low_watermark
 
@@ -357,9 +333,7 @@ class DelayQueue:
         It changes nothing if it raises an error.
         """
         records = fetched.records
-        withheld = np.zeros(tracked.size, dtype=np.bool_)
-        if self._withheld:
-            withheld[:] = [item in self._withheld for item in positions[tracked].tolist()]
+        withheld = self._unresolved.contains(positions[tracked])
         index = tracked[~withheld]
         if index.size:
             some = rows[:, index] if index.size < rows.shape[1] else rows
@@ -368,8 +342,8 @@ class DelayQueue:
                 values = np.asarray(fetched.attribute, dtype=np.float64)[index]
             self.pending.put(some, [tuple(records[each]) for each in index.tolist()], values)
         for each in tracked[withheld].tolist():
-            again = int(rows[DUE, each]), tuple(records[each])
-            self._offered_again[int(positions[each])] = again
+            record = tuple(records[each])
+            self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
     def _put_in_flight(
         self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]
@@ -389,12 +363,3 @@ class DelayQueue:
         discard = self._open.discard
         for position in positions.tolist():
             discard(position)
-
-    def _unresolved_positions(self) -> BitMap64:
-        """Return the positions in unresolved intents that are not released."""
-        positions = BitMap64()
-        for intent in self._unresolved.values():
-            positions.update(to_array(intent.positions))
-        positions -= self.state.released
-        positions.remove_range(0, self.state.low_watermark)
-        return positions

@@ -1,0 +1,104 @@
+"""Intents from before a takeover, and their messages, which wait until these are resolved."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap64
+
+from delaylevel.dispatcher.journal.records import Intent, Resolved, unpack
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.errors import InvalidInputError
+from delaylevel.structures.rows import Int64s, Rows
+
+from .batches import MessageRecord
+from .ids import Mask, to_array
+
+
+class UnresolvedIntents:
+    """The open intents of an earlier owner, and those of their messages that were read again.
+
+    Args:
+        state: the state of the journal at the takeover.
+
+    Attributes:
+        withheld: packed positions in the intents that are not released.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        self._intents = dict(state.open_intents)
+        self.withheld = self._positions()
+        self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of messages that were read again."""
+        return len(self._offered_again)
+
+    @property
+    def intents(self) -> list[Intent]:
+        """The intents that are not resolved."""
+        return list(self._intents.values())
+
+    @property
+    def targets(self) -> set[str]:
+        """Names of the targets of the intents."""
+        return {name for intent in self._intents.values() for name, _ in intent.targets}
+
+    def contains(self, positions: Int64s) -> Mask:
+        """Return which packed positions are withheld, shape (n,)."""
+        withheld = np.zeros(positions.size, dtype=np.bool_)
+        if self.withheld:
+            withheld[:] = [item in self.withheld for item in positions.tolist()]
+        return withheld
+
+    def keep(self, position: int, due_ms: int, record: MessageRecord) -> None:
+        """Keep a withheld message that was read again."""
+        self._offered_again[position] = due_ms, record
+
+    def resolve(
+        self, number: int, stored: npt.ArrayLike
+    ) -> tuple[Resolved, Rows, list[MessageRecord]]:
+        """Close an intent.
+
+        Args:
+            number: number of an intent that was open at the takeover.
+            stored: which of its messages the broker has stored, shape (n,).
+
+        Returns:
+            The record; rows and records of the messages that are pending again.
+
+        Raises:
+            InvalidInputError: there is no such intent, or the shape differs.
+        """
+        intent = self._intents.get(number)
+        if intent is None:
+            raise InvalidInputError(f"there is no intent {number} to resolve")
+        mask = np.asarray(stored, dtype=np.bool_)
+        if mask.shape != intent.positions.shape:
+            raise InvalidInputError(
+                f"intent {number} has {intent.positions.size} messages, the mask {mask.size}"
+            )
+        resolved = Resolved(number, intent.positions[mask])
+        self._state.apply(resolved)
+        del self._intents[number]
+        self.withheld = self._positions()
+        for position in resolved.released.tolist():
+            self._offered_again.pop(position, None)
+        pending = [
+            position
+            for position in intent.positions.tolist()
+            if position in self._offered_again and position not in self.withheld
+        ]
+        again = [self._offered_again.pop(position) for position in pending]
+        ledgers, entries = unpack(np.array(pending, dtype=np.int64))
+        rows: Rows = np.array([[due for due, _ in again], ledgers, entries], dtype=np.int64)
+        return resolved, rows, [record for _, record in again]
+
+    def _positions(self) -> BitMap64:
+        positions = BitMap64()
+        for intent in self._intents.values():
+            positions.update(to_array(intent.positions))
+        positions -= self._state.released
+        positions.remove_range(0, self._state.low_watermark)
+        return positions
