@@ -6,9 +6,12 @@ separate process consumes them and compares the time of each arrival with its du
 through broker deduplication, and ``native`` is deliver_at on the business topic with a Shared
 subscription. Before the minute begins, the dispatcher is killed (-9) and started again; for
 ``native`` the topic is unloaded. "restart_s" is the time until all pending messages are known
-again, and "cpu" is processor time in seconds from the first due time to the last arrival.
+again, and "cpu" is processor time in seconds from the first due time to the last arrival; "percent"
+is the same as a share of one core. ``--rates`` measures quiet hours: one run for each rate, without
+a restart.
 
 Examples:
+    python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30
     python benchmarks/bench_dispatch.py
     python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
     python benchmarks/bench_dispatch.py --messages 20000 --seconds 10 --json dispatch.json
@@ -140,17 +143,25 @@ def main() -> None:
         default=",".join(SIDES).replace("tracker, d", "tracker d"),
         help="sides to run, separated by commas (default: %(default)s)",
     )
+    parser.add_argument(
+        "--rates",
+        default="",
+        help="rates of quiet hours to measure, in messages per second, separated by commas",
+    )
     options = parser.parse_args()
+    rates = [int(rate) for rate in options.rates.split(",") if rate]
     sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
     rows = []
     for side in sides:
         for _ in range(options.rounds):
-            rows.append(run(side, options.messages, options.seconds))
-            note(str(rows[-1]))
+            for rate in rates or [0]:
+                count = round(rate * options.seconds) or options.messages
+                rows.append(run(side, count, options.seconds, restart=not rate))
+                note(str(rows[-1]))
     report(rows, options.json)
 
 
-def run(side: str, count: int, seconds: float) -> Case:
+def run(side: str, count: int, seconds: float, restart: bool = True) -> Case:
     """Measure one side on its own broker."""
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
@@ -161,7 +172,7 @@ def run(side: str, count: int, seconds: float) -> Case:
         pid = broker.status().pid
         assert pid is not None
         return measure(
-            side, count, seconds, broker.connection, psutil.Process(pid), Path(directory)
+            side, count, seconds, restart, broker.connection, psutil.Process(pid), Path(directory)
         )
 
 
@@ -169,6 +180,7 @@ def measure(
     side: str,
     count: int,
     seconds: float,
+    restart: bool,
     connection: Connection,
     broker: psutil.Process,
     directory: Path,
@@ -224,12 +236,14 @@ def measure(
                 producer.send_async(body, None, deliver_at=due_ms, properties=properties)
             producer.flush()
         note(f"{side}: published in {time.monotonic() - began:.1f} s")
-        if dispatcher is None:
+        restart_s = 0.0
+        if dispatcher is None and restart:
             restart_s = unload(admin, connection, topic, count)
-        else:
+        elif dispatcher is not None:
             pending = "delaylevel_dispatch_pending"
             wait(lambda: dispatcher.series(pending) >= count, prepare_s)
             note(f"{side}: all pending after {time.monotonic() - began:.1f} s")
+        if dispatcher is not None and restart:
             dispatcher.process.kill()
             dispatcher.process.wait()
             again = time.monotonic()
@@ -261,6 +275,7 @@ def measure(
     for name in ("dispatcher", "broker"):
         cpu_s, peak = usage.get(name, (0.0, 0))
         found[f"{name}_cpu_s"] = round(cpu_s, 1)
+        found[f"{name}_percent"] = round(cpu_s / seconds * 100, 1)
         found[f"{name}_us_per_message"] = round(cpu_s / count * 1e6, 1)
         found[f"{name}_peak_mib"] = peak >> 20
     return found

@@ -7,26 +7,30 @@ held messages back.
 The broker stores messages, refuses producers, drops confirmations, closes connections with some
 messages in flight stored and others not, forgets the last sequence ID of a producer that is away,
 and deletes topics. A takeover ends the process at any step: of the journal, everything that was
-confirmed remains, and some of the rest.
+confirmed remains, and some of the rest. A process that was only suspended goes on after the
+takeover. No message may be sent to its target before it is due.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pulsar
 
-from delaylevel.cluster.targets.pool import TargetPool
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.values import LedgerInfo, PartitionStats, SubscriptionStats, TopicMetadata
 from delaylevel.dispatcher.batches import FetchedBatch
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.record import WindowMessage, identity
 from delaylevel.dispatcher.set_aside import SetAsideTopics
@@ -129,7 +133,10 @@ class Producer:
     ) -> None:
         if self.closed:
             callback(pulsar.Result.AlreadyClosed, None)
-        elif content == TOO_BIG and is_target(self.topic.name):
+            return
+        if is_target(self.topic.name):
+            assert int(properties[env.DUE]) <= self.broker.clock.now_ms(), "sent early"
+        if content == TOO_BIG and is_target(self.topic.name):
             callback(pulsar.Result.MessageTooBig, None)
         else:
             self.wire.append((content, properties, sequence_id or 0, callback))
@@ -182,7 +189,8 @@ class Producer:
 class Broker:
     """The simulated broker, with its client and its admin interface."""
 
-    def __init__(self, partitions: int = 0) -> None:
+    def __init__(self, clock: Time, partitions: int = 0) -> None:
+        self.clock = clock
         self.partitions = partitions  # of the targets
         self.topics: dict[str, Topic] = {}
         self.every_topic: list[Topic] = []  # also the deleted ones
@@ -250,24 +258,54 @@ class Broker:
         return None
 
 
-class SimulatedJournal:
-    """A journal whose records are confirmed by the next call of `append`."""
+class JournalTopic:
+    """The journal on the broker: the records that are stored, and the present writer."""
 
     def __init__(self) -> None:
         self.confirmed: list[bytes] = []
-        self.tail: list[bytes] = []
+        self.writer: SimulatedJournal | None = None
+
+
+class SimulatedJournal:
+    """The writer of a journal, whose records are stored by `store` or the next `append`."""
+
+    def __init__(self, topic: JournalTopic, time: Time) -> None:
+        topic.writer = self
+        self._topic = topic
+        self._time = time
+        self.tail: list[tuple[bytes, float]] = []
+        self.stored = 0
+        self.proven_s = -1.0
+        self.fails_after = -1  # number of records; never below 0
 
     def append(self, record: Record) -> None:
         self.append_soon(record)
-        self.confirmed += self.tail
-        self.tail = []
+        self.check()
+        self.store(len(self.tail))
 
-    def append_soon(self, record: Record) -> None:
-        self.tail.append(encode(record))
+    def append_soon(self, record: Record) -> int:
+        if not self.fails_after:
+            raise BrokerError("the journal does not confirm")
+        self.fails_after -= 1
+        self.tail.append((encode(record), self._time.seconds))
+        return self.stored + len(self.tail)
+
+    def check(self) -> None:
+        # A process that was suspended learns nothing of the new owner by itself.
+        if self._topic.writer is not self and self.tail:
+            raise LostOwnershipError("another dispatcher has opened the journal")
+
+    def store(self, count: int) -> None:
+        """Store the first records, and let the writer know."""
+        for data, seconds in self.tail[:count] if self._topic.writer is self else []:
+            self._topic.confirmed.append(data)
+            self.stored += 1
+            self.proven_s = seconds
+        del self.tail[:count]
 
     def snapshot(self, chunks: list[bytes]) -> None:
-        self.confirmed += [*self.tail, *chunks]
-        self.tail = []
+        self.store(len(self.tail))
+        self._topic.confirmed += chunks
 
 
 class Simulation:
@@ -276,10 +314,11 @@ class Simulation:
     def __init__(self, numbered: bool, directory: Path, partitions: int = 0) -> None:
         self.numbered = numbered
         self.directory = directory
-        self.broker = Broker(partitions)
+        self.clock = Time()
+        self.broker = Broker(self.clock, partitions)
         for target in TARGETS:
             self.broker.topic(target)
-        self.journal = SimulatedJournal()
+        self.journal_topic = JournalTopic()
         self.description = describe(
             targets=TARGETS, final_window=FinalWindow.TRACKER, hold_pause_ms=1000
         )
@@ -288,7 +327,6 @@ class Simulation:
         self.disk_full = False
         self.returned = 0  # messages of the held topic that came back
         self.replaced = False
-        self.clock = Time()
         self.processes = 0
         self.start()
 
@@ -298,11 +336,15 @@ class Simulation:
         """Start a process, which takes over from the last one."""
         self.processes += 1
         self.jobs: list[Callable[[], None]] = []
-        state = JournalState.read(self.journal.confirmed, 1000)
+        self.journal = SimulatedJournal(self.journal_topic, self.clock)
+        state = JournalState.read(self.journal_topic.confirmed, 1000)
         state.split_intents()
         self.overflows = 0
         self.queue = DelayQueue(
-            state, self.segments("pending"), clock=self.clock, overflow=self.overflow
+            state,
+            self.segments(f"pending-{self.processes}"),
+            clock=self.clock,
+            overflow=self.overflow,
         )
         stats = SharedOwnerStats()
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
@@ -337,6 +379,7 @@ class Simulation:
             partitions=partitions,
             clock=self.clock,
             stats=stats,
+            now_s=self.clock.now_s,
         )
         self.publisher.resolve_earlier()
         self.journal.snapshot(state.snapshot())
@@ -385,35 +428,93 @@ class Simulation:
             if batch is None:
                 break
             self.publisher.publish(batch)
+        self.publisher.send_due()
+        self.publisher.plan()
         self.publisher.close_idle()
 
-    def takeover(self, rng: random.Random) -> None:
-        """End the process at once, and start another one."""
+    def takeover(self, rng: random.Random, *, worst: bool = False) -> None:
+        """End the process at once, and start another one.
+
+        Args:
+            worst: True if the targets have stored everything, and the journal nothing.
+        """
+        if worst:
+            for producer in self.broker.producers:
+                producer.store(len(producer.wire))
+            self.journal.tail.clear()
+        self.disconnect(rng)
+        self.queue.close()
+        self.start()
+
+    def suspend(self, seconds: float, rng: random.Random) -> None:
+        """Suspend the process, and resume it after another one has taken over.
+
+        Args:
+            seconds: time until the takeover.
+        """
+        queue, pool, publisher = self.queue, self.pool, self.publisher
+        self.disconnect(rng)
+        self.wait(seconds)
+        self.start()
+        opened = pool.producer
+
+        def producer(key: TargetKey) -> TargetProducer[Any]:
+            found = opened(key)
+            found.send_all = fail  # type: ignore[method-assign]
+            return found
+
+        def fail(*_: Any) -> None:
+            raise AssertionError("a process that was suspended publishes")
+
+        pool.producer = producer  # type: ignore[method-assign]
+        with contextlib.suppress(LostOwnershipError):
+            publisher.process()
+            publisher.publish_waiting()
+            publisher.send_due()
+            publisher.plan()
+        queue.close()
+
+    def disconnect(self, rng: random.Random) -> None:
+        """Break the connections of the process; some of what is on its way is stored."""
         for producer in list(self.broker.producers):
             producer.store(rng.randint(0, len(producer.wire)))
             producer.answers.clear()
             producer.wire.clear()
             producer.close()
-        kept = rng.randint(0, len(self.journal.tail))
-        self.journal.confirmed += self.journal.tail[:kept]
-        self.journal.tail = []
-        self.queue.close()
-        self.start()
+        self.journal.store(rng.randint(0, len(self.journal.tail)))
 
     # -- the world around it
 
-    def send(self, count: int, target: str, too_big: bool, compression: str = "") -> None:
-        """Put messages into the window topic that are due soon."""
-        for _ in range(count):
+    def send(
+        self,
+        count: int,
+        target: str,
+        too_big: bool,
+        compression: str = "",
+        due_in_ms: Sequence[int] = (10,),
+    ) -> None:
+        """Put messages into the window topic that are due soon.
+
+        Args:
+            due_in_ms: times until they are due, in turn.
+        """
+        for index in range(count):
             number = len(self.sent)
             value = TOO_BIG if too_big else b"%d" % number
             self.sent[f"id-{number}"] = value
-            self.add(f"id-{number}", target, 0, value, compression)
+            delay_ms = due_in_ms[index % len(due_in_ms)]
+            self.add(f"id-{number}", target, 0, value, compression, delay_ms)
 
     def add(
-        self, message_id: str, target: str, attempt: int, value: bytes, compression: str = ""
+        self,
+        message_id: str,
+        target: str,
+        attempt: int,
+        value: bytes,
+        compression: str = "",
+        due_in_ms: int = 10,
     ) -> None:
-        due_ms = self.clock.now_ms() + 10
+        due_ms = self.clock.now_ms() + due_in_ms
         key, number = identity(message_id, target, attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
@@ -434,7 +535,8 @@ class Simulation:
         self.clock.seconds += seconds
 
     def work(self) -> None:
-        """Run the slow work that was started, and what it starts."""
+        """Store the records of the journal, and run the slow work that was started."""
+        self.journal.store(len(self.journal.tail))
         jobs, self.jobs[:] = list(self.jobs), []
         for job in jobs:
             job()
@@ -473,6 +575,7 @@ class Simulation:
     def settle(self) -> None:
         """Let everything come to rest on a broker without faults."""
         self.disk_full = False
+        self.journal.fails_after = -1
         for topic in self.broker.topics.values():
             topic.refuses = False
         for round_number in range(300):

@@ -44,6 +44,7 @@ class DelayQueue:
         state: the state of the journal.
         pending: the pending messages; ``pending.segments`` answers queries about them.
         waiting: due messages whose targets are not ready.
+        arrived_due_ms: earliest due time offered since it was set to None, ms since the epoch.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class DelayQueue:
         self.waiting = WaitingQueues(clock, overflow)
         self._next_number = state.next_number
         self._unresolved = UnresolvedIntents(state)
+        self.arrived_due_ms: int | None = None
 
     def __len__(self) -> int:
         """Return the number of pending messages, without those in flight."""
@@ -128,6 +130,8 @@ class DelayQueue:
         if tracked.size:
             save_ids(self._offered_ids, keys, key_index[unseen], ids[unseen])
             self._open.update(to_array(positions[tracked]))
+            due_ms = int(rows[DUE, tracked].min())
+            self.arrived_due_ms = min(due_ms, self.arrived_due_ms or due_ms)
         self._last_offered = max(self._last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
@@ -172,6 +176,31 @@ class DelayQueue:
         """
         self.waiting.put(target, self._batch(batch.number))
         del self._in_flight[batch.number]
+
+    def put_back(self, batch: DueBatch) -> None:
+        """Let the messages of a batch without an intent be pending again."""
+        self._put_back(self._batch(batch.number), np.arange(len(batch)))
+
+    def withdraw(self, number: int, stored: npt.ArrayLike) -> Resolved:
+        """Close the intent of a batch of which nothing else is sent.
+
+        The messages that are not stored are pending again. Their outcomes are certain.
+
+        Args:
+            stored: which of its messages their target has stored, shape (n,).
+
+        Raises:
+            InvalidInputError: the batch or its intent is missing.
+        """
+        batch = self._batch(number)
+        if number not in self.state.open_intents:
+            raise InvalidInputError(f"batch {number} has no intent to withdraw")
+        mask = np.asarray(stored, dtype=np.bool_)
+        resolved = Resolved(number, batch.positions[mask])
+        self.state.apply(resolved)
+        self._release(resolved.released)
+        self._put_back(batch, np.flatnonzero(~mask))
+        return resolved
 
     def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch:
         """Return the first messages that wait for a target, and put them in flight.
@@ -282,10 +311,9 @@ class DelayQueue:
         Raises:
             InvalidInputError: there is no such intent, or the shape differs.
         """
-        resolved, rows, records = self._unresolved.resolve(number, stored)
+        resolved, again = self._unresolved.resolve(number, stored)
         self._release(resolved.released)
-        if records:
-            self.pending.put(rows, records, None, force=True)
+        self.pending.put_again(*again)
         return resolved
 
     def low_watermark(self) -> int:
@@ -309,7 +337,7 @@ class DelayQueue:
 
     def next_due_ms(self) -> int | None:
         """Return the earliest due time of the pending messages, ms since the epoch, or None."""
-        return self.pending.tracker.next_deliver_at_ms()
+        return self.pending.next_due_ms
 
     def close(self) -> None:
         """Delete the spill files. The topic still has the pending messages."""
@@ -352,6 +380,11 @@ class DelayQueue:
         self._next_number += 1
         self._in_flight[batch.number] = batch
         return batch
+
+    def _put_back(self, batch: DueBatch, index: Int64s) -> None:
+        records = [batch.records[each] for each in index.tolist()]
+        self.pending.put_again(batch.due_ms[index], batch.positions[index], records)
+        del self._in_flight[batch.number]
 
     def _batch(self, number: int) -> DueBatch:
         batch = self._in_flight.get(number)

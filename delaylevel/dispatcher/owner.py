@@ -27,9 +27,8 @@ from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.position import Position
-from delaylevel.model.source_partition import SourcePartition
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -46,6 +45,7 @@ from .publishing import BatchPublisher
 from .record import Recorder
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
+from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
 
@@ -54,8 +54,6 @@ log = logging.getLogger(__name__)
 #: Failures of the broker or the disk, which last or come back.
 FAILURES = (BrokerError, SpillError, DamagedSegmentError)
 
-# Minimum time between two batches: below it, every journal record would name a message or two.
-_CYCLE_S = 0.008
 _BATCH = 1000
 # A takeover publishes nothing until it has read everything that was stored, or for this time.
 _CATCH_UP_S = 60.0
@@ -240,8 +238,8 @@ class PartitionOwner(threading.Thread):
                 log.warning("%s: publishing before everything is read", self._source.topic)
                 self._end_recovery()
             if self._caught_up and now >= next_cycle:
-                next_cycle = now + _CYCLE_S
                 self._release()
+                next_cycle = now + self._publisher.pause_s
             self._offer(fetcher, None)
             now = time.monotonic()
             if now >= next_checkpoint:
@@ -259,14 +257,18 @@ class PartitionOwner(threading.Thread):
             return None
         now = time.monotonic()
         until = min(checkpoint_s, self._offers.retry_s or checkpoint_s, now + _CLOCK_S)
-        if self._caught_up and self._publisher.ready:
-            due_ms = self._queue.next_due_ms()
-            if due_ms is not None:
-                due_s = now + (due_ms - self._clock.now_ms()) / 1000
-                until = min(until, max(due_s, at_s))
-        if self._publisher.owes_answers:
+        publisher = self._publisher
+        until = min(until, publisher.next_commit_s or until)
+        dues = [] if publisher.next_due_ms is None else [publisher.next_due_ms]
+        if self._caught_up and publisher.ready:
+            candidates = (self._queue.next_due_ms(), publisher.next_plan_ms)
+            dues += [due_ms for due_ms in candidates if due_ms is not None]
+        if dues:
+            due_s = now + (min(dues) - self._clock.now_ms()) / 1000
+            until = min(until, max(due_s, at_s))
+        if publisher.owes_answers:
             until = min(until, now + _LOOK_EVERY_S)
-        elif self._publisher.busy:
+        elif publisher.busy:
             until = min(until, now + _CHECK_EVERY_S)
         if until > now:
             with contextlib.suppress(queue.Empty):
@@ -311,16 +313,24 @@ class PartitionOwner(threading.Thread):
 
     def _release(self) -> None:
         self._publisher.publish_waiting()
+        behind = False
         while self._publisher.ready:
             batch = self._queue.advance(self._clock.now_ms(), _BATCH)
             if batch is None:
-                return
+                break
             self._publisher.publish(batch)
-            if len(batch) < _BATCH or not self._events.empty():
-                return
+            if len(batch) == _BATCH:
+                behind = True
+                if self._events.empty():
+                    continue
+            break
+        self._publisher.send_due()
+        if not behind:
+            self._publisher.plan()
 
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
+        self._publisher.write_commits()
         if not (self._journal.connected and self._lock.connected):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
             # for the connection.
@@ -332,12 +342,12 @@ class PartitionOwner(threading.Thread):
             # Until then, producers keep the names that an earlier owner may try to use again: what
             # it had in flight is published first, so that the broker drops the earlier copies.
             self._publisher.close_idle()
-        waiting = self._queue
-        candidates = (waiting.next_due_ms(), waiting.waiting.first_due_ms)
+        waiting, publisher = self._queue, self._publisher
+        candidates = (waiting.next_due_ms(), waiting.waiting.first_due_ms, publisher.next_due_ms)
         dues = [due_ms for due_ms in candidates if due_ms is not None]
         self.stats.set(
-            pending=len(waiting),
-            in_flight=waiting.in_flight,
+            pending=len(waiting) + publisher.planned,
+            in_flight=waiting.in_flight - publisher.planned - publisher.uncommitted,
             next_due_ms=min(dues, default=None),
             memory_bytes=waiting.memory_bytes,
             disk_bytes=waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
@@ -351,10 +361,12 @@ class PartitionOwner(threading.Thread):
     def _finish(self) -> None:
         """Wait a while for the messages in flight, so that the next owner has less to recover."""
         deadline = time.monotonic() + _STOP_S
+        self._publisher.withdraw_plans()
         while self._publisher and time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):
                 self._events.get(timeout=_LOOK_EVERY_S if self._publisher.owes_answers else 0.1)
             self._publisher.process()
+        self._publisher.write_commits()
         self._write_snapshot()
         self._acknowledge()
 
@@ -372,18 +384,6 @@ class PartitionOwner(threading.Thread):
         if end > self._acknowledged:
             self._lock.acknowledge(self._source, end)
             self._acknowledged = end
-
-
-def window_sources(
-    description: LevelTopicDescription, partition: int
-) -> tuple[SourcePartition, SourcePartition]:
-    """Return a window partition and its journal partition."""
-    window = description.window_topic.partition(partition).full
-    journal = description.journal_topic.partition(partition).full
-    return (
-        SourcePartition(description.topic, window, Role.WINDOW, -1, partition, 0),
-        SourcePartition(description.topic, journal, Role.JOURNAL, -1, partition, 0),
-    )
 
 
 def _bucket_ms(description: LevelTopicDescription) -> int:

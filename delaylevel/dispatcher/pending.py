@@ -10,7 +10,7 @@ import marshal
 import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.journal.records import ENTRY_BITS
+from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
@@ -47,6 +47,8 @@ class PendingIndex:
         self._clock = clock
         self._lowest_due: int | None = None
         self.last_due_ms = 0
+        self._next_due_ms: int | None = None
+        self._changed = False
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -56,6 +58,14 @@ class PendingIndex:
     def memory_bytes(self) -> int:
         """Approximate memory in use."""
         return self.segments.memory_bytes + _ROW_BYTES * len(self.tracker)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Earliest due time, ms since the epoch; None without records."""
+        if self._changed:  # it is asked for several times between two changes
+            self._next_due_ms = self.tracker.next_deliver_at_ms()
+            self._changed = False
+        return self._next_due_ms
 
     def put(
         self,
@@ -84,8 +94,21 @@ class PendingIndex:
         self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
         self._lowest_due = int(rows[DUE].min())
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
+        self._changed = True
         self.tracker.add_messages(rows[LEDGER], rows[ENTRY], rows[DUE])
         self._lowest_due = None
+
+    def put_again(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> None:
+        """Add records that were in memory; the budget does not refuse them.
+
+        Args:
+            due_ms: due times, shape (n,).
+            positions: packed positions, shape (n,).
+            records: list of n plain tuples; may be empty.
+        """
+        if records:
+            rows: Rows = np.array([due_ms, *unpack(positions)], dtype=np.int64)
+            self.put(rows, records, None, force=True)
 
     def take(self, now_ms: int, count: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
         """Remove messages that are due; return their due times, packed positions and records.
@@ -98,6 +121,7 @@ class PendingIndex:
             DamagedSegmentError: a spill file is gone.
             DelayLevelError: tracker and segments differ.
         """
+        self._changed = True
         found = self.segments.read_due(now_ms, count)
         positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
         ledgers, entries = self.tracker.get_scheduled_messages(len(found.payloads), now_ms)

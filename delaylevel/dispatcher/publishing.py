@@ -4,31 +4,30 @@ The owner's thread calls everything here, and nothing here waits for a target: m
 that is not open, or takes them slowly, wait in the delay queue.
 
 A batch with an intent has messages of one target only, so that no target delays the commit of
-another one.
+another one. The intents of messages that will be due soon are written ahead (see `look_ahead`), if
+their targets are ready.
 """
 
 from __future__ import annotations
 
-from itertools import repeat
+import time
+from collections.abc import Callable
 
-import numpy as np
-
-from delaylevel.cluster.publisher import needs_own_batch
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
-from delaylevel.cluster.targets.producer import TargetProducer
-from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
 from delaylevel.structures.segments.pending import SpillError
 
 from .batches import DueBatch
 from .delay_queue import DelayQueue
-from .earlier_intents import EarlierIntents
-from .flights import Flight, PoolItem, Recall
+from .dividing import BatchDivider
+from .flights import Flight, PoolItem
+from .look_ahead import LookAhead
+from .outcomes import FlightOutcomes
+from .sending import FlightSender
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
-from .target_names import TargetPartitions, target_name
+from .target_names import TargetPartitions
 
 # Limits of one target's messages in flight, and of those that are being set aside. Beyond them
 # messages wait.
@@ -60,6 +59,7 @@ class BatchPublisher:
         partitions: TargetPartitions | None,
         clock: Clock,
         stats: SharedOwnerStats,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._queue = delay_queue
         self._pool = pool
@@ -67,16 +67,35 @@ class BatchPublisher:
         self._set_aside = set_aside
         self._partitions = partitions
         self._clock = clock
-        self._stats = stats
-        self._flights: set[Flight] = set()
-        self._earlier = EarlierIntents(delay_queue, pool, journal)
         self._blocked: list[tuple[DueBatch, TargetKey]] = []
-        # By topic, messages and bytes of the flights of which messages are being set aside.
-        self._refused_load: dict[str, tuple[int, int]] = {}
+        self._look_ahead = LookAhead()
+        self._sender = FlightSender(
+            delay_queue,
+            pool,
+            journal,
+            numbered=partitions is not None,
+            clock=clock,
+            has_room=self._has_room,
+            has_room_aside=self._has_room_aside,
+            now_s=now_s,
+        )
+        self._outcomes = FlightOutcomes(
+            delay_queue,
+            pool,
+            journal,
+            set_aside,
+            numbered=partitions is not None,
+            clock=clock,
+            stats=stats,
+            now_s=now_s,
+        )
+        self._divider = BatchDivider(delay_queue, partitions)
+        # Targets with due messages that were put back until the target's intents are withdrawn.
+        self._behind_cut: set[TargetKey] = set()
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
-        return len(self._flights)
+        return len(self._outcomes.flights)
 
     @property
     def owes_answers(self) -> bool:
@@ -86,13 +105,44 @@ class BatchPublisher:
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        waiting = bool(self._flights or self._earlier or self._blocked)
-        return waiting or bool(self._queue.waiting.targets)
+        return bool(self._outcomes.busy or self._blocked) or bool(self._queue.waiting.targets)
 
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        return not self._blocked
+        self._behind_cut &= self._outcomes.cutting.keys()
+        return not self._blocked and all(map(self._is_slow, self._behind_cut))
+
+    @property
+    def planned(self) -> int:
+        """Number of messages with an intent that are not sent."""
+        return self._sender.planned
+
+    @property
+    def pause_s(self) -> float:
+        """Shortest time between two calls that publish, in s."""
+        return self._sender.pause_s
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Earliest due time of the messages that :meth:`send_due` sends, ms since the epoch."""
+        return self._sender.next_due_ms
+
+    @property
+    def next_plan_ms(self) -> int | None:
+        """Time of the next call of :meth:`plan`, ms since the epoch; None if there is no need."""
+        queue = self._queue
+        return self._look_ahead.next_ms(queue.next_due_ms(), queue.arrived_due_ms)
+
+    @property
+    def next_commit_s(self) -> float | None:
+        """Monotonic time by which commits are written, in s; None if there are none."""
+        return self._outcomes.next_commit_s
+
+    @property
+    def uncommitted(self) -> int:
+        """Number of messages that are confirmed, and have no commit yet."""
+        return self._outcomes.uncommitted
 
     @property
     def numbered(self) -> bool:
@@ -101,7 +151,7 @@ class BatchPublisher:
 
     def resolve_earlier(self) -> None:
         """Begin to resolve the intents that the last owner left open; `process` goes on."""
-        self._earlier.begin()
+        self._outcomes.resolve_earlier()
 
     def publish(self, batch: DueBatch) -> None:
         """Write intents for the messages of a batch, and pass them to their targets.
@@ -111,28 +161,48 @@ class BatchPublisher:
         Raises:
             BrokerError: an intent was not confirmed, or messages could not be set aside.
         """
-        groups: dict[tuple[str, str, str, bool], list[int]] = {}
-        batched = not self.numbered
-        for index, message in enumerate(batch.messages):
-            alone = batched and needs_own_batch(message, message.properties)
-            group = message.target, message.schema, message.compression, alone
-            indices = groups.get(group)
-            if indices is None:
-                groups[group] = [index]
-            else:
-                indices.append(index)
-        parts = [batch]
-        if len(groups) > 1:
-            parts = self._queue.divide(batch, groups.values())
         flights: list[Flight] = []
-        for (target, schema, compression, alone), part in zip(groups, parts, strict=True):
-            key = TargetKey(target, schema, compression, alone=alone)
+        for key, part in self._divider.by_target(batch):
             earlier = key._replace(partition=_UNKNOWN_PARTITION)
             if self._queue.waiting.count(earlier):
                 self._defer(part, earlier, flights)
             else:
                 self._place(part, key, flights)
         self._send(flights)
+
+    def send_due(self) -> None:
+        """Send the messages that are due and have an intent; errors as for `publish`."""
+        self._sender.send_due()
+        self._outcomes.take_refused(self._sender.take_refused())
+
+    def plan(self) -> None:
+        """Write the intents of messages that will be due soon, if their targets are ready.
+
+        Raises:
+            BrokerError: a record of the journal was not confirmed.
+        """
+        now_ms, next_ms = self._clock.now_ms(), self.next_plan_ms
+        most = self._look_ahead.most(self.planned)
+        if next_ms is None or now_ms < next_ms or most < 1 or not self.ready:
+            return
+        until_ms = self._look_ahead.until_ms(now_ms)
+        batch = self._queue.advance(until_ms, most)
+        flights: list[Flight] = []
+        if batch is not None:
+            if len(batch) == most:
+                until_ms = int(batch.due_ms[-1])
+            for key, part in self._divider.by_target(batch):
+                self._plan(part, key, flights)
+        self._queue.arrived_due_ms = None
+        self._look_ahead.planned(now_ms, until_ms, batch, sum(len(each.batch) for each in flights))
+        if flights:
+            self.write_commits()
+            self._sender.plan(flights)
+            self._outcomes.add(flights)
+
+    def withdraw_plans(self) -> None:
+        """Send nothing else of what is planned; the next owner does."""
+        self._outcomes.withdraw(self._sender.cut_all())
 
     def publish_waiting(self) -> None:
         """Publish messages that have waited for their targets, as far as these are ready now.
@@ -145,6 +215,9 @@ class BatchPublisher:
         for batch, key in blocked:
             self._place(batch, key, flights)
         for key in self._queue.waiting.targets:
+            last_ms = self._sender.last_due_ms(key) if self.numbered else None
+            if last_ms is not None and last_ms > self._clock.now_ms() and self._is_ready(key):
+                self._cut_target(key)  # what waits is due earlier
             while self._queue.waiting.count(key) and self._is_ready(key):
                 part = self._queue.advance_waiting(key, _BATCH)
                 if key.partition == _UNKNOWN_PARTITION:
@@ -156,37 +229,12 @@ class BatchPublisher:
         self._send(flights)
 
     def process(self) -> None:
-        """Process the outcomes of messages that were sent.
+        """Process the outcomes of messages that were sent; errors as for `publish`."""
+        self._outcomes.process()
 
-        Raises:
-            BrokerError: as for `publish`.
-        """
-        refused: list[tuple[Flight, int]] = []
-        done: list[Flight] = []
-        for _, (sent, outcome, reason) in self._pool.poll():
-            owner, index = sent.item
-            if isinstance(owner, Recall):
-                self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
-                continue
-            if outcome is not SendOutcome.STORED:
-                owner.refused[index] = reason
-                refused.append((owner, index))
-            owner.left -= 1
-            if not owner.left:
-                done.append(owner)
-        for flight, index, dead in self._set_aside.confirmed():
-            if dead:
-                flight.may_return.append(index)
-            flight.aside -= 1
-            if not flight.aside:
-                self._commit(flight)
-        if refused and self.numbered:
-            positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
-            self._journal.append(self._queue.refuse(positions))
-        if self.numbered:
-            self._resume()
-        for flight in done:
-            self._finish(flight)
+    def write_commits(self) -> None:
+        """Write the commits of flights that are completely confirmed; errors as for `publish`."""
+        self._outcomes.write_commits()
 
     def close_idle(self) -> None:
         """Close producers that are not used."""
@@ -215,33 +263,57 @@ class BatchPublisher:
             return
         reason = self._pool.refusal(key.topic, key.schema)
         unknown = key._replace(partition=_UNKNOWN_PARTITION)
-        count = self._partitions.count(key.topic)
-        if count is None and reason is None:
+        partitions = self._partitions.count(key.topic)
+        if partitions is None and reason is None:
             self._defer(batch, unknown, flights)
             return
-        if reason is None and isinstance(count, str):
-            reason = count
+        if reason is None and isinstance(partitions, str):
+            reason = partitions
             self._pool.refuse(key.topic, key.schema, reason)
-        if reason is not None or isinstance(count, str):
+        if reason is not None or isinstance(partitions, str):
             if not self._has_room_aside():
                 self._defer(batch, unknown, flights)
                 return
-            self._put_aside(batch, reason or str(count), flights)
+            self._put_aside(batch, reason or str(partitions), flights)
             return
-        if not count:
-            self._launch_or_wait(batch, key, flights)
+        for each, part in self._divider.by_partition(batch, key, partitions or 0):
+            self._launch_or_wait(part, each, flights)
+
+    def _plan(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
+        """Make a flight of a batch that is not due, or put it back."""
+        partitions: int | str | None = 0
+        if self._partitions is not None and key.topic:
+            partitions = self._partitions.count(key.topic)
+        if not isinstance(partitions, int) or not self._is_plannable(batch, key):
+            self._queue.put_back(batch)
             return
-        groups: dict[int, list[int]] = {}
-        for index, message in enumerate(batch.messages):
-            partition = self._partitions.of(message, count)
-            groups.setdefault(partition, []).append(index)
-        parts = [batch] if len(groups) == 1 else self._queue.divide(batch, groups.values())
-        for partition, part in zip(groups, parts, strict=True):
-            self._launch_or_wait(part, key._replace(partition=partition), flights)
+        for each, part in self._divider.by_partition(batch, key, partitions):
+            if self._is_behind(part, each):
+                self._cut_target(each)
+                self._queue.put_back(part)
+            elif self._is_ready(each) and not self._is_slow(each):
+                self._pool.producer(each).open()  # it is not idle
+                flights.append(Flight(part, each, left=len(part)))
+            else:
+                self._queue.put_back(part)
+
+    def _is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
+        """Return True if messages need nothing but their target, and none of it wait."""
+        waits = self._queue.waiting.count
+        if not key.topic or waits(key) or waits(key._replace(partition=_UNKNOWN_PARTITION)):
+            return False
+        refused = self._pool.refusal(key.topic, key.schema) is not None
+        return not refused and not self._queue.refused_earlier(batch)
 
     def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         if self._queue.waiting.count(key):
             self._defer(batch, key, flights)
+        elif self._is_behind(batch, key) and (
+            self._is_ready(key) or (key in self._outcomes.cutting and not self._is_slow(key))
+        ):
+            self._cut_target(key)
+            self._behind_cut.add(key)
+            self._queue.put_back(batch)
         elif self._is_ready(key):
             self._launch(batch, key, flights)
         elif self._has_room(key) or self._is_slow(key):
@@ -256,13 +328,15 @@ class BatchPublisher:
         if key.partition == _UNKNOWN_PARTITION:
             assert self._partitions is not None
             return self._partitions.count(key.topic) is not None
+        if key in self._outcomes.cutting:
+            return False
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
         if not producer.is_open or producer.is_unclear or not self._has_room(key):
             return False
         # More messages would be refused, too, and memory has no room for them.
-        return _is_below_limits(*self._refused_load.get(key.topic, (0, 0)))
+        return _is_below_limits(*self._outcomes.refused_load(key.topic))
 
     def _has_room(self, key: TargetKey) -> bool:
         return _is_below_limits(*self._pool.load(key.topic))
@@ -299,86 +373,25 @@ class BatchPublisher:
         """Write the intents of flights, and send their messages once all intents are confirmed."""
         if not flights:
             return
-        producers: dict[TargetKey, TargetProducer[PoolItem]] = {}
-        records: list[Record] = []
-        aside: list[int] = []
-        for flight in flights:
-            records.append(self._intent(flight))
-            if flight.key is None:
-                aside += flight.batch.positions.tolist()
-        if aside and self.numbered:
-            records.append(self._queue.refuse(np.array(aside, dtype=np.int64)))
-        *before, last = records
-        for record in before:
-            self._journal.append_soon(record)
-        self._journal.append(last)
-        for flight in flights:
-            self._flights.add(flight)
-            if flight.key is None:
-                self._finish(flight)
-                continue
-            producer = producers[flight.key] = self._pool.producer(flight.key)
-            messages = flight.batch.messages
-            items = zip(repeat(flight), range(len(messages)), strict=False)
-            producer.send_all(items, messages, flight.first_number)
-        for producer in producers.values():
-            producer.flush()
+        self.write_commits()
+        self._sender.launch(flights)
+        self._outcomes.add(flights)
+        self._outcomes.take_refused(self._sender.take_refused())
 
-    def _intent(self, flight: Flight) -> Intent:
-        size = len(flight.batch)
-        if flight.key is None or not self.numbered:
-            # Without a target: one past the last.
-            index = np.zeros(size if self.numbered else 0, dtype=np.uint16)
-            return self._queue.intent(flight.batch, (), index)
-        name = target_name(flight.key)
-        last = self._pool.producer(flight.key).last_number
-        flight.first_number = max(self._queue.state.sequences.get(name, 1), last + 1, 1)
-        return self._queue.intent(
-            flight.batch, ((name, flight.first_number),), np.zeros(size, dtype=np.uint16)
-        )
+    # -- cuts
 
-    # -- outcomes
+    def _is_behind(self, batch: DueBatch, key: TargetKey) -> bool:
+        """Return True if later sequence IDs than those of a batch are in an intent already."""
+        if not self.numbered:
+            return False
+        last_ms = self._sender.last_due_ms(key)
+        return key in self._outcomes.cutting or (last_ms is not None and last_ms > batch.due_ms[0])
 
-    def _resume(self) -> None:
-        """Let producers go on whose refusals are in the journal."""
-        suspended = self._pool.suspended()
-        unresolved = self._earlier.targets
-        ready = [key for key in suspended if target_name(key) not in unresolved]
-        if ready:
-            self._journal.append(LowWatermark(self._queue.state.low_watermark))
-            for key in ready:
-                self._pool.producer(key).resume()
-
-    def _finish(self, flight: Flight) -> None:
-        """Set the refused messages of a flight aside, or commit it."""
-        if not flight.refused:
-            self._commit(flight)
-            return
-        messages, refused = flight.batch.messages, flight.refused
-        flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
-        if not flight.aside:
-            self._commit(flight)
-        elif flight.key is not None:
-            flight.size = sum(len(message.value or b"") for message in messages)
-            self._count_refused(flight.key.topic, len(messages), flight.size)
-
-    def _count_refused(self, topic: str, messages: int, size: int) -> None:
-        before, size_before = self._refused_load.pop(topic, (0, 0))
-        if before + messages:
-            self._refused_load[topic] = before + messages, size_before + size
-
-    def _commit(self, flight: Flight) -> None:
-        batch = flight.batch
-        if flight.key is not None and flight.size is not None:
-            self._count_refused(flight.key.topic, -len(batch), -flight.size)
-        self._flights.discard(flight)
-        held = batch.positions[flight.may_return].tolist()
-        self._journal.append_soon(self._queue.commit(batch.number, held))
-        due_ms = batch.due_ms
-        self._set_aside.count(flight.counted)
-        if flight.refused:
-            due_ms = np.delete(due_ms, list(flight.refused))
-        self._stats.released(due_ms, self._clock.now_ms())
+    def _cut_target(self, key: TargetKey) -> None:
+        """Take back what is planned for a target."""
+        if key not in self._outcomes.cutting:
+            self._look_ahead.cut()
+            self._outcomes.withdraw(self._sender.cut(key))
 
 
 def _is_below_limits(messages: int, size: int) -> bool:

@@ -30,8 +30,9 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import Membership, assign
-from .owner import FAILURES, PartitionOwner, window_sources
+from .owner import FAILURES, PartitionOwner
 from .settings import DispatchSettings
+from .sources import window_sources
 from .stats import OwnerStats
 
 log = logging.getLogger(__name__)

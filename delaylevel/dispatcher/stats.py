@@ -85,9 +85,12 @@ class SharedOwnerStats:
             for name, count in counts.items():
                 setattr(self._stats, name, getattr(self._stats, name) + count)
 
-    def released(self, due_ms: npt.NDArray[np.int64], now_ms: int) -> None:
-        """Count messages that have just been confirmed."""
-        late = now_ms - due_ms
+    def released(self, late: npt.NDArray[np.int64]) -> None:
+        """Count messages that were confirmed.
+
+        Args:
+            late: lateness of each message, ms, shape (n,).
+        """
         counts = np.bincount(
             np.searchsorted(LATENESS_BOUNDS_MS, late), minlength=len(LATENESS_BOUNDS_MS) + 1
         )

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from delaylevel.dispatcher.journal.records import Intent, Resolved, unpack
+from delaylevel.dispatcher.journal.records import Intent, Resolved
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.rows import Int64s
 
 from .batches import MessageRecord
 from .ids import Mask, to_array
@@ -58,7 +58,7 @@ class UnresolvedIntents:
 
     def resolve(
         self, number: int, stored: npt.ArrayLike
-    ) -> tuple[Resolved, Rows, list[MessageRecord]]:
+    ) -> tuple[Resolved, tuple[Int64s, Int64s, list[MessageRecord]]]:
         """Close an intent.
 
         Args:
@@ -66,7 +66,8 @@ class UnresolvedIntents:
             stored: which of its messages the broker has stored, shape (n,).
 
         Returns:
-            The record; rows and records of the messages that are pending again.
+            The record; due times, packed positions and records of the messages that are pending
+            again.
 
         Raises:
             InvalidInputError: there is no such intent, or the shape differs.
@@ -91,9 +92,9 @@ class UnresolvedIntents:
             if position in self._offered_again and position not in self.withheld
         ]
         again = [self._offered_again.pop(position) for position in pending]
-        ledgers, entries = unpack(np.array(pending, dtype=np.int64))
-        rows: Rows = np.array([[due for due, _ in again], ledgers, entries], dtype=np.int64)
-        return resolved, rows, [record for _, record in again]
+        due_ms = np.array([due for due, _ in again], dtype=np.int64)
+        positions = np.array(pending, dtype=np.int64)
+        return resolved, (due_ms, positions, [record for _, record in again])
 
     def _positions(self) -> BitMap64:
         positions = BitMap64()

@@ -59,7 +59,7 @@ class WaitingQueue:
         """Due time of the first message, ms since the epoch; None without messages."""
         if self._batches:
             return int(self._batches[0][0][0])
-        return None if self._rest is None else self._rest.tracker.next_deliver_at_ms()
+        return None if self._rest is None else self._rest.next_due_ms
 
     def put(self, batch: DueBatch) -> None:
         """Add messages: all of them, or none.

@@ -89,8 +89,8 @@ def released_by_journal(
 def last_written_ms(client: Any, admin: TopicAdmin, journal: TopicName) -> int:
     """Return the publish time of a journal's last record; 0 if there is none.
 
-    A dispatcher releases in due order and then writes a record. By that time it had released
-    everything that was due, and it has released nothing since.
+    A dispatcher releases in due order, and writes records meanwhile. By that time it had released
+    nearly everything that was due, and since then only what is due within a fraction of a second.
     """
     last = _last_message_id(admin, journal)
     if last is None:

@@ -15,8 +15,8 @@ the first rule: **no journal record, no publish**.
 
 `JournalState` is the sum of the records. The running owner applies each record as it makes it, and
 a later owner applies the same records when it reads the journal. `DelayQueue` makes the records;
-`PartitionOwner` and its `BatchPublisher` append them, in the same thread, so that the journal has
-them in this order.
+`PartitionOwner`, its `FlightSender` and its `FlightOutcomes` append them, in the same thread, so
+that the journal has them in this order.
 
 Order in time
 -------------
@@ -25,7 +25,10 @@ compression has its own. An intent has messages of one target only, so that no t
 commit of another one. Intents that were written by earlier versions may have several.
 
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
-   journal are then confirmed too.
+   journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
+   times of its messages. Each message is sent when it is due, and then needs no further record.
+   But the last record that the journal has confirmed must be less than 1 s old. Otherwise another
+   one is confirmed first, because another dispatcher may have taken over meanwhile.
 2. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The
    broker stores the messages in this order, so its last sequence ID tells how much of an intent it
    has stored. After an unclear failure, the producer is replaced: only a new one can ask for the
@@ -35,12 +38,18 @@ commit of another one. Intents that were written by earlier versions may have se
    sent to its target until a Refused record is confirmed, and the message is set aside only after
    that.
 4. A commit is written after every message of the intent is confirmed by its target, by the held or
-   the dead-letter topic, or is dropped because its target does not exist.
+   the dead-letter topic, or is dropped because its target does not exist. Commits are gathered:
+   they are written before the next intent, or after 0.25 s.
 5. The source is acknowledged up to a low watermark only after the journal has confirmed that
    low watermark.
 6. After a takeover, nothing is published to a target until its unresolved intents are resolved: a
    later sequence ID would make an earlier message look stored. The next intent is confirmed after
    their Resolved records, because the journal keeps the order.
+7. An owner withdraws its own intent by a Resolved record, when nothing else of it is sent: at a
+   stop, and with deduplication when a message arrives that is due before the last of the intent.
+   It sends nothing else first, and waits until everything that was sent has an outcome. So the
+   record lists exactly what is stored. The other messages get later sequence IDs, in an intent
+   that the journal has after this record.
 
 States of one message
 ---------------------
@@ -102,11 +111,19 @@ A crash leads to this:
 crash                                           outcome
 ==============================================  =================================================
 before the intent is stored                     Still pending; nothing was sent. Published once.
-after that, before the message is sent          Resolved without it: pending again. Published
+after that, before the message is due or sent   Resolved without it: pending again. Published
                                                 once.
 after the message is stored, before the commit  With deduplication: Resolved lists it, not
                                                 published again. Without: pending again, a second
-                                                copy with the same ID.
+                                                copy with the same ID. This concerns what was
+                                                sent of the open intents, and what the gathered
+                                                commits would have released: about half a second
+                                                of messages.
+suspended after that, and taken over            What is left is not sent: the journal refuses the
+                                                record that has to be confirmed first.
+before the Resolved record of an intent that    As for any open intent. None of the messages that
+is withdrawn                                    were not sent has another sequence ID yet.
+after that, before their next intent            Pending. Published once.
 after the client refused it, before the         With deduplication. No later ID was sent, so the
 Refused record is stored                        last one is below its own: pending again.
 after the Refused record, before the commit     Refused: set aside again, not published. The held

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from delaylevel.cluster.failures import OK, close_quietly, result_name, translate_errors
+from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
@@ -30,6 +32,12 @@ class Journal:
 
     The lock holds the subscription of the partition, so that snapshots can acknowledge.
 
+    Attributes:
+        size_bytes: bytes written since the last snapshot; before the first one, bytes read too.
+        stored: number of records that the broker has confirmed, with all before them.
+        proven_s: monotonic time at which the last of them was written. No other dispatcher had
+            opened the journal before.
+
     Raises:
         BrokerError: the partition cannot be opened.
     """
@@ -42,8 +50,9 @@ class Journal:
         self._source = source
         self._lock = lock
         self._failure: str | None = None
-        #: Bytes written since the last snapshot; before the first one, bytes read too.
         self.size_bytes = 0
+        self._written = self.stored = 0
+        self.proven_s = -1.0
         try:
             self._producer = open_producer(client, source.topic, FENCING_SETTINGS)
         except ClientError as error:
@@ -67,17 +76,28 @@ class Journal:
             LostOwnershipError: another dispatcher has opened the journal.
             BrokerError: a record was not confirmed.
         """
-        self._write(self._producer.send, encode(record))
-        self._check()
+        self._write_through(encode(record))
 
-    def append_soon(self, record: Record) -> None:
-        """Write a record without waiting. The next call raises the error if it fails."""
-        self._write(self._producer.send_async, encode(record), self._stored)
+    def append_soon(self, record: Record) -> int:
+        """Write a record without waiting. The next call raises the error if it fails.
+
+        Returns:
+            The number of records up to this one: it is stored once ``stored`` is not below that.
+        """
+        number = self._written + 1
+        stored = partial(self._take_answer, number, time.monotonic())
+        self._write(self._producer.send_async, encode(record), stored)
+        self._written = number
+        return number
+
+    def check(self) -> None:
+        """Raise the error of a record that was not confirmed; errors as for `append`."""
+        if self._failure is not None:
+            raise self._error(self._failure)
 
     def snapshot(self, chunks: list[bytes]) -> None:
         """Write a snapshot, and acknowledge the records before it."""
-        first, *_ = [self._write(self._producer.send, chunk) for chunk in chunks]
-        self._check()
+        first, *_ = [self._write_through(chunk) for chunk in chunks]
         self.size_bytes = 0
         self._lock.acknowledge(self._source, Position(first.ledger_id(), first.entry_id()))
 
@@ -90,8 +110,17 @@ class Journal:
         """Close the producer; another dispatcher may open the journal."""
         close_quietly(self._producer, "producer")  # a fenced one is already closed
 
+    def _write_through(self, data: bytes) -> Any:
+        """Write a record, wait until it and all earlier ones are stored, and return its ID."""
+        number, now_s = self._written + 1, time.monotonic()
+        sent = self._write(self._producer.send, data)
+        self._written = number
+        self.check()
+        self.stored, self.proven_s = number, now_s
+        return sent
+
     def _write(self, send: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
-        self._check()
+        self.check()
         try:
             with translate_errors():
                 sent = send(data, *arguments)
@@ -100,13 +129,12 @@ class Journal:
         self.size_bytes += len(data)
         return sent
 
-    def _stored(self, result: Any, message_id: Any) -> None:
-        if result != OK:
+    def _take_answer(self, number: int, written_s: float, result: Any, message_id: Any) -> None:
+        """Take the broker's answer, in a thread of the client. Answers come in order."""
+        if not is_ok(result):
             self._failure = result_name(result)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._error(self._failure)
+        elif self._failure is None and number > self.stored:
+            self.stored, self.proven_s = number, written_s
 
     def _error(self, reason: str) -> BrokerError:
         topic = self._source.topic

@@ -14,16 +14,21 @@ import pulsar
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation import TARGETS, Producer, Simulation, target_of
+from simulation import TARGETS, Producer, SimulatedJournal, Simulation, target_of
 
+from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.flights import Flight
 from delaylevel.dispatcher.journal.records import Refused
+from delaylevel.dispatcher.publishing import BatchPublisher
+from delaylevel.dispatcher.sending import FlightSender
 
 ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
-    "own", "held", "own fails", "disk",
+    "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
+    "turn", "journal", "crash", "suspend", "race", "race",
 )  # fmt: skip
 
 steps = st.lists(
@@ -97,6 +102,40 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
             run.fail_own_topics(amount)
     elif action == "disk":
         run.disk_full = not run.disk_full
+    elif action == "ahead":
+        # Most of them are planned, some are sent, and the others follow.
+        run.send(amount, target, too_big=False, due_in_ms=(250, 60, 120))
+        for _ in range(3):
+            run.work()
+            run.wait(0.02)
+            run.cycle()
+    elif action == "soon":
+        # They are due before messages that are planned, and the journal is slow.
+        run.send(amount, target, too_big=amount == 1, due_in_ms=(30, 15, 100))
+        run.cycle()
+        run.wait(0.02)
+        run.cycle()
+    elif action == "turn":
+        run.wait(0.01 * amount)
+        run.work()
+        run.cycle()
+    elif action == "journal":
+        run.journal.store(amount)
+    elif action == "crash":
+        if not run.replaced:
+            run.journal.fails_after = amount
+    elif action == "race":
+        # A crash just after planned messages were sent, if the intent was confirmed so soon.
+        run.send(2, target, too_big=False, due_in_ms=(15, 100))
+        run.cycle()
+        run.journal.store(amount // 4)
+        run.wait(0.02)
+        run.cycle()
+        if not run.replaced:
+            run.takeover(random.Random(amount), worst=True)
+    elif action == "suspend":
+        if not run.replaced:
+            run.suspend(1.5 + amount, random.Random(amount))
     elif action == "held":
         run.bring_back()
 
@@ -177,9 +216,65 @@ def refusals_are_not_recorded(patch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def messages_are_sent_before_their_intent_is_confirmed(
+    patch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    append_soon = SimulatedJournal.append_soon
+    patch.setattr(
+        SimulatedJournal, "append_soon", lambda self, record: append_soon(self, record) and 0
+    )
+    yield
+
+
+@contextmanager
+def planned_messages_are_sent_when_they_are_planned(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(Flight, "due_until", lambda self, now_ms: len(self.batch))
+    patch.setattr(Flight, "next_due_ms", 0)
+    yield
+
+
+@contextmanager
+def late_arrivals_overtake_planned_messages(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    send = FlightSender._send_target
+
+    def latest_first(
+        self: FlightSender, key: TargetKey, flights: list[Flight], now_ms: int
+    ) -> bool:
+        return send(self, key, flights[::-1], now_ms)
+
+    patch.setattr(FlightSender, "_send_target", latest_first)
+    patch.setattr(BatchPublisher, "_is_behind", lambda self, batch, key: False)
+    yield
+
+
+@contextmanager
+def messages_of_a_cut_intent_count_as_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(Flight, "stored", lambda self: np.ones(len(self.batch), dtype=np.bool_))
+    yield
+
+
+@contextmanager
+def messages_of_a_cut_intent_count_as_not_stored(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(Flight, "stored", lambda self: np.zeros(len(self.batch), dtype=np.bool_))
+    yield
+
+
+@contextmanager
+def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    patch.setattr(FlightSender, "_prove", lambda self: None)
+    yield
+
+
 @pytest.mark.parametrize(
     "fault",
     [
+        messages_are_sent_before_their_intent_is_confirmed,
+        planned_messages_are_sent_when_they_are_planned,
+        late_arrivals_overtake_planned_messages,
+        messages_of_a_cut_intent_count_as_stored,
+        messages_of_a_cut_intent_count_as_not_stored,
+        a_suspended_process_sends_what_it_had_planned,
         a_refusal_at_a_takeover_means_nothing_is_stored,
         a_failure_in_flight_means_it_is_not_stored,
         refusals_are_not_recorded,

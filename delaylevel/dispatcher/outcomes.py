@@ -1,0 +1,234 @@
+"""Outcomes of sent messages, and the records that close the intents of their flights.
+
+Commits are gathered. They are written with the next intents, or after a fraction of a second: each
+record of the journal costs as much as a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.send_state import SendOutcome
+from delaylevel.dispatcher.journal.records import LowWatermark
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.model.clock import Clock
+
+from .delay_queue import DelayQueue
+from .earlier_intents import EarlierIntents
+from .flights import Flight, PoolItem, Recall
+from .set_aside import SetAsideTopics
+from .stats import SharedOwnerStats
+from .target_names import target_name
+
+# The longest time, and the largest number of messages, without a commit after the confirmation.
+_COMMIT_S = 0.25
+_UNCOMMITTED = 2_000
+
+
+class FlightOutcomes:
+    """The flights with an intent, until their intents are closed.
+
+    Args:
+        numbered: True if the messages have sequence IDs.
+
+    Attributes:
+        flights: flights with messages that have no outcome.
+        cutting: number of the flights that are being withdrawn, by target.
+        uncommitted: number of messages that are confirmed, and have no commit yet.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        set_aside: SetAsideTopics[Flight],
+        *,
+        numbered: bool,
+        clock: Clock,
+        stats: SharedOwnerStats,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = delay_queue
+        self._pool = pool
+        self._journal = journal
+        self._set_aside = set_aside
+        self._numbered = numbered
+        self._clock = clock
+        self._stats = stats
+        self._now_s = now_s
+        self.flights: set[Flight] = set()
+        self._earlier = EarlierIntents(delay_queue, pool, journal)
+        self.cutting: dict[TargetKey, int] = {}
+        # By topic, messages and bytes of the flights of which messages are being set aside.
+        self._refused_load: dict[str, tuple[int, int]] = {}
+        self._confirmed: list[Flight] = []
+        self._late_ms: list[int] = []  # lateness of the messages that are not counted
+        self._commit_s = 0.0
+        self.uncommitted = 0
+
+    @property
+    def busy(self) -> bool:
+        """True while intents are open."""
+        return bool(self.flights or self._earlier) or self.next_commit_s is not None
+
+    @property
+    def next_commit_s(self) -> float | None:
+        """Monotonic time by which commits are written, in s; None if there are none."""
+        return self._commit_s if self._confirmed or self._late_ms else None
+
+    def refused_load(self, topic: str) -> tuple[int, int]:
+        """Return messages and bytes of a target's flights of which some are being set aside."""
+        return self._refused_load.get(topic, (0, 0))
+
+    def resolve_earlier(self) -> None:
+        """Begin to resolve the intents that the last owner left open; `process` goes on."""
+        self._earlier.begin()
+
+    def add(self, flights: Iterable[Flight]) -> None:
+        """Add flights whose intents are written."""
+        self.flights.update(flights)
+        for flight in flights:
+            if flight.key is None:
+                self._finish(flight)
+
+    def take_refused(self, refused: list[tuple[Flight, int]]) -> None:
+        """Process messages that were refused instead of sent; errors as for `process`.
+
+        Args:
+            refused: flight and index of each message.
+        """
+        self._record(refused)
+        for flight in dict.fromkeys(flight for flight, _ in refused):
+            if not flight.left:
+                self._finish(flight)
+
+    def withdraw(self, flights: Iterable[Flight]) -> None:
+        """Close the intents of flights that are cut, once all that was sent has an outcome."""
+        for flight in flights:
+            assert flight.key is not None
+            self.cutting[flight.key] = self.cutting.get(flight.key, 0) + 1
+            if not flight.left:
+                self._withdraw(flight)
+
+    def process(self) -> None:
+        """Process the outcomes of messages that were sent.
+
+        Raises:
+            BrokerError: a record was not confirmed, or messages could not be set aside.
+        """
+        refused: list[tuple[Flight, int]] = []
+        done: list[Flight] = []
+        stored: list[tuple[Flight, int]] = []
+        for _, (sent, outcome, reason) in self._pool.poll():
+            owner, index = sent.item
+            if isinstance(owner, Recall):
+                self._earlier.settle(owner, index, outcome is SendOutcome.STORED)
+                continue
+            if outcome is SendOutcome.STORED:
+                stored.append(sent.item)
+            else:
+                owner.refused[index] = reason
+                refused.append((owner, index))
+            owner.left -= 1
+            if not owner.left:
+                done.append(owner)
+        for flight, index, dead in self._set_aside.confirmed():
+            if dead:
+                flight.may_return.append(index)
+            flight.aside -= 1
+            if not flight.aside:
+                self._commit(flight)
+        self._record(refused)
+        if self._numbered:
+            self._resume()
+        for flight in done:
+            self._finish(flight)
+        if stored:
+            self._gather()
+            now_ms = self._clock.now_ms()
+            self._late_ms += [now_ms - flight.dues[index] for flight, index in stored]
+        due_s = self.next_commit_s
+        if due_s is not None and (self._now_s() >= due_s or len(self._late_ms) >= _UNCOMMITTED):
+            self.write_commits()
+
+    def write_commits(self) -> None:
+        """Write the commits of flights that are completely confirmed, and count the messages.
+
+        Raises:
+            BrokerError: an earlier record was not confirmed.
+        """
+        if self._late_ms:
+            self._stats.released(np.array(self._late_ms))
+            self._late_ms = []
+        for flight in self._confirmed:
+            held = flight.batch.positions[flight.may_return].tolist()
+            self._journal.append_soon(self._queue.commit(flight.batch.number, held))
+        self._confirmed = []
+        self.uncommitted = 0
+
+    def _gather(self) -> None:
+        """Begin to gather what `write_commits` writes, unless something is gathered already."""
+        if self.next_commit_s is None:
+            self._commit_s = self._now_s() + _COMMIT_S
+
+    def _withdraw(self, flight: Flight) -> None:
+        """Let the messages of a flight that are not stored be pending again."""
+        key = flight.key
+        assert key is not None
+        self.flights.discard(flight)
+        self._journal.append_soon(self._queue.withdraw(flight.batch.number, flight.stored()))
+        self.cutting[key] -= 1
+        if not self.cutting[key]:
+            del self.cutting[key]
+
+    def _record(self, refused: list[tuple[Flight, int]]) -> None:
+        """Write refusals to the journal, with deduplication."""
+        if refused and self._numbered:
+            positions = np.array([int(flight.batch.positions[index]) for flight, index in refused])
+            self._journal.append(self._queue.refuse(positions))
+
+    def _resume(self) -> None:
+        """Let producers go on whose refusals are in the journal."""
+        suspended = self._pool.suspended()
+        unresolved = self._earlier.targets
+        ready = [key for key in suspended if target_name(key) not in unresolved]
+        if ready:
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+            for key in ready:
+                self._pool.producer(key).resume()
+
+    def _finish(self, flight: Flight) -> None:
+        """Set the refused messages of a flight aside, and close its intent."""
+        if flight.cut:
+            self._withdraw(flight)
+            return
+        if not flight.refused:
+            self._commit(flight)
+            return
+        messages, refused = flight.batch.messages, flight.refused
+        flight.aside, flight.counted = self._set_aside.send(flight, messages, refused)
+        if not flight.aside:
+            self._commit(flight)
+        elif flight.key is not None:
+            flight.size = sum(len(message.value or b"") for message in messages)
+            self._count_refused(flight.key.topic, len(messages), flight.size)
+
+    def _count_refused(self, topic: str, messages: int, size: int) -> None:
+        before, size_before = self._refused_load.pop(topic, (0, 0))
+        if before + messages:
+            self._refused_load[topic] = before + messages, size_before + size
+
+    def _commit(self, flight: Flight) -> None:
+        """Keep a flight for the next commits, which are written together."""
+        if flight.key is not None and flight.size is not None:
+            self._count_refused(flight.key.topic, -len(flight.batch), -flight.size)
+        self.flights.discard(flight)
+        self._set_aside.count(flight.counted)
+        self._gather()
+        self._confirmed.append(flight)
+        self.uncommitted += len(flight.batch)

@@ -1,0 +1,256 @@
+"""Sending of messages whose intents are in the journal, each at its due time.
+
+An intent may be ahead of the due times of its messages (see `look_ahead`). Three things must hold
+when such a message is sent: it is due, its intent is confirmed, and the journal has confirmed a
+record that was written just before. The last one protects against two owners: a process that was
+suspended while another one took over writes a record first, and the broker refuses it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import repeat
+
+import numpy as np
+
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.producer import TargetProducer
+from delaylevel.dispatcher.journal.records import Intent, LowWatermark, Record
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.model.clock import Clock
+
+from .delay_queue import DelayQueue
+from .flights import Flight, PoolItem
+from .target_names import target_name
+
+# Age of the last confirmed record from which another one has to be confirmed before messages are
+# sent whose intent was written ahead.
+_PROOF_S = 1.0
+# A send costs as much as several messages. Messages are sent together, as far as that makes them
+# late by a few milliseconds only.
+_TOGETHER = 4
+_SHORTEST_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 0.016
+# Time over which the rate of the messages is measured.
+_RATE_S = 0.1
+
+
+class FlightSender:
+    """Writer of the intents of flights, and sender of their messages.
+
+    Args:
+        numbered: True if the messages have sequence IDs.
+        has_room: function that returns True if a target takes further messages.
+        has_room_aside: function that returns True if further messages may be set aside.
+
+    Attributes:
+        planned: number of messages with an intent that are not sent.
+        next_due_ms: earliest due time of these, ms since the epoch, or None; 0 if they were due.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        *,
+        numbered: bool,
+        clock: Clock,
+        has_room: Callable[[TargetKey], bool],
+        has_room_aside: Callable[[], bool],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = delay_queue
+        self._pool = pool
+        self._journal = journal
+        self._numbered = numbered
+        self._clock = clock
+        self._has_room = has_room
+        self._has_room_aside = has_room_aside
+        self._now_s = now_s
+        # By target, in the order of their intents, which is that of their sequence IDs.
+        self._unsent: dict[TargetKey, list[Flight]] = {}
+        self._refused: list[tuple[Flight, int]] = []
+        self.planned = 0
+        self.next_due_ms: int | None = None
+        self._count = 0
+        self._counted_s = now_s()
+        self._rate = 0.0
+        self._sent_s = 0.0
+
+    def launch(self, flights: list[Flight]) -> None:
+        """Write the intents of flights, and send what is due once all intents are confirmed.
+
+        Raises:
+            BrokerError: an intent was not confirmed.
+        """
+        records: list[Record] = []
+        aside: list[int] = []
+        for flight in flights:
+            records.append(self._intent(flight))
+            if flight.key is None:
+                aside += flight.batch.positions.tolist()
+        if aside and self._numbered:
+            records.append(self._queue.refuse(np.array(aside, dtype=np.int64)))
+        *before, last = records
+        for record in before:
+            self._journal.append_soon(record)
+        self._journal.append(last)
+        for flight in flights:
+            self._add(flight)
+        self.send_due()
+
+    def plan(self, flights: list[Flight]) -> None:
+        """Write the intents of flights ahead; `send_due` sends the messages later.
+
+        Raises:
+            BrokerError: an earlier record was not confirmed.
+        """
+        for flight in flights:
+            flight.ahead = True
+            flight.record = self._journal.append_soon(self._intent(flight))
+            self._add(flight)
+
+    def send_due(self) -> None:
+        """Send what is due and has a confirmed intent, in the order of the due times.
+
+        Raises:
+            BrokerError: the journal does not confirm that this process may still publish.
+        """
+        now_ms = self._clock.now_ms()
+        if self.next_due_ms is None or now_ms < self.next_due_ms:
+            return
+        self._journal.check()
+        used: list[TargetProducer[PoolItem]] = []
+        for key, flights in list(self._unsent.items()):
+            if self._send_target(key, flights, now_ms):
+                used.append(self._pool.producer(key))
+        for producer in used:
+            producer.flush()
+        if used:
+            self._sent_s = self._now_s()
+        dues = [flight.next_due_ms for flights in self._unsent.values() for flight in flights]
+        self.next_due_ms = min(dues, default=None)
+
+    @property
+    def pause_s(self) -> float:
+        """Time between two sends after which a few messages are sent together, in s."""
+        now_s = self._now_s()
+        if now_s - self._counted_s >= _RATE_S:
+            self._rate = self._count / (now_s - self._counted_s)
+            self._count, self._counted_s = 0, now_s
+        if now_s - self._sent_s > _SHORTEST_PAUSE_S:
+            return _SHORTEST_PAUSE_S  # nothing was sent just now
+        return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, _TOGETHER / (self._rate or 1)))
+
+    def take_refused(self) -> list[tuple[Flight, int]]:
+        """Return flight and index of the messages that were refused instead of sent."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def last_due_ms(self, key: TargetKey) -> int | None:
+        """Return the latest due time of a target's messages that are not sent, or None."""
+        flights = self._unsent.get(key)
+        return None if not flights else max(flight.last_due_ms for flight in flights)
+
+    def cut(self, key: TargetKey) -> list[Flight]:
+        """Return the flights of a target that are not completely sent; the rest never is."""
+        flights = self._unsent.pop(key, [])
+        for flight in flights:
+            unsent = len(flight.batch) - flight.sent
+            flight.cut = True
+            flight.left -= unsent
+            self.planned -= unsent
+        return flights
+
+    def cut_all(self) -> list[Flight]:
+        """Cut the flights of all targets."""
+        return [flight for key in list(self._unsent) for flight in self.cut(key)]
+
+    def _add(self, flight: Flight) -> None:
+        if flight.key is None:
+            return
+        self._unsent.setdefault(flight.key, []).append(flight)
+        self.planned += len(flight.batch)
+        due_ms = flight.next_due_ms
+        self.next_due_ms = due_ms if self.next_due_ms is None else min(due_ms, self.next_due_ms)
+
+    def _send_target(self, key: TargetKey, flights: list[Flight], now_ms: int) -> bool:
+        """Send the due messages of a target; return True if there were any."""
+        parts: list[tuple[Flight, int]] = []
+        for flight in flights:
+            if flight.record > self._journal.stored:
+                break
+            stop = flight.due_until(now_ms)
+            if stop > flight.sent:
+                parts.append((flight, stop))
+            if self._numbered and stop < len(flight.batch):
+                break
+        if not parts:
+            return False
+        reason = self._pool.refusal(key.topic, key.schema)
+        if reason is not None:
+            if not self._has_room_aside():
+                return False
+            for flight, stop in parts:
+                self._refuse(flight, stop, reason)
+        elif parts[0][0].ahead and not self._has_room(key):
+            return False
+        else:
+            self._prove()
+            producer = self._pool.producer(key)
+            if len(parts) == 1 or self._numbered:
+                for flight, stop in parts:
+                    messages = flight.batch.messages[flight.sent : stop]
+                    items = zip(repeat(flight), range(flight.sent, stop), strict=False)
+                    number = flight.first_number and flight.first_number + flight.sent
+                    producer.send_all(items, messages, number)
+            else:
+                _send_merged(producer, parts)
+        for flight, stop in parts:
+            self.planned -= stop - flight.sent
+            self._count += stop - flight.sent
+            flight.sent = stop
+        left = [flight for flight in flights if flight.sent < len(flight.batch)]
+        if left:
+            self._unsent[key] = left
+        else:
+            del self._unsent[key]
+        return reason is None
+
+    def _refuse(self, flight: Flight, stop: int, reason: str) -> None:
+        """Refuse messages that are due, without sending them."""
+        for index in range(flight.sent, stop):
+            flight.refused[index] = reason
+            self._refused.append((flight, index))
+        flight.left -= stop - flight.sent
+
+    def _prove(self) -> None:
+        """Make sure that no other dispatcher had opened the journal a moment ago."""
+        if self._now_s() - self._journal.proven_s > _PROOF_S:
+            self._journal.append(LowWatermark(self._queue.state.low_watermark))
+
+    def _intent(self, flight: Flight) -> Intent:
+        size = len(flight.batch)
+        if flight.key is None or not self._numbered:
+            # Without a target: one past the last.
+            index = np.zeros(size if self._numbered else 0, dtype=np.uint16)
+            return self._queue.intent(flight.batch, (), index)
+        name = target_name(flight.key)
+        last = self._pool.producer(flight.key).last_number
+        flight.first_number = max(self._queue.state.sequences.get(name, 1), last + 1, 1)
+        return self._queue.intent(
+            flight.batch, ((name, flight.first_number),), np.zeros(size, dtype=np.uint16)
+        )
+
+
+def _send_merged(producer: TargetProducer[PoolItem], parts: list[tuple[Flight, int]]) -> None:
+    """Send parts of several flights without sequence IDs in the order (due time, position)."""
+    items = [(flight, index) for flight, stop in parts for index in range(flight.sent, stop)]
+    due_ms = np.concatenate([flight.batch.due_ms[flight.sent : stop] for flight, stop in parts])
+    positions = np.concatenate(
+        [flight.batch.positions[flight.sent : stop] for flight, stop in parts]
+    )
+    ordered = [items[each] for each in np.lexsort((positions, due_ms)).tolist()]
+    producer.send_all(ordered, [flight.batch.messages[index] for flight, index in ordered], 0)

@@ -1,0 +1,239 @@
+"""Tests of intents that are ahead of the due times, against the simulated broker."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from simulation import TARGETS, Simulation
+
+from delaylevel.dispatcher.journal.records import Commit, Intent, Record, Resolved, decode
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.look_ahead import LONGEST_MS, LookAhead
+
+ORDERS, INVOICES = TARGETS
+BOTH = pytest.mark.parametrize("numbered", [False, True])
+
+
+def ready(numbered: bool, directory: Path) -> Simulation:
+    """Return a simulation with open producers."""
+    run = Simulation(numbered, directory)
+    for target in TARGETS:
+        run.send(1, target, too_big=False)
+    for _ in range(10):
+        turn(run)
+    assert not run.publisher.busy
+    return run
+
+
+def turn(run: Simulation, seconds: float = 0.1, store: bool = True) -> None:
+    """Let everything make progress, then some time pass."""
+    if store:
+        run.work()
+    run.cycle()
+    for producer in list(run.broker.producers):
+        producer.store(len(producer.wire))
+        producer.confirm(len(producer.answers))
+    run.wait(seconds)
+
+
+def until(run: Simulation, at_s: float, every_s: float = 0.005) -> None:
+    """Run turns up to a time of the simulation."""
+    while run.clock.seconds < at_s:
+        turn(run, every_s)
+
+
+def send(run: Simulation, due_in_ms: Sequence[int], target: str = ORDERS) -> list[str]:
+    """Send messages; return their IDs in due order."""
+    first = len(run.sent)
+    run.send(len(due_in_ms), target, too_big=False, due_in_ms=due_in_ms)
+    return [
+        f"id-{first + index}" for index in sorted(range(len(due_in_ms)), key=due_in_ms.__getitem__)
+    ]
+
+
+def records(run: Simulation) -> list[Record]:
+    """Return all records of the journal, stored or not."""
+    data = [*run.journal_topic.confirmed, *(each for each, _ in run.journal.tail)]
+    return [decode(each) for each in data]
+
+
+def delivered(run: Simulation, target: str = ORDERS) -> list[str]:
+    """Return the IDs in a target, without the one that opened it."""
+    return run.broker.topics[target].delivered[1:]
+
+
+@BOTH
+def test_one_intent_and_one_commit_cover_a_fraction_of_a_second(
+    numbered: bool, tmp_path: Path
+) -> None:
+    run = ready(numbered, tmp_path)
+    before = len(records(run))
+    ids = send(run, range(40, 240, 10))
+    until(run, run.clock.seconds + 0.6)
+    assert delivered(run) == ids
+    kinds = [type(each) for each in records(run)[before:]]
+    assert kinds == [Intent, Commit]
+
+
+@BOTH
+def test_each_message_is_sent_when_it_is_due(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    send(run, [50, 100, 150])
+    for due_s, count in ((0.047, 0), (0.051, 1), (0.097, 1), (0.101, 2), (0.151, 3)):
+        while run.clock.seconds < start_s + due_s:
+            turn(run, 0.001)
+        turn(run, 0)
+        assert len(delivered(run)) == count
+
+
+@BOTH
+def test_nothing_is_sent_before_its_intent_is_confirmed(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    ids = send(run, [30, 60])
+    for _ in range(5):
+        turn(run, 0.02, store=False)
+    assert delivered(run) == []
+    run.journal.store(1)
+    turn(run)
+    assert delivered(run) == ids
+
+
+@BOTH
+def test_messages_that_arrive_later_keep_the_order_of_due_times(
+    numbered: bool, tmp_path: Path
+) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    send(run, [100, 150, 200, 250])
+    until(run, start_s + 0.11)
+    send(run, [30, 60, 110])  # 140, 170 and 220 after the start
+    until(run, start_s + 0.5)
+    due = {message.message_id: message.due_ms for message in run.window}
+    order = [due[each] for each in delivered(run)]
+    assert order == sorted(order)
+    assert len(order) == 7
+    resolved = [each for each in records(run) if isinstance(each, Resolved)]
+    assert len(resolved) == (1 if numbered else 0)
+
+
+@BOTH
+def test_a_message_that_arrives_overdue_is_sent_at_once(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    planned = send(run, [200, 250])
+    until(run, start_s + 0.16)
+    late = send(run, [-20])
+    until(run, start_s + 0.19)
+    assert delivered(run) == late
+    until(run, start_s + 0.3)
+    assert delivered(run) == late + planned
+
+
+@BOTH
+def test_a_stop_withdraws_what_is_planned(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    first, *rest = send(run, [60, 150, 250])
+    until(run, start_s + 0.08)
+    assert delivered(run) == [first]
+    run.publisher.withdraw_plans()
+    run.publisher.process()
+    run.publisher.write_commits()
+    assert not len(run.publisher)
+    run.journal.store(len(run.journal.tail))
+    state = JournalState.read(run.journal_topic.confirmed, 1000)
+    assert not state.open_intents
+    until(run, start_s + 0.1, 0.01)
+    run.takeover(random.Random(0))
+    for _ in range(20):
+        turn(run)
+    assert delivered(run) == [first, *rest]
+
+
+@BOTH
+def test_a_target_that_refuses_at_the_due_time_gets_nothing(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    send(run, [60, 100])
+    until(run, start_s + 0.03)
+    run.pool.refuse(ORDERS, "", "it is over its quota")
+    until(run, start_s + 0.5, 0.02)
+    assert delivered(run) == []
+    held = run.broker.topics[run.description.held_topic.partition(0).full]
+    assert len(held.messages) == 2
+    assert not run.publisher.busy
+
+
+@BOTH
+def test_a_slow_target_keeps_what_is_planned_and_delays_no_other(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 1)
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    slow = send(run, [60, 70, 80, 90])
+    fast = send(run, [75, 85], INVOICES)
+    while run.clock.seconds < start_s + 0.9:
+        run.work()
+        run.cycle()
+        for producer in run.broker.producers:
+            if producer.topic.name == INVOICES:
+                producer.store(len(producer.wire))
+                producer.confirm(len(producer.answers))
+        run.wait(0.01)
+    assert delivered(run, INVOICES) == fast
+    assert run.queue.in_flight <= len(slow)
+    for _ in range(20):
+        turn(run)
+    assert delivered(run) == slow
+
+
+@BOTH
+def test_a_crash_repeats_nothing_that_was_not_sent(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    ids = send(run, [60, 100, 200, 300])
+    until(run, start_s + 0.12)
+    assert delivered(run) == ids[:2]
+    run.takeover(random.Random(0))
+    for _ in range(20):
+        turn(run)
+    copies = [] if numbered else ids[:2]
+    assert sorted(delivered(run)) == sorted(ids + copies)
+
+
+@BOTH
+def test_planned_messages_are_no_longer_pending_but_known(numbered: bool, tmp_path: Path) -> None:
+    run = ready(numbered, tmp_path)
+    start_s = run.clock.seconds
+    send(run, [100, 200])
+    until(run, start_s + 0.06)
+    assert (len(run.queue), run.publisher.planned) == (0, 2)
+    assert run.publisher.next_due_ms == run.window[-2].due_ms
+    position = run.queue.low_watermark()
+    until(run, start_s + 0.5)
+    assert position < run.queue.low_watermark()
+
+
+def test_cuts_shorten_the_look_ahead_and_quiet_hours_restore_it() -> None:
+    look = LookAhead()
+    assert look.until_ms(0) == LONGEST_MS
+    for _ in range(20):
+        look.cut()
+    assert 0 < look.until_ms(0) < 50
+    for _ in range(100):
+        look.planned(0, 0, None, 0)
+    assert look.until_ms(0) == LONGEST_MS
+
+
+def test_messages_that_were_put_back_cause_no_plan_before_the_next_ones() -> None:
+    look = LookAhead()
+    look.planned(1_000, 1_300, None, 0)
+    assert look.next_ms(1_100, None) == 1_251
+    assert look.next_ms(2_000, None) == 1_950
+    assert look.next_ms(1_100, 1_200) == 1_150
+    assert look.next_ms(None, None) is None
