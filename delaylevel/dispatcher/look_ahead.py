@@ -21,7 +21,7 @@ _LEAD_MS = 50
 # Pause after a plan of which most was put back, because the targets were not ready.
 _PAUSE_MS = 100
 # Limits of one plan, and of all messages whose intents are ahead.
-_PLAN = 250
+_PLAN = 125
 _PLANNED = 2_000
 _PLANNED_BYTES = 8 << 20
 

@@ -115,8 +115,11 @@ class FlightOutcomes:
             if not flight.left:
                 self._withdraw(flight)
 
-    def process(self) -> None:
+    def process(self, answered_s: float | None = None) -> None:
         """Process the outcomes of messages that were sent.
+
+        Args:
+            answered_s: monotonic time of the last answer of a target, in s; None for now.
 
         Raises:
             BrokerError: a record was not confirmed, or messages could not be set aside.
@@ -150,8 +153,10 @@ class FlightOutcomes:
             self._finish(flight)
         if stored:
             self._gather()
-            now_ms = self._clock.now_ms()
-            self._late_ms += [now_ms - flight.dues[index] for flight, index in stored]
+            ago_s = 0.0 if answered_s is None else self._now_s() - answered_s
+            stored_ms = self._clock.now_ms() - int(ago_s * 1000)
+            late_ms = (stored_ms - flight.dues[index] for flight, index in stored)
+            self._late_ms += [max(each, 0) for each in late_ms]
         due_s = self.next_commit_s
         if due_s is not None and (self._now_s() >= due_s or len(self._late_ms) >= _UNCOMMITTED):
             self.write_commits()

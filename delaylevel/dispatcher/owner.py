@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
+from .events import EventQueue
 from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
 from .flights import Flight
 from .offers import OfferQueue
@@ -65,8 +65,6 @@ _LOOK_EVERY_S = 0.001
 # Time between two looks at targets that do not answer.
 _CHECK_EVERY_S = 0.1
 _SNAPSHOT_BYTES = 8 << 20
-#: An event without content: there is something to process.
-_WAKE = object()
 
 
 class PartitionOwner(threading.Thread):
@@ -112,7 +110,7 @@ class PartitionOwner(threading.Thread):
         self._settings = settings
         self._clock = clock
         self._source, self._journal_source = window_sources(now, partition)
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events = EventQueue()
         self._stopping = threading.Event()
         self._overflows = 0
         self._caught_up = False
@@ -167,7 +165,7 @@ class PartitionOwner(threading.Thread):
         self._offers = OfferQueue(self._queue, self._source.topic)
         opened.callback(self._queue.close)
         set_aside: SetAsideTopics[Flight] = SetAsideTopics(
-            self._client, self._description, self._clock, self.stats, wake=self._wake
+            self._client, self._description, self._clock, self.stats, wake=self._events.wake
         )
         opened.callback(set_aside.close)
         numbered = settings.delivery is Delivery.EFFECTIVELY_ONCE
@@ -179,7 +177,7 @@ class PartitionOwner(threading.Thread):
             # publisher for it while this owner is connected.
             name=f"delaylevel-dispatch-{window}" if numbered else "",
             pause_s=lambda: self._description().hold_pause_ms / 1000,
-            wake=self._wake,
+            wake=self._events.answered,
         )
         opened.callback(pool.close)
         self._publisher = BatchPublisher(
@@ -187,13 +185,12 @@ class PartitionOwner(threading.Thread):
             pool,
             self._journal,
             set_aside,
-            partitions=TargetPartitions(self._admin, in_thread, self._wake) if numbered else None,
+            partitions=TargetPartitions(self._admin, in_thread, self._events.wake)
+            if numbered
+            else None,
             clock=self._clock,
             stats=self.stats,
         )
-
-    def _wake(self) -> None:
-        self._events.put(_WAKE)
 
     def _overflow_segments(self) -> PendingSegments:
         """Return segments for the due messages of a slow target."""
@@ -232,7 +229,7 @@ class PartitionOwner(threading.Thread):
         while not self._stopping.is_set():
             event = self._wait(max(next_cycle, time.monotonic()), next_checkpoint)
             self._take_events(fetcher, event)
-            self._publisher.process()
+            self._publisher.process(self._events.take_answered_s())
             now = time.monotonic()
             if not self._caught_up and now - self._started_s > _CATCH_UP_S:
                 log.warning("%s: publishing before everything is read", self._source.topic)
@@ -253,7 +250,7 @@ class PartitionOwner(threading.Thread):
 
     def _wait(self, at_s: float, checkpoint_s: float) -> Any:
         """Wait for an event, the next due time, or the next checkpoint; return the event if any."""
-        if not self._events.empty():
+        if self._events:
             return None
         now = time.monotonic()
         until = min(checkpoint_s, self._offers.retry_s or checkpoint_s, now + _CLOCK_S)
@@ -270,18 +267,14 @@ class PartitionOwner(threading.Thread):
             until = min(until, now + _LOOK_EVERY_S)
         elif publisher.busy:
             until = min(until, now + _CHECK_EVERY_S)
-        if until > now:
-            with contextlib.suppress(queue.Empty):
-                return self._events.get(timeout=until - now)
-        return None
+        return self._events.get(until, patient=publisher.ready)
 
     def _take_events(self, fetcher: Fetcher, event: Any) -> None:
         fetched = 0
         while fetched < 2:
             if event is None:
-                try:
-                    event = self._events.get_nowait()
-                except queue.Empty:
+                event = self._events.get_nowait()
+                if event is None:
                     return
             if isinstance(event, FetchedBatch):
                 fetched += 1
@@ -321,7 +314,7 @@ class PartitionOwner(threading.Thread):
             self._publisher.publish(batch)
             if len(batch) == _BATCH:
                 behind = True
-                if self._events.empty():
+                if not self._events:
                     continue
             break
         self._publisher.send_due()
@@ -363,9 +356,9 @@ class PartitionOwner(threading.Thread):
         deadline = time.monotonic() + _STOP_S
         self._publisher.withdraw_plans()
         while self._publisher and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                self._events.get(timeout=_LOOK_EVERY_S if self._publisher.owes_answers else 0.1)
-            self._publisher.process()
+            pause_s = _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
+            self._events.get(time.monotonic() + pause_s, patient=False)
+            self._publisher.process(self._events.take_answered_s())
         self._publisher.write_commits()
         self._write_snapshot()
         self._acknowledge()

@@ -66,6 +66,7 @@ class BatchPublisher:
         self._journal = journal
         self._set_aside = set_aside
         self._partitions = partitions
+        self._numbered = partitions is not None
         self._clock = clock
         self._blocked: list[tuple[DueBatch, TargetKey]] = []
         self._look_ahead = LookAhead()
@@ -73,7 +74,7 @@ class BatchPublisher:
             delay_queue,
             pool,
             journal,
-            numbered=partitions is not None,
+            numbered=self._numbered,
             clock=clock,
             has_room=self._has_room,
             has_room_aside=self._has_room_aside,
@@ -84,7 +85,7 @@ class BatchPublisher:
             pool,
             journal,
             set_aside,
-            numbered=partitions is not None,
+            numbered=self._numbered,
             clock=clock,
             stats=stats,
             now_s=now_s,
@@ -143,11 +144,6 @@ class BatchPublisher:
     def uncommitted(self) -> int:
         """Number of messages that are confirmed, and have no commit yet."""
         return self._outcomes.uncommitted
-
-    @property
-    def numbered(self) -> bool:
-        """True if the messages have sequence IDs."""
-        return self._partitions is not None
 
     def resolve_earlier(self) -> None:
         """Begin to resolve the intents that the last owner left open; `process` goes on."""
@@ -215,7 +211,7 @@ class BatchPublisher:
         for batch, key in blocked:
             self._place(batch, key, flights)
         for key in self._queue.waiting.targets:
-            last_ms = self._sender.last_due_ms(key) if self.numbered else None
+            last_ms = self._sender.last_due_ms(key) if self._numbered else None
             if last_ms is not None and last_ms > self._clock.now_ms() and self._is_ready(key):
                 self._cut_target(key)  # what waits is due earlier
             while self._queue.waiting.count(key) and self._is_ready(key):
@@ -228,9 +224,13 @@ class BatchPublisher:
                 flights = []
         self._send(flights)
 
-    def process(self) -> None:
-        """Process the outcomes of messages that were sent; errors as for `publish`."""
-        self._outcomes.process()
+    def process(self, answered_s: float | None = None) -> None:
+        """Process the outcomes of messages that were sent; errors as for `publish`.
+
+        Args:
+            answered_s: monotonic time of the last answer of a target, in s; None for now.
+        """
+        self._outcomes.process(answered_s)
 
     def write_commits(self) -> None:
         """Write the commits of flights that are completely confirmed; errors as for `publish`."""
@@ -382,7 +382,7 @@ class BatchPublisher:
 
     def _is_behind(self, batch: DueBatch, key: TargetKey) -> bool:
         """Return True if later sequence IDs than those of a batch are in an intent already."""
-        if not self.numbered:
+        if not self._numbered:
             return False
         last_ms = self._sender.last_due_ms(key)
         return key in self._outcomes.cutting or (last_ms is not None and last_ms > batch.due_ms[0])
