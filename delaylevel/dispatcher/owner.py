@@ -117,6 +117,8 @@ class PartitionOwner(threading.Thread):
         self._entry_end = -1
         self._acknowledged = Position(-1, -1)
         self._snapshot_size = 0
+        # Number of the journal's last record of a low watermark; 0 if it is acknowledged.
+        self._watermark_record = 0
 
     def run(self) -> None:
         try:
@@ -238,6 +240,8 @@ class PartitionOwner(threading.Thread):
                 self._release()
                 next_cycle = now + self._publisher.pause_s
             self._offer(fetcher, None)
+            if self._watermark_record:
+                self._acknowledge()
             now = time.monotonic()
             if now >= next_checkpoint:
                 next_checkpoint = now + checkpoint_s
@@ -328,6 +332,7 @@ class PartitionOwner(threading.Thread):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
             # for the connection.
             self._journal.append(LowWatermark(self._queue.state.low_watermark))
+        self._write_watermark()
         self._acknowledge()
         if self._journal.size_bytes > max(_SNAPSHOT_BYTES, 2 * self._snapshot_size):
             self._write_snapshot()
@@ -360,17 +365,21 @@ class PartitionOwner(threading.Thread):
             self._events.get(time.monotonic() + pause_s, patient=False)
             self._publisher.process(self._events.take_answered_s())
         self._publisher.write_commits()
+        self._write_watermark()
         self._write_snapshot()
         self._acknowledge()
 
-    def _acknowledge(self) -> None:
-        """Write the low watermark to the journal, then acknowledge everything below it."""
+    def _write_watermark(self) -> None:
         record = self._queue.checkpoint()
         if record is not None:
-            self._journal.append(record)
+            self._watermark_record = self._journal.append_soon(record)
+
+    def _acknowledge(self) -> None:
+        """Acknowledge everything below the low watermark once the journal has confirmed it."""
         position = self._queue.state.low_watermark
-        if not position:
+        if not position or self._journal.stored < self._watermark_record:
             return
+        self._watermark_record = 0
         end = entry_of(position)
         if position == self._entry_end + 1:
             end = entry_of(self._entry_end).next_entry
