@@ -446,6 +446,24 @@ class Simulation:
         self.queue.close()
         self.start()
 
+    def hand_over(self, rounds: int, rng: random.Random) -> None:
+        """Stop the process as the owner of a partition does, and start another one.
+
+        Args:
+            rounds: number of times that some answers of targets arrive meanwhile.
+        """
+        with contextlib.suppress(BrokerError):
+            self.publisher.withdraw_plans()
+            for _ in range(rounds):
+                for producer in list(self.broker.producers):
+                    producer.store(rng.randint(0, len(producer.wire)))
+                    producer.confirm(rng.randint(0, len(producer.answers)))
+                self.publisher.process()
+            self.publisher.write_commits()
+            if rng.randint(0, 1):  # otherwise it is killed before
+                self.journal.snapshot(self.queue.state.snapshot())
+        self.takeover(rng)
+
     def suspend(self, seconds: float, rng: random.Random) -> None:
         """Suspend the process, and resume it after another one has taken over.
 

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.flights import Flight
 from delaylevel.dispatcher.journal.records import Refused
+from delaylevel.dispatcher.outcomes import FlightOutcomes
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.sending import FlightSender
 
@@ -28,7 +30,8 @@ ACTIONS = (
     "publish", "publish", "publish", "send", "cycle", "work", "run", "run", "store", "store",
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
     "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
-    "turn", "journal", "crash", "suspend", "race", "race",
+    "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
+    "cut",
 )  # fmt: skip
 
 steps = st.lists(
@@ -115,6 +118,18 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
         run.cycle()
         run.wait(0.02)
         run.cycle()
+    elif action == "cut":
+        # A message arrives that is due before the rest of an intent of which some is stored.
+        run.send(3, target, too_big=False, due_in_ms=(20, 200, 250))
+        run.cycle()
+        run.work()
+        run.wait(0.03)
+        run.cycle()
+        for producer in producers:
+            producer.store(amount)
+            producer.confirm(amount)
+        run.send(1, target, too_big=False, due_in_ms=(50,))
+        run.cycle()
     elif action == "turn":
         run.wait(0.01 * amount)
         run.work()
@@ -136,6 +151,9 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "suspend":
         if not run.replaced:
             run.suspend(1.5 + amount, random.Random(amount))
+    elif action == "hand over":
+        if not run.replaced:
+            run.hand_over(amount // 2, random.Random(amount))
     elif action == "held":
         run.bring_back()
 
@@ -189,6 +207,100 @@ def search_runs(numbered: bool, replacing: bool, shrinking: bool, partitions: in
         run_all(numbered, replacing, actions, partitions)
 
     search()
+
+
+# -- a crash at every step of an intent that is ahead
+
+
+class Share(random.Random):
+    """Source of the least or the greatest numbers, instead of random ones."""
+
+    def __init__(self, *, most: bool) -> None:
+        super().__init__()
+        self._most = most
+
+    def randint(self, a: int, b: int) -> int:
+        return b if self._most else a
+
+
+def steps_of_an_intent(run: Simulation, stored: int) -> Iterator[str]:
+    """Take the steps of an intent for four messages, of which the last one is never sent.
+
+    Args:
+        stored: number of messages that the target stores and confirms at each send.
+
+    Yields:
+        The name of the step that was taken.
+    """
+
+    def send(seconds: float) -> None:
+        run.wait(seconds)
+        run.publisher.process()
+        run.publisher.send_due()
+
+    run.send(4, TARGETS[0], too_big=False, due_in_ms=(100, 100, 150, 250))
+    run.cycle()
+    yield "the intent is written"
+    run.journal.store(len(run.journal.tail))
+    yield "the intent is confirmed"
+    for seconds in (0.11, 0.05):
+        send(seconds)
+        yield "some messages are sent"
+        for producer in run.broker.producers:
+            producer.store(stored)
+        yield "some of them are stored"
+        for producer in run.broker.producers:
+            producer.confirm(stored)
+        yield "some of them are confirmed"
+    run.send(1, TARGETS[0], too_big=False, due_in_ms=(40,))
+    run.cycle()
+    yield "the rest is withdrawn, or another intent is written"
+    run.cycle()
+    yield "the rest is planned again"
+    run.journal.store(1)
+    yield "one more record is confirmed"
+    run.journal.store(len(run.journal.tail))
+    yield "all records are confirmed"
+    for producer in run.broker.producers:
+        producer.store(len(producer.wire))
+        producer.confirm(len(producer.answers))
+    run.wait(0.3)
+    run.publisher.process()
+    yield "the commit is written"
+
+
+@pytest.mark.parametrize("end", ["crash", "suspend", "hand over"])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_crash_at_every_step_of_an_intent_that_is_ahead(
+    numbered: bool, end: str, tmp_path: Path
+) -> None:
+    taken = set()
+    for stored, in_journal, most, last in product((0, 1, 2), (0, 1, 2), (False, True), range(13)):
+        with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
+            run = Simulation(numbered, Path(directory))
+            run.send(1, TARGETS[0], too_big=False)
+            for _ in range(6):  # open the producer
+                step(run, "run", 0, 0, False)
+                step(run, "wait", 0, 1, False)
+                for producer in run.broker.producers:
+                    producer.store(1)
+                    producer.confirm(1)
+            assert run.broker.topics[TARGETS[0]].delivered == ["id-0"]
+            for number, name in enumerate(steps_of_an_intent(run, stored)):
+                if number == last:
+                    taken.add(name)
+                    break
+            share = Share(most=most)
+            run.journal.store(in_journal)
+            if end == "crash":
+                run.takeover(share)
+            elif end == "suspend":
+                run.suspend(1.5, share)
+            else:
+                run.hand_over(1, share)
+            run.settle()
+            run.check()
+    assert len(taken) == 10
 
 
 # -- the search finds each of these faults
@@ -261,6 +373,21 @@ def messages_of_a_cut_intent_count_as_not_stored(patch: pytest.MonkeyPatch) -> I
 
 
 @contextmanager
+def a_cut_intent_is_closed_before_its_messages_have_outcomes(
+    patch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    withdraw = FlightOutcomes.withdraw
+
+    def at_once(self: FlightOutcomes, flights: Any) -> None:
+        for flight in flights:
+            flight.left = 0
+        withdraw(self, flights)
+
+    patch.setattr(FlightOutcomes, "withdraw", at_once)
+    yield
+
+
+@contextmanager
 def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr(FlightSender, "_prove", lambda self: None)
     yield
@@ -274,6 +401,7 @@ def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> 
         late_arrivals_overtake_planned_messages,
         messages_of_a_cut_intent_count_as_stored,
         messages_of_a_cut_intent_count_as_not_stored,
+        a_cut_intent_is_closed_before_its_messages_have_outcomes,
         a_suspended_process_sends_what_it_had_planned,
         a_refusal_at_a_takeover_means_nothing_is_stored,
         a_failure_in_flight_means_it_is_not_stored,
