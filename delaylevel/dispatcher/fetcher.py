@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError
+from delaylevel.model.clock import Clock
 from delaylevel.model.message import batch_size, parked_message
 from delaylevel.model.position import Position
 
@@ -24,6 +25,11 @@ BATCH_MESSAGES = 1000
 # Number of fetched batches that may wait for the owner; then reading pauses.
 BATCHES_AHEAD = 4
 _GATHER_S = 0.02
+# Each batch costs the owner as much as several messages. While nothing in it is due within the
+# first time, a few messages are gathered for the second one.
+_SOON_MS = 500
+_GATHER_LATER_S = 0.1
+_FEW = 100
 _IDLE_MS = 200
 # Pause after a description could not be read.
 _RETRY_S = 1.0
@@ -54,6 +60,7 @@ class Fetcher(threading.Thread):
         record: recorder of the partition's messages.
         put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
             when no further message is stored, or with the error that ended the reading.
+        clock: clock of the due times.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class Fetcher(threading.Thread):
         end: Position | None,
         record: Recorder,
         put: Callable[[Any], None],
+        clock: Clock,
     ) -> None:
         super().__init__(name=f"fetcher {topic}", daemon=True)
         self._client = client
@@ -72,6 +80,7 @@ class Fetcher(threading.Thread):
         self._end = None if end is None or end < start else end
         self._record = record
         self._put = put
+        self._clock = clock
         self._stopping = threading.Event()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._last: Any = None  # ID of the last message, until the end of its entry is known
@@ -113,8 +122,11 @@ class Fetcher(threading.Thread):
             self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
             return
+        batch = FetchedBatch()
         with nullcontext() if self._end is None else TURN:
-            batch = self._fill(reader.burst(message))
+            self._fill(batch, reader.burst(message))
+        if self._end is None:
+            self._fill_later(batch, reader)
         if batch.records:
             self._ahead.acquire()
             self._put(batch)
@@ -132,13 +144,23 @@ class Fetcher(threading.Thread):
         else:
             self._warning.over()
 
-    def _fill(self, messages: Iterable[Any]) -> FetchedBatch:
-        """Return the next messages, up to one batch, and up to one that is undecided."""
+    def _fill_later(self, batch: FetchedBatch, reader: PartitionReader) -> None:
+        """Add messages that arrive a little later to a small batch in which nothing is due soon."""
+        until_s = time.monotonic() + _GATHER_LATER_S
+        while self._undecided is None and 0 < len(batch) < _FEW:
+            left_ms = int((until_s - time.monotonic()) * 1000)
+            if left_ms < 1 or min(batch.due_ms) - self._clock.now_ms() < _SOON_MS:
+                return
+            message = reader.receive(left_ms)
+            if message is None:
+                return
+            self._fill(batch, (message,))
+
+    def _fill(self, batch: FetchedBatch, messages: Iterable[Any]) -> None:
+        """Add the next messages, up to one batch, and up to one that is undecided."""
         record = self._record
-        ledgers: list[int] = []
-        entries: list[int] = []
-        dues: list[int] = []
-        records: list[tuple[Any, ...]] = []
+        ledgers, entries, dues = batch.ledger_ids, batch.entry_ids, batch.due_ms
+        records = batch.records
         last = self._last
         until = time.monotonic() + _GATHER_S
         for message in messages:
@@ -157,7 +179,6 @@ class Fetcher(threading.Thread):
             if len(records) == BATCH_MESSAGES or time.monotonic() > until:
                 break
         self._last = last
-        return FetchedBatch(ledgers, entries, dues, records)
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""

@@ -1,0 +1,132 @@
+"""Tests of the batches in which a window partition is read."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from delaylevel.dispatcher.batches import FetchedBatch
+from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher
+from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.position import EARLIEST
+
+TOPIC = "persistent://public/default/window"
+Send = Callable[..., None]
+
+
+class Message:
+    """A message of the client's core, due at a time in ms since the epoch."""
+
+    def __init__(self, entry: int, due_ms: int) -> None:
+        self.entry = entry
+        self.due_ms = due_ms
+
+    def message_id(self) -> Message:
+        return self
+
+    def ledger_id(self) -> int:
+        return 1
+
+    def entry_id(self) -> int:
+        return self.entry
+
+    def batch_index(self) -> int:
+        return -1
+
+
+class Reader:
+    """A reader that receives what is put into a queue."""
+
+    def __init__(self, arriving: queue.Queue[Message]) -> None:
+        self._arriving = arriving
+
+    def receive(self, timeout_ms: int) -> Message | None:
+        try:
+            return self._arriving.get(timeout=timeout_ms / 1000)
+        except queue.Empty:
+            return None
+
+    def burst(self, message: Message | None) -> Iterator[Message]:
+        while message is not None:
+            yield message
+            message = self.receive(1)
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Send, list[Any]]]:
+    """Return a function that sends messages due after some time, in ms, and the events."""
+    clock, events = SystemClock(), list[Any]()
+    arriving: queue.Queue[Message] = queue.Queue()
+    reader = Reader(arriving)
+    monkeypatch.setattr("delaylevel.dispatcher.fetcher.PartitionReader", lambda *_: reader)
+    monkeypatch.setattr("delaylevel.dispatcher.fetcher.parked_message", lambda message, *_: message)
+
+    def put(event: Any) -> None:
+        events.append(event)
+        if isinstance(event, FetchedBatch):
+            fetcher.batch_taken()
+
+    def record(message: Any) -> WindowMessage:
+        return WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b"")
+
+    def send(due_in_ms: Sequence[int], pause_s: float = 0.0) -> None:
+        for number, each in enumerate(due_in_ms):
+            arriving.put(Message(number, clock.now_ms() + each))
+            time.sleep(pause_s)
+
+    fetcher = Fetcher(None, TOPIC, EARLIEST, None, record, put, clock)  # type: ignore[arg-type]
+    fetcher.start()
+    yield send, events
+    fetcher.stop()
+
+
+def batches(events: list[Any], messages: int) -> list[int]:
+    """Wait for a number of messages; return the sizes of their batches."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        assert not [each for each in events if isinstance(each, Exception)]
+        sizes = [len(each) for each in list(events) if isinstance(each, FetchedBatch)]
+        if sum(sizes) >= messages:
+            return sizes
+        time.sleep(0.002)
+    raise AssertionError(f"{events} after 20 s")
+
+
+def test_messages_that_are_due_later_come_in_few_batches(
+    fetched: tuple[Send, list[Any]],
+) -> None:
+    send, events = fetched
+    send([5_000] * 20, 0.01)
+    assert len(batches(events, 20)) < 10
+    assert isinstance(events[0], CaughtUp)
+
+
+def test_a_message_that_is_due_soon_is_passed_on_at_once(
+    fetched: tuple[Send, list[Any]],
+) -> None:
+    send, events = fetched
+    for number in range(1, 11):
+        began = time.monotonic()
+        send([100])
+        batches(events, number)
+        if time.monotonic() - began < 0.08:
+            return  # a busy machine takes longer, but not always
+    raise AssertionError("every message was kept for a while")
+
+
+def test_a_message_that_is_due_soon_ends_a_batch_of_others(
+    fetched: tuple[Send, list[Any]],
+) -> None:
+    send, events = fetched
+    send([5_000, 5_000, 0], 0.005)
+    batches(events, 3)
+    last = [each for each in events if isinstance(each, FetchedBatch)][-1]
+    assert last.due_ms[-1] == min(last.due_ms)
