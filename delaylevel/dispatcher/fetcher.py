@@ -166,14 +166,14 @@ class Fetcher(threading.Thread):
         for message in messages:
             message_id = message.message_id()
             ledger, entry = message_id.ledger_id(), message_id.entry_id()
-            batch = message_id.batch_index()
-            found = record(parked_message(message, ledger, entry, batch))
+            index = message_id.batch_index()
+            found = record(parked_message(message, ledger, entry, index))
             if found is None:
                 self._undecided = message
                 break
             last = message_id
             ledgers.append(ledger)
-            entries.append(entry << 10 | (batch if batch > 0 else 0))
+            entries.append(entry << 10 | (index if index > 0 else 0))
             dues.append(found.due_ms)
             records.append(tuple(found))
             if len(records) == BATCH_MESSAGES or time.monotonic() > until:
