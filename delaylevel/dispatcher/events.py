@@ -8,6 +8,8 @@ from typing import Any
 
 #: An event without content: there is something to process.
 WAKE = object()
+# Answers of targets may wait for so long if the owner wakes up anyway.
+_PATIENCE_S = 0.02
 
 
 class EventQueue:
@@ -15,12 +17,12 @@ class EventQueue:
 
     Most wakes come from targets that have answered. They need not be processed at once, and the
     owner wakes up for the next due time anyway. So such a wake is an event only if the owner would
-    wait for longer than it says.
+    wait for longer.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._until_s = self._patience_s = 0.0
+        self._until_s = 0.0
         self._answered_s = 0.0
 
     def __bool__(self) -> bool:
@@ -40,7 +42,7 @@ class EventQueue:
         now_s = time.monotonic()
         # In this order: either `get` sees the time of the answer, or this sees its limit.
         self._answered_s = now_s
-        if self._until_s - now_s > self._patience_s:
+        if self._until_s - now_s > _PATIENCE_S:
             self._queue.put(WAKE)
 
     def take_answered_s(self) -> float | None:
@@ -48,17 +50,16 @@ class EventQueue:
         answered_s, self._answered_s = self._answered_s, 0.0
         return answered_s or None
 
-    def get(self, until_s: float, patience_s: float) -> Any:
+    def get(self, until_s: float, patient: bool) -> Any:
         """Return the next event; None if there is none by a monotonic time, in s.
 
         Args:
-            patience_s: time for which answers may wait, in s; 0 if every answer is an event.
+            patient: False if answers are events.
         """
-        self._patience_s = patience_s
-        self._until_s = until_s if patience_s else float("inf")
+        self._until_s = until_s if patient else float("inf")
         now_s = time.monotonic()
         if self._answered_s:
-            until_s = min(until_s, now_s + patience_s)
+            until_s = min(until_s, now_s + _PATIENCE_S) if patient else now_s
         try:
             return self._queue.get(timeout=until_s - now_s) if until_s > now_s else None
         except queue.Empty:

@@ -27,9 +27,6 @@ from .target_names import target_name
 # The longest time, and the largest number of messages, without a commit after the confirmation.
 _COMMIT_S = 0.25
 _UNCOMMITTED = 2_000
-# Time for which answers may wait if something else depends on them than their commit, and if not.
-_PATIENCE_S = 0.02
-_LONG_PATIENCE_S = _COMMIT_S + 0.01
 
 
 class FlightOutcomes:
@@ -78,12 +75,6 @@ class FlightOutcomes:
     def busy(self) -> bool:
         """True while intents are open."""
         return bool(self.flights or self._earlier) or self.next_commit_s is not None
-
-    @property
-    def patience_s(self) -> float:
-        """Time for which answers of targets may wait, in s."""
-        waits = self._queue.waiting.targets or self.cutting or self._earlier
-        return _PATIENCE_S if waits else _LONG_PATIENCE_S
 
     @property
     def next_commit_s(self) -> float | None:
@@ -158,14 +149,14 @@ class FlightOutcomes:
         self._record(refused)
         if self._numbered:
             self._resume()
+        for flight in done:
+            self._finish(flight)
         if stored:
+            self._gather()
             ago_s = 0.0 if answered_s is None else self._now_s() - answered_s
-            self._gather(ago_s)
             stored_ms = self._clock.now_ms() - int(ago_s * 1000)
             late_ms = (stored_ms - flight.dues[index] for flight, index in stored)
             self._late_ms += [max(each, 0) for each in late_ms]
-        for flight in done:
-            self._finish(flight)
         due_s = self.next_commit_s
         if due_s is not None and (self._now_s() >= due_s or len(self._late_ms) >= _UNCOMMITTED):
             self.write_commits()
@@ -185,14 +176,10 @@ class FlightOutcomes:
         self._confirmed = []
         self.uncommitted = 0
 
-    def _gather(self, ago_s: float = 0.0) -> None:
-        """Begin to gather what `write_commits` writes, unless something is gathered already.
-
-        Args:
-            ago_s: age of the confirmations, in s.
-        """
+    def _gather(self) -> None:
+        """Begin to gather what `write_commits` writes, unless something is gathered already."""
         if self.next_commit_s is None:
-            self._commit_s = self._now_s() - ago_s + _COMMIT_S
+            self._commit_s = self._now_s() + _COMMIT_S
 
     def _withdraw(self, flight: Flight) -> None:
         """Let the messages of a flight that are not stored be pending again."""

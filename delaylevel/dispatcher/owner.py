@@ -219,8 +219,7 @@ class PartitionOwner(threading.Thread):
         end = self._admin.last_message_id(self._source.name)
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = Recorder(self._descriptions, self._source.topic, last_stored)
-        topic, put = self._source.topic, self._events.put
-        fetcher = Fetcher(self._client, topic, start, end, record, put, self._clock)
+        fetcher = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
         fetcher.start()
         return fetcher
 
@@ -271,8 +270,8 @@ class PartitionOwner(threading.Thread):
         if publisher.owes_answers:
             until = min(until, now + _LOOK_EVERY_S)
         elif publisher.busy:
-            until = min(until, now + max(publisher.patience_s, _CHECK_EVERY_S))
-        return self._events.get(until, publisher.patience_s)
+            until = min(until, now + _CHECK_EVERY_S)
+        return self._events.get(until, patient=publisher.ready)
 
     def _take_events(self, fetcher: Fetcher, event: Any) -> None:
         fetched = 0
@@ -363,7 +362,7 @@ class PartitionOwner(threading.Thread):
         self._publisher.withdraw_plans()
         while self._publisher and time.monotonic() < deadline:
             pause_s = _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
-            self._events.get(time.monotonic() + pause_s, 0.0)
+            self._events.get(time.monotonic() + pause_s, patient=False)
             self._publisher.process(self._events.take_answered_s())
         self._publisher.write_commits()
         self._write_watermark()

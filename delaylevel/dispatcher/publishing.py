@@ -115,11 +115,6 @@ class BatchPublisher:
         return not self._blocked and all(map(self._is_slow, self._behind_cut))
 
     @property
-    def patience_s(self) -> float:
-        """Time for which answers of targets may wait, in s; 0 if room for messages is awaited."""
-        return self._outcomes.patience_s if self.ready else 0.0
-
-    @property
     def planned(self) -> int:
         """Number of messages with an intent that are not sent."""
         return self._sender.planned
@@ -137,7 +132,8 @@ class BatchPublisher:
     @property
     def next_plan_ms(self) -> int | None:
         """Time of the next call of :meth:`plan`, ms since the epoch; None if there is no need."""
-        return self._look_ahead.next_ms(self._queue.next_due_ms(), self._queue.arrived_due_ms)
+        queue = self._queue
+        return self._look_ahead.next_ms(queue.next_due_ms(), queue.arrived_due_ms)
 
     @property
     def next_commit_s(self) -> float | None:
@@ -360,14 +356,16 @@ class BatchPublisher:
             flights.append(Flight(batch, key, left=len(batch)))
 
     def _put_aside(self, batch: DueBatch, reason: str, flights: list[Flight]) -> None:
-        flights.append(Flight(batch, None, refused=dict.fromkeys(range(len(batch)), reason)))
+        refused = dict.fromkeys(range(len(batch)), reason)
+        flights.append(Flight(batch, None, refused=refused))
 
     def _defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         try:
             self._queue.defer(batch, key)
         except SpillError as error:
             if not self._has_room_aside():
-                self._blocked.append((batch, key._replace(partition=max(key.partition, -1))))
+                known = max(key.partition, -1)
+                self._blocked.append((batch, key._replace(partition=known)))
                 return
             self._put_aside(batch, f"it is slow, and {error.reason}", flights)
 
