@@ -60,15 +60,53 @@ def is_target(name: str) -> bool:
 
 
 class MessageId(NamedTuple):
-    """ID of a stored message."""
+    """ID of a stored message.
+
+    Attributes:
+        index, size: index of the message in its entry, and number of messages there.
+    """
 
     ledger: int
+    index: int = -1
+    size: int = 0
 
     def ledger_id(self) -> int:
         return self.ledger
 
     def partition(self) -> int:
         return -1
+
+    def batch_index(self) -> int:
+        return self.index
+
+    def serialize(self) -> bytes:
+        return bytes((6 << 3, self.size))  # the size alone
+
+
+Callback = Callable[[Any, Any], None]
+
+
+class Entry(NamedTuple):
+    """Messages that are stored together.
+
+    Attributes:
+        messages: payload and properties of each message.
+        callbacks: callbacks of the messages that have one, by index.
+    """
+
+    messages: list[tuple[bytes, dict[str, str]]]
+    number: int
+    callbacks: dict[int, Callback]
+
+    def answer(self, result: Any, ledger: int | None = None) -> None:
+        """Call back."""
+        size = len(self.messages)
+        for index, callback in self.callbacks.items():
+            single = size == 1
+            callback(
+                result,
+                None if ledger is None else MessageId(ledger, -1 if single else index, size),
+            )
 
 
 class Time:
@@ -109,37 +147,45 @@ class Topic:
 
 @dataclass(eq=False)
 class Producer:
-    """A producer of the simulated client; messages in ``wire`` have not reached the broker."""
+    """A producer of the simulated client; entries in ``wire`` have not reached the broker."""
 
     broker: Broker
     topic: Topic
     name: str
     numbered: bool
-    wire: list[tuple[bytes, dict[str, str], int, Callable[[Any, Any], None]]] = field(
-        default_factory=list
-    )
-    answers: list[tuple[Callable[[Any, Any], None], MessageId]] = field(default_factory=list)
+    wire: list[Entry] = field(default_factory=list)
+    answers: list[tuple[Entry, int]] = field(default_factory=list)  # with the ledger
     closed: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
     def send_async(
         self,
         content: bytes,
-        callback: Callable[[Any, Any], None],
+        callback: Callback,
         *,
         properties: dict[str, str],
         sequence_id: int | None = None,
         **_: Any,
     ) -> None:
+        if self.accepts(properties, callback):
+            self.pass_on(Entry([(content, properties)], sequence_id or 0, {0: callback}))
+
+    def accepts(self, properties: dict[str, str], callback: Callback | None) -> bool:
+        """Refuse a message of a closed producer."""
         if self.closed:
-            callback(pulsar.Result.AlreadyClosed, None)
-            return
+            if callback is not None:
+                callback(pulsar.Result.AlreadyClosed, None)
+            return False
         if is_target(self.topic.name):
             assert int(properties[env.DUE]) <= self.broker.clock.now_ms(), "sent early"
-        if content == TOO_BIG and is_target(self.topic.name):
-            callback(pulsar.Result.MessageTooBig, None)
+        return True
+
+    def pass_on(self, entry: Entry) -> None:
+        """Put an entry on the wire, unless it is too large."""
+        if is_target(self.topic.name) and any(content == TOO_BIG for content, _ in entry.messages):
+            entry.answer(pulsar.Result.MessageTooBig)
         else:
-            self.wire.append((content, properties, sequence_id or 0, callback))
+            self.wire.append(entry)
 
     def flush(self) -> None:
         """Wait for nothing: answers come in steps of their own."""
@@ -151,39 +197,85 @@ class Producer:
         return not self.closed
 
     def store(self, count: int) -> None:
-        """Store the first messages in flight; their confirmations are on their way then."""
+        """Store the first entries in flight; their confirmations are on their way then."""
         for _ in range(min(count, len(self.wire))):
-            content, properties, number, callback = self.wire.pop(0)
-            topic = self.topic
+            entry = self.wire.pop(0)
+            number, topic = entry.number, self.topic
             assert not self.numbered or number
             if not number or number > topic.last.get(self.name, -1):
-                topic.messages.append((content, properties))
+                topic.messages += entry.messages
                 if topic.subscribed:
-                    topic.delivered.append(properties[env.ID])
+                    topic.delivered += [properties[env.ID] for _, properties in entry.messages]
                 if number:
                     topic.last[self.name] = number
-            self.answers.append((callback, MessageId(topic.ledger)))
+            self.answers.append((entry, topic.ledger))
 
     def confirm(self, count: int) -> None:
         """Let the first confirmations arrive."""
-        for callback, message_id in self.answers[:count]:
-            callback(OK, message_id)
+        for entry, ledger in self.answers[:count]:
+            entry.answer(OK, ledger)
         del self.answers[:count]
 
     def fail(self, result: Any) -> None:
         """Fail everything without a confirmation, stored or not, as a reconnect does."""
-        for callback, _ in self.answers:
-            callback(result, None)
-        for *_, callback in self.wire:
-            callback(result, None)
+        entries = [*(entry for entry, _ in self.answers), *self.wire]
         self.answers.clear()
         self.wire.clear()
+        for entry in entries:
+            entry.answer(result)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
             self.broker.producers.remove(self)
             self.fail(pulsar.Result.AlreadyClosed)
+
+
+@dataclass(eq=False)
+class BatchingProducer(Producer):
+    """The core of a producer whose messages share entries, as those of the client do."""
+
+    batches: dict[str, Entry] = field(default_factory=dict)
+
+    def send_async(self, message: Any, callback: Callback | None) -> None:  # type: ignore[override]
+        properties = message.properties()
+        if not self.accepts(properties, callback):
+            return
+        most, largest = (
+            self.settings["batching_max_messages"],
+            self.settings["batching_max_allowed_size_in_bytes"],
+        )
+        if self._size() + message.length() > largest:
+            self.end_batch()
+        entry = self.batches.setdefault(message.partition_key(), Entry([], 0, {}))
+        if callback is not None:
+            entry.callbacks[len(entry.messages)] = callback
+        entry.messages.append((message.data(), properties))
+        if (
+            sum(len(each.messages) for each in self.batches.values()) >= most
+            or self._size() >= largest
+        ):
+            self.end_batch()
+
+    def end_batch(self) -> None:
+        """Send the entries that are being filled."""
+        entries, self.batches = self.batches, {}
+        for entry in entries.values():
+            self.pass_on(entry)
+
+    def flush_async(self, callback: Callable[[Any], None]) -> None:
+        self.end_batch()
+        callback(OK)
+
+    def fail(self, result: Any) -> None:
+        super().fail(result)
+        entries, self.batches = self.batches, {}
+        for entry in entries.values():
+            entry.answer(result)
+
+    def _size(self) -> int:
+        entries = self.batches.values()
+        return sum(len(content) for entry in entries for content, _ in entry.messages)
 
 
 class Broker:
@@ -209,16 +301,22 @@ class Broker:
 
     # -- the client
 
-    def create_producer(self, name: str, **settings: Any) -> Producer:
+    def create_producer(self, name: str, **settings: Any) -> Any:
         topic = self.topic(name)
         if topic.refuses or self.topic(target_of(name)).refuses:
             raise pulsar.ProducerBlockedQuotaExceededException("over quota")
         chosen = settings.get("producer_name", "")
         if chosen and any(each.name == chosen and each.topic is topic for each in self.producers):
             raise pulsar.ProducerBusy("the name is in use")
-        producer = Producer(self, topic, chosen, bool(chosen), settings=settings)
+        batches = is_target(name) and settings["batching_enabled"]
+        kind = BatchingProducer if batches else Producer
+        producer = kind(self, topic, chosen, bool(chosen), settings=settings)
         self.producers.append(producer)
-        return producer
+        if not batches:
+            return producer
+        native = pulsar.Producer.__new__(pulsar.Producer)
+        native._producer = producer
+        return native
 
     # -- the admin interface
 

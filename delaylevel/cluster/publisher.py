@@ -304,7 +304,7 @@ def send_checked(
     properties: dict[str, str],
     deliver_at_ms: int | None,
     sequence_id: int | None,
-    callback: Callable[[Any, Any], Any],
+    callback: Callable[[Any, Any], Any] | None,
 ) -> None:
     """Send a message through the methods of ``pulsar.Producer``, for a producer in memory."""
     producer.send_async(

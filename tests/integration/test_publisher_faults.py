@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,12 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.publisher import BULK_SETTINGS, Publisher
+from delaylevel.cluster.targets import entry_outcomes
+from delaylevel.cluster.targets.pool import TargetKey, TargetPool
+from delaylevel.cluster.targets.send_state import SendOutcome, Settled
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.topic_name import TopicName
-from world import quiet_client, stored_messages
+from world import eventually, quiet_client, stored_messages
 
 MESSAGES = 3000
 
@@ -110,3 +114,48 @@ def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeo
             assert more <= stored(client, admin, topic)
     finally:
         client.close()
+
+
+def test_messages_to_a_target_share_the_outcome_of_their_entry(
+    client: pulsar.Client, admin: Admin, namespace: str
+) -> None:
+    """Keys, sizes and flushes decide which messages share an entry; the prediction holds."""
+    topic = kept_topic(client, f"persistent://{namespace}/target")
+    chosen = random.Random(7)
+    sizes = [10] * 300 + [2_000] * 20 + [200_000] * 3 + [600_000, 6 << 20]
+    payloads = [
+        ParkedMessage(
+            1, n, -1, 0, chosen.choice(["", "a", "b", f"key-{n}"]),
+            chosen.choice(["", "", "", "ordering"]), 0, {"n": str(n)}, b"x" * chosen.choice(sizes),
+        )
+        for n in range(MESSAGES)
+    ]  # fmt: skip
+    pool: TargetPool[int] = TargetPool(lambda target: client, admin, pause_s=lambda: 1.0)
+    producer = pool.producer(TargetKey(topic.full))
+    settled: list[Settled] = []
+
+    def poll() -> bool:
+        settled.extend(each for _, each in pool.poll())
+        return producer.is_open and not producer.messages
+
+    at = 0
+    while at < MESSAGES:
+        count = min(chosen.choice([1, 2, 50, 700]), MESSAGES - at)
+        producer.send_all(range(at, at + count), payloads[at : at + count], 0)
+        at += count
+        if chosen.random() < 0.2:
+            producer.send(-at, payloads[0]._replace(value=b"later"), {"n": "later"}, 1)
+        if chosen.random() < 0.7:
+            producer.flush()
+        if chosen.random() < 0.1:
+            eventually(poll, "the first messages are confirmed", 30) if producer.is_open else poll()
+    producer.flush()
+    eventually(poll, "all messages have an outcome", 30)
+    refused = {each.item.item for each in settled if each.outcome is not SendOutcome.STORED}
+    assert refused == {n for n, each in enumerate(payloads) if len(each.value or b"") > 5 << 20}
+    outcomes = {id(each.item.outcome) for each in settled}
+    assert len(outcomes) < MESSAGES
+    assert not entry_outcomes._mistakes
+    expected = {str(n) for n in range(MESSAGES) if n not in refused}
+    assert stored(client, admin, topic) - {"later"} == expected
+    pool.close()

@@ -14,6 +14,8 @@ from delaylevel.cluster.background import Starter
 from delaylevel.cluster.failures import close_quietly, error_name
 from delaylevel.errors import BrokerError, ClientError, DelayLevelError
 
+from .entry_outcomes import EntryLimits
+
 log = logging.getLogger(__name__)
 
 # An opening that does not end is slow, not refused: before it hands over a producer's name, the
@@ -79,12 +81,14 @@ class Opened:
             called whenever messages are stored in a ledger that was not seen before, with the
             ledgers that were.
         max_size: limit of the topic itself for an entry, in bytes; None without one.
+        entry_limits: limits of its batches; None if it has none, or their messages are not known.
     """
 
     producer: Any
     last_number: int = -1
     is_same_topic: Callable[[Collection[Ledger]], bool] | None = None
     max_size: int | None = None
+    entry_limits: EntryLimits | None = None
 
 
 class Opener:
@@ -131,6 +135,11 @@ class Opener:
         patience_s = SLOW_PATIENCE_S if self._failure in _SLOW_FAILURES else STALL_S
         waited_s = self._now_s() - self._failing_since_s
         return self._failure if waited_s > patience_s else None
+
+    @property
+    def opening_s(self) -> float:
+        """Time since the first attempt while none has succeeded, in s; infinite after a refusal."""
+        return float("inf") if self._failure is None else self._now_s() - self._failing_since_s
 
     @property
     def _is_outdated(self) -> bool:

@@ -28,6 +28,7 @@ from delaylevel.errors import ClientError, NotFoundError
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
+from .entry_outcomes import EntryLimits
 from .identity import TopicIdentity, identify, is_same_topic
 from .opening import STALL_S, Ledger, Opened, OpeningError, Refusal
 from .producer import REPLACED, TargetProducer
@@ -302,7 +303,13 @@ class TargetPool(Generic[Item]):
             last = producer.last_sequence_id()
         # Otherwise each partition has a last ID of its own, and the client reports the largest. All
         # messages are sent again, and the broker drops those that are stored.
-        return Opened(producer, last, partial(self._is_same, key, identity), limit)
+        entries = None
+        if settings["batching_enabled"] and not identity.partitions:
+            # The client chooses the partition of a message without a key.
+            entries = EntryLimits(
+                settings["batching_max_messages"], settings["batching_max_allowed_size_in_bytes"]
+            )
+        return Opened(producer, last, partial(self._is_same, key, identity), limit, entries)
 
     def _is_same(self, key: TargetKey, opened: TopicIdentity, ledgers: Collection[Ledger]) -> bool:
         """Return whether a topic is the one that was opened; called in any thread."""

@@ -26,6 +26,7 @@ from delaylevel.cluster.failures import (
 from delaylevel.cluster.publisher import build_message, send_checked
 from delaylevel.model.message import Payload
 
+from .entry_outcomes import UNPROVEN, EntryOutcomes
 from .opening import STALL_S, Opened, Opener, OpeningError, Refusal
 from .send_state import SendState, Settled
 from .sent_message import NO_PAYLOAD, Sent
@@ -82,6 +83,7 @@ class TargetProducer(Generic[Item]):
         self._state: SendState[Sent[Item]] = SendState(numbered, replay)
         self._opened: Opened | None = None
         self._core: Any = None
+        self._entries = EntryOutcomes()
         self._reports: deque[Callable[[], None]] = deque()  # from other threads
         self._verification = Verification(start, self._report, now_s)
         self.messages = self.size = 0
@@ -97,6 +99,11 @@ class TargetProducer(Generic[Item]):
     def is_pausing(self) -> bool:
         """True after a failed opening, until it is time for the next one."""
         return not self.is_open and self._opener.is_pausing
+
+    @property
+    def opening_s(self) -> float:
+        """Time for which it has been opening, in s; infinite if it is not."""
+        return float("inf") if self.is_open else self._opener.opening_s
 
     @property
     def is_unclear(self) -> bool:
@@ -172,7 +179,7 @@ class TargetProducer(Generic[Item]):
             number: the sequence ID; 0 without deduplication.
         """
         size, now_s = len(payload.value or b""), self._now_s()
-        sent = Sent(item, payload, properties, deliver_at_ms, number, size, now_s, {})
+        sent = Sent(item, payload, properties, deliver_at_ms, number, size, now_s)
         self.messages += 1
         self.size += size
         self.used_s = now_s
@@ -194,7 +201,7 @@ class TargetProducer(Generic[Item]):
         for payload, item in zip(payloads, items, strict=True):
             size = len(payload.value or b"")
             total += size
-            add(Sent(item, payload, payload.properties, None, number, size, now_s, {}))
+            add(Sent(item, payload, payload.properties, None, number, size, now_s))
             if number:
                 number += 1
         self.size += total
@@ -203,13 +210,14 @@ class TargetProducer(Generic[Item]):
     def recall(self, item: Item, number: int) -> None:
         """Ask what became of a message that an earlier process may have sent."""
         self.messages += 1
-        self._state.recall(Sent(item, NO_PAYLOAD, {}, None, number, 0, self._now_s(), {}))
+        self._state.recall(Sent(item, NO_PAYLOAD, {}, None, number, 0, self._now_s()))
 
     def flush(self) -> None:
         """End the client's present batch, and have ``wake`` called when all are answered."""
         if self._opened is None or not self._state.is_open or self._flushed == self._given:
             return
         given = self._flushed = self._given
+        self._entries.end()
 
         def ended(_result: Any) -> None:
             self._report(partial(self._end_flush, given))
@@ -310,6 +318,7 @@ class TargetProducer(Generic[Item]):
         # Below the client's checks in Python: this runs for every message.
         producer = opened.producer
         self._core = producer._producer if type(producer) is pulsar.Producer else None
+        self._entries = EntryOutcomes(opened.entry_limits if self._core is not None else None)
         self._confirmed_s = self._connected_s = self._now_s()
         state.opened(opened.last_number)
         self._pass_on()
@@ -325,27 +334,29 @@ class TargetProducer(Generic[Item]):
 
     def _pass_on(self) -> None:
         """Pass all messages to the client that may be sent now."""
-        opened, core, state = self._opened, self._core, self._state
+        opened, core, state, entries = self._opened, self._core, self._state, self._entries
         if opened is None:
             return
         # The client does not know a topic's own limit: it would send the message for ever.
         limit = opened.max_size
         while state.unsent and (sent := state.take()) is not None:
-            outcome = sent.outcome = {}
             self._given += 1
             if limit is not None and sent.exceeds(limit):
                 self._answered += 1
                 state.rejected(TOO_LARGE)
                 continue
             fields = sent.payload, sent.properties, sent.deliver_at_ms, sent.number
+            alone = bool(sent.deliver_at_ms)
+            outcome, callback = entries.alone() if alone else entries.next(sent.payload)
+            sent.outcome = outcome
             try:
-                # A dict's own setdefault is the callback: it keeps the outcome, and runs no Python
-                # code in the client's thread.
                 if core is not None:
-                    core.send_async(build_message(*fields), outcome.setdefault)
+                    core.send_async(build_message(*fields), callback)
                 else:
-                    send_checked(opened.producer, *fields, outcome.setdefault)
+                    send_checked(opened.producer, *fields, callback)
             except pulsar.PulsarException as error:
+                entries.end()
+                outcome = sent.outcome = entries.alone()[0]
                 outcome[error_name(error)] = None
             if outcome and OK not in outcome:
                 reason = result_name(next(iter(outcome)))
@@ -356,29 +367,16 @@ class TargetProducer(Generic[Item]):
     def _take_answers(self) -> None:
         state, in_flight = self._state, self._state.in_flight
         while in_flight and in_flight[0].outcome:
-            confirmed, verified = self._count_confirmed()
+            confirmed, verified = self._verification.count_confirmed(in_flight)
             if confirmed:
                 self._answered += confirmed
                 self._confirmed_s = self._now_s()
                 state.confirmed(confirmed, verified)
             else:
-                self._take_failure(result_name(next(iter(in_flight[0].outcome))))
+                result = next(iter(in_flight[0].outcome))
+                self._take_failure(UNPROVEN if is_ok(result) else result_name(result))
         if not in_flight:
             self._answered = self._given
-
-    def _count_confirmed(self) -> tuple[int, bool]:
-        """Return how many of the oldest messages are confirmed, and if their topic is known."""
-        knows = self._verification.knows
-        count, verified = 0, True
-        for sent in self._state.in_flight:
-            if not sent.outcome:
-                break
-            ((result, message_id),) = sent.outcome.items()
-            if not is_ok(result):
-                break
-            verified = verified and knows(message_id)
-            count += 1
-        return count, verified
 
     def _take_failure(self, reason: str) -> None:
         """Process the failure of the oldest message in flight."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from delaylevel.model.message import Payload
 
+from .entry_outcomes import EntryOutcome
+
 Item = TypeVar("Item")
+
+_NOT_SENT = EntryOutcome()
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +20,7 @@ class Sent(Generic[Item]):
 
     Attributes:
         item: the value that identifies it for the caller.
-        outcome: empty until the client has called back; then its key is the result.
+        outcome: outcome of its entry, once it was passed to the client.
         sent_s: time at which the producer got it, by the monotonic clock.
     """
 
@@ -27,7 +31,7 @@ class Sent(Generic[Item]):
     number: int
     size: int
     sent_s: float
-    outcome: dict[Any, Any]
+    outcome: EntryOutcome = _NOT_SENT
 
     def exceeds(self, limit: int) -> bool:
         """Return True if a topic with this limit for an entry, in bytes, may refuse the message."""

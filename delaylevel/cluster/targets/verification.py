@@ -8,12 +8,12 @@ So the topic is looked at whenever a confirmation names a new ledger.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from delaylevel.cluster.background import Starter
-from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.failures import error_name, is_ok
 
 from .opening import Ledger, Opened
 from .sent_message import Sent
@@ -55,6 +55,22 @@ class Verification:
         # A deduplicated message has no position; its topic knows the sequence ID.
         ledger = message_id.ledger_id()
         return ledger < 0 or (message_id.partition(), ledger) in self._ledgers
+
+    def count_confirmed(self, in_flight: Iterable[Sent[Any]]) -> tuple[int, bool]:
+        """Return how many of the oldest messages are confirmed, and if their topic is known."""
+        count, verified, proven = 0, True, None
+        for sent in in_flight:
+            outcome = sent.outcome
+            if outcome is not proven:
+                if not outcome:
+                    break
+                ((result, message_id),) = outcome.items()
+                if not is_ok(result) or not outcome.is_proven(message_id):
+                    break
+                verified = verified and self.knows(message_id)
+                proven = outcome
+            count += 1
+        return count, verified
 
     def run(
         self, messages: Sequence[Sent[Any]], done: Callable[[Sequence[Sent[Any]], bool], None]
