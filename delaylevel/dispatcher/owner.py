@@ -48,6 +48,7 @@ from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
+from .turn import PUBLISHING
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +289,8 @@ class PartitionOwner(threading.Thread):
             elif isinstance(event, CaughtUp):
                 self._end_recovery()
             elif isinstance(event, Exception):
-                raise BrokerError(f"reading {self._source.topic} ended: {_text(event)}") from event
+                reason = str(event) or error_name(event)
+                raise BrokerError(f"reading {self._source.topic} ended: {reason}") from event
             event = None
 
     def _offer(self, fetcher: Fetcher, batch: FetchedBatch | None) -> None:
@@ -308,6 +310,7 @@ class PartitionOwner(threading.Thread):
         if self._offers.state != before:
             self.stats.set(state=self._offers.state)
 
+    @PUBLISHING
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False
@@ -392,7 +395,3 @@ def _bucket_ms(description: LevelTopicDescription) -> int:
     """Return the range of due times of one spill file; the window gets some hundreds of files."""
     longest = max(level.near_due_ms for level in list(description.levels)[-1:])
     return min(max(longest // 512, 4_096), 65_536)
-
-
-def _text(error: Exception) -> str:
-    return str(error) or error_name(error)

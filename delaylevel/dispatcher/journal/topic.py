@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,16 @@ from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
+from delaylevel.dispatcher.turn import PUBLISHING
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 
 from .records import Record, encode
+
+# The client takes 1,000 records that are not confirmed.
+_MOST_PENDING = 900
 
 
 class LostOwnershipError(BrokerError):
@@ -121,8 +126,10 @@ class Journal:
 
     def _write(self, send: Callable[..., Any], data: bytes, *arguments: Any) -> Any:
         self.check()
+        # The client may wait for earlier records if too many are not confirmed.
+        waits = not arguments or self._written - self.stored > _MOST_PENDING
         try:
-            with translate_errors():
+            with translate_errors(), PUBLISHING.paused() if waits else nullcontext():
                 sent = send(data, *arguments)
         except ClientError as error:
             raise self._error(error.name) from error
