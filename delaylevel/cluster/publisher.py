@@ -62,6 +62,8 @@ FENCING_SETTINGS: dict[str, Any] = {
 # the 1,000 messages of a batch stay below 4 MiB, and the batch below the usual limit of 5 MiB.
 _MOST_BATCHED_METADATA = 4 << 10
 _LONGEST_CHARACTER = 4  # bytes
+#: Number of characters of properties and keys with which a message may certainly share a batch.
+SHARED_TEXT = _MOST_BATCHED_METADATA // _LONGEST_CHARACTER
 
 # The broker keeps the producer's name of a process that has ended for some seconds.
 NAME_PATIENCE_S = 30.0
@@ -225,7 +227,7 @@ def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
     its messages.
     """
     text = "".join((message.key, message.ordering_key, *properties, *properties.values()))
-    if len(text) <= _MOST_BATCHED_METADATA // _LONGEST_CHARACTER:
+    if len(text) <= SHARED_TEXT:
         return False
     return len(text.encode()) > _MOST_BATCHED_METADATA
 

@@ -18,6 +18,8 @@ LONGEST_MS = 300
 _SHORTEST_MS = 16
 #: The shortest time in which the journal usually confirms an intent, with a reserve.
 _LEAD_MS = 50
+# After this time without messages, targets are closed, and opening them takes longer.
+_IDLE_MS = 1_000
 # Pause after a plan of which most was put back, because the targets were not ready.
 _PAUSE_MS = 100
 # Limits of one plan, and of all messages whose intents are ahead.
@@ -48,7 +50,8 @@ class LookAhead:
         due_ms = max(pending_due_ms, self._horizon_ms + 1)
         if arrived_due_ms is not None:
             due_ms = min(due_ms, arrived_due_ms)
-        return max(due_ms - min(_LEAD_MS, self._longest_ms), self._pause_until_ms)
+        lead_ms = LONGEST_MS if due_ms - self._horizon_ms > _IDLE_MS else _LEAD_MS
+        return max(due_ms - min(lead_ms, self._longest_ms), self._pause_until_ms)
 
     def until_ms(self, now_ms: int) -> int:
         """Return the latest due time of the messages to plan now, ms since the epoch."""

@@ -22,6 +22,7 @@ from .batches import DueBatch
 from .delay_queue import DelayQueue
 from .dividing import BatchDivider
 from .flights import Flight, PoolItem
+from .in_flight import SLOW_S, InFlightLimits
 from .look_ahead import LookAhead
 from .outcomes import FlightOutcomes
 from .sending import FlightSender
@@ -29,13 +30,9 @@ from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
 
-# Limits of one target's messages in flight, and of those that are being set aside. Beyond them
-# messages wait.
-IN_FLIGHT_MESSAGES = 8_000
-IN_FLIGHT_BYTES = 16 << 20
-# A target that needs longer for what is in flight is slow: its messages make way for others.
-_SLOW_S = 0.5
 _BATCH = 1_000
+# Number of due messages that may wait until their intents are confirmed.
+_PREPARED = 1_000
 # The partition of a message before the number of its topic's partitions is known.
 _UNKNOWN_PARTITION = -2
 _REFUSED_EARLIER = "its target refused it before a takeover"
@@ -76,8 +73,8 @@ class BatchPublisher:
             journal,
             numbered=self._numbered,
             clock=clock,
-            has_room=self._has_room,
-            has_room_aside=self._has_room_aside,
+            has_room=lambda key: self._limits.has_room(key),
+            has_room_aside=lambda: self._limits.has_room_aside(),
             now_s=now_s,
         )
         self._outcomes = FlightOutcomes(
@@ -90,6 +87,7 @@ class BatchPublisher:
             stats=stats,
             now_s=now_s,
         )
+        self._limits = InFlightLimits(pool, set_aside, self._outcomes)
         self._divider = BatchDivider(delay_queue, partitions)
         # Targets with due messages that were put back until the target's intents are withdrawn.
         self._behind_cut: set[TargetKey] = set()
@@ -112,7 +110,9 @@ class BatchPublisher:
     def ready(self) -> bool:
         """True if another batch may be published."""
         self._behind_cut &= self._outcomes.cutting.keys()
-        return not self._blocked and all(map(self._is_slow, self._behind_cut))
+        if self._blocked or self._sender.prepared >= _PREPARED:
+            return False
+        return all(map(self._limits.is_slow, self._behind_cut))
 
     @property
     def planned(self) -> int:
@@ -206,6 +206,8 @@ class BatchPublisher:
         Raises:
             BrokerError: as for `publish`.
         """
+        if self._sender.prepared and not self._queue.waiting.targets:
+            self.send_due()  # now, and not after the next ones are prepared
         flights: list[Flight] = []
         blocked, self._blocked = self._blocked, []
         for batch, key in blocked:
@@ -245,7 +247,7 @@ class BatchPublisher:
     def _place(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         """Launch a batch of one target, or let it wait."""
         if not key.topic:
-            if self._has_room_aside():
+            if self._limits.has_room_aside():
                 self._put_aside(batch, "", flights)
             else:
                 self._blocked.append((batch, key))
@@ -271,7 +273,7 @@ class BatchPublisher:
             reason = partitions
             self._pool.refuse(key.topic, key.schema, reason)
         if reason is not None or isinstance(partitions, str):
-            if not self._has_room_aside():
+            if not self._limits.has_room_aside():
                 self._defer(batch, unknown, flights)
                 return
             self._put_aside(batch, reason or str(partitions), flights)
@@ -291,7 +293,7 @@ class BatchPublisher:
             if self._is_behind(part, each):
                 self._cut_target(each)
                 self._queue.put_back(part)
-            elif self._is_ready(each) and not self._is_slow(each):
+            elif self._is_ready(each) and not self._limits.is_slow(each):
                 self._pool.producer(each).open()  # it is not idle
                 flights.append(Flight(part, each, left=len(part)))
             else:
@@ -306,17 +308,21 @@ class BatchPublisher:
         return not refused and not self._queue.refused_earlier(batch)
 
     def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        if self._queue.waiting.count(key):
+        waiting = self._queue.waiting.count(key)
+        if waiting >= _BATCH and self._is_making_progress(key):
+            # All that is due would follow to where these wait, and back.
+            self._blocked.append((batch, key))
+        elif waiting:
             self._defer(batch, key, flights)
         elif self._is_behind(batch, key) and (
-            self._is_ready(key) or (key in self._outcomes.cutting and not self._is_slow(key))
+            self._is_ready(key) or (key in self._outcomes.cutting and not self._limits.is_slow(key))
         ):
             self._cut_target(key)
             self._behind_cut.add(key)
             self._queue.put_back(batch)
         elif self._is_ready(key):
             self._launch(batch, key, flights)
-        elif self._has_room(key) or self._is_slow(key):
+        elif self._limits.has_room(key) or self._limits.is_slow(key):
             self._defer(batch, key, flights)
         else:
             self._blocked.append((batch, key))
@@ -324,7 +330,7 @@ class BatchPublisher:
     def _is_ready(self, key: TargetKey) -> bool:
         """Return True if messages of a target can be launched now, to be sent or set aside."""
         if self._pool.refusal(key.topic, key.schema) is not None:
-            return self._has_room_aside()
+            return self._limits.has_room_aside()
         if key.partition == _UNKNOWN_PARTITION:
             assert self._partitions is not None
             return self._partitions.count(key.topic) is not None
@@ -333,20 +339,18 @@ class BatchPublisher:
         producer = self._pool.producer(key)
         if not producer.is_open:
             producer.open()
-        if not producer.is_open or producer.is_unclear or not self._has_room(key):
+        if not producer.is_open or producer.is_unclear or not self._limits.has_room(key):
             return False
         # More messages would be refused, too, and memory has no room for them.
-        return _is_below_limits(*self._outcomes.refused_load(key.topic))
+        return self._limits.has_room_for_refusals(key)
 
-    def _has_room(self, key: TargetKey) -> bool:
-        return _is_below_limits(*self._pool.load(key.topic))
-
-    def _has_room_aside(self) -> bool:
-        return _is_below_limits(*self._set_aside.load)
-
-    def _is_slow(self, key: TargetKey) -> bool:
-        # The limits are those of the whole target, so any of its producers may be the slow one.
-        return self._pool.age_s(key.topic) > _SLOW_S
+    def _is_making_progress(self, key: TargetKey) -> bool:
+        """Return True if a target takes messages, or may do so in a moment."""
+        if self._pool.producer(key).is_open:
+            return self._is_ready(key) or not (
+                self._limits.has_room(key) or self._limits.is_slow(key)
+            )
+        return self._pool.producer(key).opening_s < SLOW_S
 
     def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
         reason = self._pool.refusal(key.topic, key.schema)
@@ -363,9 +367,8 @@ class BatchPublisher:
         try:
             self._queue.defer(batch, key)
         except SpillError as error:
-            if not self._has_room_aside():
-                known = max(key.partition, -1)
-                self._blocked.append((batch, key._replace(partition=known)))
+            if not self._limits.has_room_aside():
+                self._blocked.append((batch, key._replace(partition=max(key.partition, -1))))
                 return
             self._put_aside(batch, f"it is slow, and {error.reason}", flights)
 
@@ -392,7 +395,3 @@ class BatchPublisher:
         if key not in self._outcomes.cutting:
             self._look_ahead.cut()
             self._outcomes.withdraw(self._sender.cut(key))
-
-
-def _is_below_limits(messages: int, size: int) -> bool:
-    return messages < IN_FLIGHT_MESSAGES and size < IN_FLIGHT_BYTES

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import repeat
+from itertools import pairwise, repeat
 
 import numpy as np
 
@@ -32,6 +32,9 @@ _PROOF_S = 1.0
 _TOGETHER = 4
 _SHORTEST_PAUSE_S = 0.004
 _LONGEST_PAUSE_S = 0.016
+# From this number on, messages are sent by a later call instead of a wait for the journal. The next
+# ones are prepared meanwhile.
+_MANY = 200
 # Time over which the rate of the messages is measured.
 _RATE_S = 0.1
 
@@ -46,6 +49,7 @@ class FlightSender:
 
     Attributes:
         planned: number of messages with an intent that are not sent.
+        prepared: number of these that were due when their intents were written.
         next_due_ms: earliest due time of these, ms since the epoch, or None; 0 if they were due.
     """
 
@@ -72,7 +76,7 @@ class FlightSender:
         # By target, in the order of their intents, which is that of their sequence IDs.
         self._unsent: dict[TargetKey, list[Flight]] = {}
         self._refused: list[tuple[Flight, int]] = []
-        self.planned = 0
+        self.planned = self.prepared = 0
         self.next_due_ms: int | None = None
         self._count = 0
         self._counted_s = now_s()
@@ -81,6 +85,8 @@ class FlightSender:
 
     def launch(self, flights: list[Flight]) -> None:
         """Write the intents of flights, and send what is due once all intents are confirmed.
+
+        If there are many messages, a later call of `send_due` sends them, without a wait.
 
         Raises:
             BrokerError: an intent was not confirmed.
@@ -96,7 +102,12 @@ class FlightSender:
         *before, last = records
         for record in before:
             self._journal.append_soon(record)
-        self._journal.append(last)
+        if aside or sum(len(flight.batch) for flight in flights) < _MANY:
+            self._journal.append(last)
+        else:
+            record_number = self._journal.append_soon(last)
+            for flight in flights:
+                flight.record = record_number
         for flight in flights:
             self._add(flight)
         self.send_due()
@@ -161,7 +172,7 @@ class FlightSender:
             unsent = len(flight.batch) - flight.sent
             flight.cut = True
             flight.left -= unsent
-            self.planned -= unsent
+            self._count_unsent(flight, -unsent)
         return flights
 
     def cut_all(self) -> list[Flight]:
@@ -172,9 +183,14 @@ class FlightSender:
         if flight.key is None:
             return
         self._unsent.setdefault(flight.key, []).append(flight)
-        self.planned += len(flight.batch)
+        self._count_unsent(flight, len(flight.batch))
         due_ms = flight.next_due_ms
         self.next_due_ms = due_ms if self.next_due_ms is None else min(due_ms, self.next_due_ms)
+
+    def _count_unsent(self, flight: Flight, change: int) -> None:
+        self.planned += change
+        if not flight.ahead:
+            self.prepared += change
 
     def _send_target(self, key: TargetKey, flights: list[Flight], now_ms: int) -> bool:
         """Send the due messages of a target; return True if there were any."""
@@ -200,7 +216,7 @@ class FlightSender:
         else:
             self._prove()
             producer = self._pool.producer(key)
-            if len(parts) == 1 or self._numbered:
+            if len(parts) == 1 or self._numbered or _are_in_order(parts):
                 for flight, stop in parts:
                     messages = flight.batch.messages[flight.sent : stop]
                     items = zip(repeat(flight), range(flight.sent, stop), strict=False)
@@ -209,7 +225,7 @@ class FlightSender:
             else:
                 _send_merged(producer, parts)
         for flight, stop in parts:
-            self.planned -= stop - flight.sent
+            self._count_unsent(flight, flight.sent - stop)
             self._count += stop - flight.sent
             flight.sent = stop
         left = [flight for flight in flights if flight.sent < len(flight.batch)]
@@ -243,6 +259,15 @@ class FlightSender:
         return self._queue.intent(
             flight.batch, ((name, flight.first_number),), np.zeros(size, dtype=np.uint16)
         )
+
+
+def _are_in_order(parts: list[tuple[Flight, int]]) -> bool:
+    """Return True if each part ends before the next one begins, by (due time, position)."""
+    batches = [(flight.batch, flight.sent, stop - 1) for flight, stop in parts]
+    return all(
+        (before.due_ms[end], before.positions[end]) < (after.due_ms[begin], after.positions[begin])
+        for (before, _, end), (after, begin, _) in pairwise(batches)
+    )
 
 
 def _send_merged(producer: TargetProducer[PoolItem], parts: list[tuple[Flight, int]]) -> None:

@@ -27,6 +27,8 @@ commit of another one. Intents that were written by earlier versions may have se
 1. An intent is confirmed before the first of its messages is sent. All records before it in the
    journal are then confirmed too. The intent may be *ahead*: written up to 0.3 s before the due
    times of its messages. Each message is sent when it is due, and then needs no further record.
+   In a burst, the next intents are written while the last ones are not confirmed, and each message
+   is sent once its own is.
    But the last record that the journal has confirmed must be less than 1 s old. Otherwise another
    one is confirmed first, because another dispatcher may have taken over meanwhile.
 2. Within a target, sequence IDs rise in the order of sending, through one producer at a time. The

@@ -172,7 +172,7 @@ def test_a_target_that_refuses_at_the_due_time_gets_nothing(numbered: bool, tmp_
 def test_a_slow_target_keeps_what_is_planned_and_delays_no_other(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 1)
     run = ready(numbered, tmp_path)
     start_s = run.clock.seconds
     slow = send(run, [60, 70, 80, 90])
@@ -237,3 +237,14 @@ def test_messages_that_were_put_back_cause_no_plan_before_the_next_ones() -> Non
     assert look.next_ms(2_000, None) == 1_950
     assert look.next_ms(1_100, 1_200) == 1_150
     assert look.next_ms(None, None) is None
+
+
+def test_the_first_messages_after_a_quiet_time_are_planned_earlier() -> None:
+    """Their targets may be closed, and have time to open."""
+    ahead = LookAhead()
+    first_ms = 1_000_000
+    assert ahead.next_ms(first_ms, None) == first_ms - LONGEST_MS
+    ahead.planned(first_ms - LONGEST_MS, first_ms, None, 0)
+    assert ahead.next_ms(first_ms + 100, None) == first_ms + 50
+    later_ms = first_ms + 60_000
+    assert ahead.next_ms(later_ms, None) == later_ms - LONGEST_MS

@@ -54,7 +54,7 @@ def test_messages_of_a_missing_topic_are_held(numbered: bool, tmp_path: Path) ->
 def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 10)
+    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 10)
     run = Simulation(numbered, tmp_path)
     run.send(30, ORDERS, too_big=False)
     rounds(run, 10)  # its producer is full
@@ -70,7 +70,7 @@ def test_a_slow_producer_of_a_target_does_not_stop_other_targets(
 def test_few_messages_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
     run = Simulation(numbered, tmp_path)
     run.broker.topics[ORDERS].refuses = True
@@ -160,7 +160,7 @@ def test_a_held_topic_that_refuses_ends_no_process(numbered: bool, tmp_path: Pat
 def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
     numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 20)
+    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
     run = Simulation(numbered, tmp_path)
     run.send(200, ORDERS, too_big=True)
@@ -172,5 +172,52 @@ def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
         run.wait(0.02)
     assert run.queue.in_flight <= 40
     assert len(run.broker.topics[INVOICES].delivered) == 5
+    run.settle()
+    run.check()
+
+
+def test_a_burst_waits_for_an_opening_in_the_delay_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where messages of slow targets wait, from which all of it would have to come back."""
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    run = Simulation(False, tmp_path)
+    run.send(100, ORDERS, too_big=False)
+    run.wait(0.02)
+    for _ in range(20):
+        run.cycle()
+        run.wait(0.01)
+    waiting = run.queue.waiting.count(TargetKey(ORDERS))
+    assert 0 < waiting <= 10
+    assert len(run.queue) > 80
+    for _ in range(60):
+        run.cycle()
+        run.wait(0.01)
+    assert run.queue.waiting.count(TargetKey(ORDERS)) == 100  # it takes too long
+    run.settle()
+    run.check()
+    assert run.broker.topics[ORDERS].delivered == [f"id-{number}" for number in range(100)]
+
+
+def test_a_burst_is_sent_without_a_wait_for_its_intents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 10)
+    run = Simulation(False, tmp_path)
+    run.send(1, ORDERS, too_big=False)
+    rounds(run, 3)
+    answer(run, ORDERS)
+    rounds(run, 3)
+    run.send(100, ORDERS, too_big=False)
+    run.wait(0.02)
+    producer = run.pool.producer(TargetKey(ORDERS))
+    for _ in range(3):
+        run.cycle()
+        assert not producer.messages  # no intent is confirmed
+        assert run.publisher.planned == 10  # and no more of them are written
+    run.journal.store(len(run.journal.tail))
+    run.cycle()
+    assert producer.messages == 10
     run.settle()
     run.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,19 @@ import pulsar
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulation import TARGETS, Producer, SimulatedJournal, Simulation, target_of
+from simulation import (
+    TARGETS,
+    TOO_BIG,
+    BatchingProducer,
+    Producer,
+    SimulatedJournal,
+    Simulation,
+    target_of,
+)
 
+from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
+from delaylevel.cluster.targets import entry_outcomes
+from delaylevel.cluster.targets.entry_outcomes import EntryOutcome
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.delay_queue import DelayQueue
@@ -33,6 +44,15 @@ ACTIONS = (
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
     "cut",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def too_big_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages that are too large share no entry, as those above the client's limit."""
+    monkeypatch.setitem(
+        KEY_BATCHED_SETTINGS, "batching_max_allowed_size_in_bytes", len(TOO_BIG) - 1
+    )
+
 
 steps = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1), st.integers(0, 7)),
@@ -161,6 +181,7 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
 def run_all(
     numbered: bool, replacing: bool, actions: list[tuple[str, int, int]], partitions: int = 0
 ) -> None:
+    entry_outcomes._mistakes = 0
     with tempfile.TemporaryDirectory() as directory:
         run = Simulation(numbered, Path(directory), partitions)
         for action, which, amount in actions:
@@ -194,10 +215,59 @@ def test_nothing_is_lost_or_published_twice_in_partitions() -> None:
 def test_nothing_is_lost_or_published_twice_with_little_room(
     numbered: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaylevel.dispatcher.publishing.IN_FLIGHT_MESSAGES", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
     monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
     search_runs(numbered, False, shrinking=True, partitions=partitions)
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_nothing_is_lost_or_published_twice_in_a_burst(
+    numbered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Intents of due messages are not waited for, and entries have few messages.
+    monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 1)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 4)
+    monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    small_entries(monkeypatch)
+    search_runs(numbered, False, shrinking=True)
+
+
+def test_nothing_is_lost_with_a_client_that_ends_its_batches_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_entries(monkeypatch)
+    batches_end_early(monkeypatch)
+    search_runs(False, False, shrinking=True)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_confirmation_of_another_entry_proves_nothing(
+    trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_entries(monkeypatch)
+    batches_end_early(monkeypatch)
+    if trusted:
+        monkeypatch.setattr(EntryOutcome, "is_proven", lambda self, message_id: True)
+    # The first two messages are stored, and the third one is in an entry that fails.
+    actions = [("publish", 0, 3), ("store", 0, 1), ("confirm", 0, 1), ("fail", 0, 0)]
+    with pytest.raises(AssertionError, match="id-2 is lost") if trusted else nullcontext():
+        run_all(False, False, actions)
+
+
+def batches_end_early(patch: pytest.MonkeyPatch) -> None:
+    send = BatchingProducer.send_async
+
+    def send_async(self: BatchingProducer, message: Any, callback: Any) -> None:
+        send(self, message, callback)
+        if message.data().endswith(b"1"):
+            self.end_batch()
+
+    patch.setattr(BatchingProducer, "send_async", send_async)
+
+
+def small_entries(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
 def search_runs(numbered: bool, replacing: bool, shrinking: bool, partitions: int = 0) -> None:
