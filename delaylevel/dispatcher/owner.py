@@ -220,7 +220,8 @@ class PartitionOwner(threading.Thread):
         end = self._admin.last_message_id(self._source.name)
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = Recorder(self._descriptions, self._source.topic, last_stored)
-        fetcher = Fetcher(self._client, self._source.topic, start, end, record, self._events.put)
+        topic, put = self._source.topic, self._events.put
+        fetcher = Fetcher(self._client, topic, start, end, record, put, self._clock)
         fetcher.start()
         return fetcher
 
