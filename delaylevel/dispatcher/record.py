@@ -10,11 +10,23 @@ import hashlib
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from delaylevel.errors import EnvelopeError, UnknownTargetError
-from delaylevel.model.envelope import Envelope, SchemaRef, compression_of
-from delaylevel.model.message import ParkedMessage
+from delaylevel.model.envelope import (
+    COMPRESSION,
+    DUE,
+    ID,
+    PREFIX,
+    SCHEMA,
+    TARGET,
+    Envelope,
+    SchemaRef,
+    compression_of,
+)
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.mover import hop
 from delaylevel.topics.description_cache import DescriptionCache
@@ -26,6 +38,12 @@ _POSITION_ID = re.compile(
     r"([^\n]+):(0|[1-9][0-9]{0,8}):(0|[1-9][0-9]{0,7}):(-1|0|[1-9][0-9]{0,3})"
 )
 _LEDGER_LIMIT, _ENTRY_LIMIT, _BATCH_LIMIT = 1 << 28, 1 << 25, 1 << 10
+#: Number of digits of every due time from 2001 to 2286.
+_DUE_DIGITS = 13
+#: Number of kinds of messages that a recorder remembers.
+_MAX_KINDS = 4096
+
+_is_ours = re.compile(re.escape(PREFIX)).match
 
 
 class WindowMessage(NamedTuple):
@@ -86,10 +104,24 @@ def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
         ledger, entry, batch = int(match[2]), int(match[3]), int(match[4])
         if ledger < _LEDGER_LIMIT and entry < _ENTRY_LIMIT and batch < _BATCH_LIMIT - 1:
             # Plus 1, so that an unbatched entry (-1) and the first message of a batch differ.
-            number = ledger << 35 | entry << 10 | (batch + 1)
-            return f"{target}\n{source}{suffix}", number
+            return _id_key(target, source, suffix), ledger << 35 | entry << 10 | (batch + 1)
     digest = hashlib.blake2b(message_id.encode(), digest_size=8).digest()
-    return f"{target}\n{suffix}", int.from_bytes(digest, "big") >> 1
+    return _id_key(target, "", suffix), int.from_bytes(digest, "big") >> 1
+
+
+# Cached, so that the keys of most messages are one object, which is compared by its address.
+@lru_cache(maxsize=4096)
+def _id_key(target: str, source: str, suffix: str) -> str:
+    return f"{target}\n{source}{suffix}"
+
+
+class _Kind(NamedTuple):
+    """Fields of the records of all messages with the same target, schema and compression."""
+
+    target: str
+    schema: str
+    compression: str
+    id_key: str
 
 
 class Recorder:
@@ -97,6 +129,9 @@ class Recorder:
 
     A message that cannot be understood, or whose target the level topic does not have, becomes a
     dead letter that is due at once.
+
+    Most messages have the target, schema and compression of an earlier one. These were checked with
+    the first message of their kind, and are taken from a table.
 
     Args:
         descriptions: description of the level topic.
@@ -114,12 +149,89 @@ class Recorder:
     ) -> None:
         self._descriptions = descriptions
         self._topic = topic
+        self._source = topic.removeprefix("persistent://")
+        self._kinds: dict[tuple[str | None, str | None, str | None], _Kind] = {}
+        self._known: LevelTopicDescription | None = None  # the description behind the kinds
         self._last_stored = last_stored
         self._now_s = now_s
         self._undecided = EARLIEST
         # All messages before this position are known to be stored at this monotonic time.
         self._stored = EARLIEST
         self._stored_s = float("-inf")
+
+    def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return the fields of the record of a message of the client's core; None as for a call.
+
+        Args:
+            message: message object of the client's native core.
+            ledger, entry, batch: its position; batch is -1 for an unbatched entry.
+        """
+        # This runs for every message, and a restart reads all pending ones: no further calls.
+        try:
+            properties = message.properties()
+            key, ordering_key = message.partition_key(), message.ordering_key()
+        except UnicodeDecodeError:
+            return self._record_checked(message, ledger, entry, batch)
+        due, own_id = properties.pop(DUE, ""), properties.pop(ID, None)
+        target = properties.pop(TARGET, None)
+        schema, compression = properties.pop(SCHEMA, None), properties.pop(COMPRESSION, None)
+        if self._known is not self._descriptions.latest():
+            self._known = self._descriptions.latest()
+            self._kinds = {}
+        kind = self._kinds.get((target, schema, compression))
+        if (
+            kind is None
+            or len(due) != _DUE_DIGITS
+            or not (due.isdecimal() and due.isascii())
+            or due[0] == "0"
+            or any(map(_is_ours, properties))
+        ):
+            return self._record_checked(message, ledger, entry, batch)
+        if own_id is None:
+            own_id = f"{self._source}:{ledger}:{entry}:{batch}"
+            id_key = kind.id_key
+            number = ledger << 35 | entry << 10 | (batch + 1)
+            if ledger >= _LEDGER_LIMIT or entry >= _ENTRY_LIMIT or batch >= _BATCH_LIMIT - 1:
+                id_key, number = identity(own_id, kind.target, 0)
+        elif own_id:
+            id_key, number = identity(own_id, kind.target, 0)
+        else:
+            return self._record_checked(message, ledger, entry, batch)
+        properties[DUE] = due
+        properties[ID] = own_id
+        value = message.data()
+        return (
+            id_key,
+            number,
+            int(due),
+            kind.target,
+            kind.schema,
+            0,
+            own_id,
+            key,
+            ordering_key,
+            message.event_timestamp(),
+            properties,
+            None if not value and message.has_null_value() else value,
+            kind.compression,
+        )
+
+    def _record_checked(
+        self, message: Any, ledger: int, entry: int, batch: int
+    ) -> tuple[Any, ...] | None:
+        """Check a message, and remember its kind; arguments and result as for `record`."""
+        parked = parked_message(message, ledger, entry, batch)
+        found = self(parked)
+        if found is None:
+            return None
+        if found.target:
+            properties = parked.properties
+            spelled = properties[TARGET], properties.get(SCHEMA), properties.get(COMPRESSION)
+            if len(self._kinds) >= _MAX_KINDS:
+                self._kinds = {}
+            id_key = _id_key(found.target, self._source, "")
+            self._kinds[spelled] = _Kind(found.target, found.schema, found.compression, id_key)
+        return tuple(found)
 
     def __call__(self, message: ParkedMessage) -> WindowMessage | None:
         """Return the record of a message; None if :meth:`refresh` has to be called first.

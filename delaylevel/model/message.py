@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .envelope import due_of
@@ -161,6 +162,37 @@ def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedM
         properties,
         None if message.has_null_value() else message.data(),
     )
+
+
+def positions_of(messages: Sequence[Any]) -> tuple[list[int], list[int], list[int]]:
+    """Return the ledgers, entries and batch indices (-1 if unbatched) of successive messages.
+
+    It reads the ID of few messages: between two messages of the same entry whose batch indices
+    differ by their distance are the messages of the batch indices between.
+
+    Args:
+        messages: messages of a reader's native core, in their order in the partition.
+    """
+    ledgers: list[int] = []
+    entries: list[int] = []
+    batches: list[int] = []
+    start, count = 0, len(messages)
+    while start < count:
+        first = messages[start].message_id()
+        ledger, entry, batch = first.ledger_id(), first.entry_id(), first.batch_index()
+        stop = start + 1
+        if batch >= 0:
+            stop = max(stop, min(start + batch_size(first) - batch, count))
+        if stop > start + 1:
+            last = messages[stop - 1].message_id()
+            expected = ledger, entry, batch + stop - 1 - start
+            if (last.ledger_id(), last.entry_id(), last.batch_index()) != expected:
+                stop = start + 1  # some of its messages are missing
+        ledgers += [ledger] * (stop - start)
+        entries += [entry] * (stop - start)
+        batches += range(batch, batch + stop - start)
+        start = stop
+    return ledgers, entries, batches
 
 
 def batch_size(message_id: Any) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from delaylevel.cluster.reader import PartitionReader, read_range
 from delaylevel.errors import BrokerError
-from delaylevel.model.message import ParkedMessage, batch_size
+from delaylevel.model.message import ParkedMessage, batch_size, positions_of
 from delaylevel.model.position import EARLIEST, Position
 from fakes import FakeMessage, FakeMessageId, serialized_id
 
@@ -234,3 +234,17 @@ def test_an_unbatched_id_has_no_batch_size() -> None:
     # These are the client's bytes of an unbatched ID. Its negative batch index takes ten bytes.
     assert batch_size(pulsar.MessageId(-1, 5, 3, -1)) == 0
     assert batch_size(pulsar.MessageId(-1, 5, 3, 2)) == 0
+
+
+@settings(max_examples=300)
+@given(layouts, st.data())
+def test_the_positions_of_successive_messages_are_those_of_their_ids(
+    layout: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    stored = PartitionClient(layout).all()
+    start = data.draw(st.integers(0, len(stored)))
+    stop = data.draw(st.integers(start, len(stored)))
+    missing = data.draw(st.sets(st.integers(start, stop)))
+    some = [stored[index] for index in range(start, stop) if index not in missing]
+    expected = [message.id.position for message in some]
+    assert [Position(*each) for each in zip(*positions_of(some), strict=True)] == expected
