@@ -13,11 +13,12 @@ from delaylevel.cluster.reader import PartitionReader
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
-from delaylevel.model.message import batch_size, parked_message
+from delaylevel.model.message import batch_size, positions_of
 from delaylevel.model.position import Position
 
 from .batches import FetchedBatch
 from .record import Recorder
+from .turns import TURNS
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,6 @@ _FEW = 100
 _IDLE_MS = 200
 # Pause after a description could not be read.
 _RETRY_S = 1.0
-
-#: Lock that a thread holds while it works on a batch during a takeover. Each call of the client
-#: releases the interpreter's lock, so threads that worked at once would switch for every message.
-TURN = threading.Lock()
 
 
 class CaughtUp:
@@ -61,6 +58,7 @@ class Fetcher(threading.Thread):
         put: function that is called with each `FetchedBatch`, with `CaughtUp` once, with `EntryEnd`
             when no further message is stored, or with the error that ended the reading.
         clock: clock of the due times.
+        rank: rank among the partitions that have not caught up; the lowest is read first.
     """
 
     def __init__(
@@ -72,6 +70,7 @@ class Fetcher(threading.Thread):
         record: Recorder,
         put: Callable[[Any], None],
         clock: Clock,
+        rank: int,
     ) -> None:
         super().__init__(name=f"fetcher {topic}", daemon=True)
         self._client = client
@@ -81,10 +80,11 @@ class Fetcher(threading.Thread):
         self._record = record
         self._put = put
         self._clock = clock
+        self._rank = rank
         self._stopping = threading.Event()
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._last: Any = None  # ID of the last message, until the end of its entry is known
-        self._undecided: Any = None  # message whose target may be new
+        self._undecided: list[Any] = []  # a message whose target may be new, and those behind it
         self._warning = RepeatedWarning(log, f"window partition {topic}")
 
     def batch_taken(self) -> None:
@@ -115,24 +115,23 @@ class Fetcher(threading.Thread):
 
     def _gather(self, reader: PartitionReader) -> None:
         """Read the messages that are available, up to one batch, and pass them on."""
-        message, self._undecided = self._undecided, None
-        if message is None:
-            message = reader.receive(_IDLE_MS)
-        if message is None:
+        message = None if self._undecided else reader.receive(_IDLE_MS)
+        if message is None and not self._undecided:
             self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
             return
         batch = FetchedBatch()
-        with nullcontext() if self._end is None else TURN:
-            self._fill(batch, reader.burst(message))
+        with nullcontext() if self._end is None else TURNS.take(self._rank):
+            self._convert(batch, self._undecided or _available(reader.burst(message)))
         if self._end is None:
             self._fill_later(batch, reader)
         if batch.records:
             self._ahead.acquire()
             self._put(batch)
-            self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
-        if self._undecided is not None:
+        if self._undecided:
             self._refresh()
+        else:
+            self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
@@ -147,38 +146,35 @@ class Fetcher(threading.Thread):
     def _fill_later(self, batch: FetchedBatch, reader: PartitionReader) -> None:
         """Add messages that arrive a little later to a small batch in which nothing is due soon."""
         until_s = time.monotonic() + _GATHER_LATER_S
-        while self._undecided is None and 0 < len(batch) < _FEW:
+        while not self._undecided and 0 < len(batch) < _FEW:
             left_ms = int((until_s - time.monotonic()) * 1000)
             if left_ms < 1 or min(batch.due_ms) - self._clock.now_ms() < _SOON_MS:
                 return
             message = reader.receive(left_ms)
             if message is None:
                 return
-            self._fill(batch, (message,))
+            self._convert(batch, [message])
 
-    def _fill(self, batch: FetchedBatch, messages: Iterable[Any]) -> None:
-        """Add the next messages, up to one batch, and up to one that is undecided."""
-        record = self._record
-        ledgers, entries, dues = batch.ledger_ids, batch.entry_ids, batch.due_ms
-        records = batch.records
-        last = self._last
-        until = time.monotonic() + _GATHER_S
-        for message in messages:
-            message_id = message.message_id()
-            ledger, entry = message_id.ledger_id(), message_id.entry_id()
-            index = message_id.batch_index()
-            found = record(parked_message(message, ledger, entry, index))
+    def _convert(self, batch: FetchedBatch, taken: list[Any]) -> None:
+        """Add messages to a batch, up to one that is undecided; keep the others."""
+        ledgers, entries, indices = positions_of(taken)
+        records: list[tuple[Any, ...]] = []
+        for found in map(self._record.record, taken, ledgers, entries, indices):
             if found is None:
-                self._undecided = message
                 break
-            last = message_id
-            ledgers.append(ledger)
-            entries.append(entry << 10 | (index if index > 0 else 0))
-            dues.append(found.due_ms)
-            records.append(tuple(found))
-            if len(records) == BATCH_MESSAGES or time.monotonic() > until:
-                break
-        self._last = last
+            records.append(found)
+        count = len(records)
+        self._undecided = taken[count:]
+        if not count:
+            return
+        self._last = taken[count - 1].message_id()
+        batch.ledger_ids += ledgers[:count]
+        batch.entry_ids += [
+            entry << 10 | (index if index > 0 else 0)
+            for entry, index in zip(entries[:count], indices, strict=False)
+        ]
+        batch.due_ms += [record[2] for record in records]
+        batch.records += records
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""
@@ -202,3 +198,14 @@ class Fetcher(threading.Thread):
             return  # messages of the same entry follow
         self._end = None
         self._put(CaughtUp())
+
+
+def _available(messages: Iterable[Any]) -> list[Any]:
+    """Return messages that come without a pause, up to one batch."""
+    until = time.monotonic() + _GATHER_S
+    taken: list[Any] = []
+    for message in messages:
+        taken.append(message)
+        if len(taken) == BATCH_MESSAGES or time.monotonic() > until:
+            break
+    return taken

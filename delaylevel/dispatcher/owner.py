@@ -38,7 +38,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 from .batches import FetchedBatch
 from .delay_queue import DelayQueue
 from .events import EventQueue
-from .fetcher import TURN, CaughtUp, EntryEnd, Fetcher
+from .fetcher import CaughtUp, EntryEnd, Fetcher
 from .flights import Flight
 from .offers import OfferQueue
 from .publishing import BatchPublisher
@@ -49,6 +49,7 @@ from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
 from .turn import PUBLISHING
+from .turns import TURNS, PausingFile
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,7 @@ class PartitionOwner(threading.Thread):
             bucket_ms=_bucket_ms(description),
             precision_ms=1,
             clock=self._clock.now_ms,
+            opener=PausingFile,
         )
         self._queue = DelayQueue(
             state, segments, clock=self._clock, overflow=self._overflow_segments
@@ -217,11 +219,11 @@ class PartitionOwner(threading.Thread):
         low_watermark = self._queue.state.low_watermark
         if low_watermark:
             start = max(start, entry_of(low_watermark))
-        end = self._admin.last_message_id(self._source.name)
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = Recorder(self._descriptions, self._source.topic, last_stored)
-        topic, put = self._source.topic, self._events.put
-        fetcher = Fetcher(self._client, topic, start, end, record, put, self._clock)
+        topic, put, clock = self._source.topic, self._events.put, self._clock
+        end, rank = last_stored(), self.partition
+        fetcher = Fetcher(self._client, topic, start, end, record, put, clock, rank)
         fetcher.start()
         return fetcher
 
@@ -299,7 +301,7 @@ class PartitionOwner(threading.Thread):
         if batch is None and not self._offers:
             return
         before = self._offers.state
-        with contextlib.nullcontext() if self._caught_up else TURN:
+        with contextlib.nullcontext() if self._caught_up else TURNS.take(self.partition):
             accepted = self._offers.retry() if batch is None else self._offers.offer(batch)
         self.stats.add(
             arrived=accepted.tracked + accepted.duplicates, duplicates=accepted.duplicates

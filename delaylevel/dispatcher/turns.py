@@ -1,0 +1,104 @@
+"""Turns of the threads that work on a takeover."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from delaylevel.structures.segments.disk import append_to
+
+
+class Turns:
+    """A lock that goes to the waiting thread with the lowest rank.
+
+    Each call of the client releases the interpreter's lock, so threads that worked at once would
+    switch for every message. With ranks, the partitions are read one after the other: the first
+    ones publish while the others are read, instead of all of them at the end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: tuple[int, int] | None = None  # identifier and rank of a thread
+        self._waiting: list[tuple[int, int, threading.Lock]] = []
+        self._arrivals = count()
+
+    @contextmanager
+    def take(self, rank: int) -> Iterator[None]:
+        """Hold the lock; threads of equal rank get it in the order of their calls."""
+        self._acquire(rank)
+        try:
+            yield
+        finally:
+            self._release()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let other threads work while this one waits for the disk; nothing if it has no turn."""
+        holder = self._holder
+        if holder is None or holder[0] != threading.get_ident():
+            yield
+            return
+        self._release()
+        try:
+            yield
+        finally:
+            self._acquire(holder[1])
+
+    def _acquire(self, rank: int) -> None:
+        turn = threading.Lock()
+        with self._lock:
+            if self._holder is not None or self._waiting:
+                turn.acquire()
+                heappush(self._waiting, (rank, next(self._arrivals), turn))
+            else:
+                self._holder = threading.get_ident(), rank
+                return
+        turn.acquire()  # the thread before this one releases it
+        with self._lock:
+            self._holder = threading.get_ident(), rank
+
+    def _release(self) -> None:
+        with self._lock:
+            self._holder = None
+            if self._waiting:
+                self._holder = 0, 0  # the next thread is on its way
+                heappop(self._waiting)[2].release()
+
+
+#: Turns of all fetchers and owners of this process that have not caught up.
+TURNS = Turns()
+
+
+class PausingFile:
+    """A file opened for appending; a thread gives up its turn while it writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = append_to(path)
+
+    def write(self, data: Any) -> int:
+        """Write bytes; return their number."""
+        with TURNS.pause():
+            return int(self._file.write(data))
+
+    def truncate(self, size: int) -> int:
+        """Set the size of the file."""
+        return int(self._file.truncate(size))
+
+    def __enter__(self) -> PausingFile:
+        """Return this file."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the file."""
+        self._file.close()
