@@ -80,7 +80,7 @@ class PayloadRows:
         """Return the rows of all parts, sorted by (truncated due, ledger, entry)."""
         whole = cls.concatenate(parts, mask)
         order = argsort_columns(whole.truncated_due(), whole.rows[LEDGER], whole.rows[ENTRY])
-        return whole if order is None else whole.select(order)
+        return whole if order is None else whole.select(order, whole.payload_bytes)
 
     @property
     def count(self) -> int:
@@ -102,16 +102,16 @@ class PayloadRows:
         due: Int64s = self.rows[DUE]
         return due if self.mask == -1 else due & self.mask
 
-    def select(self, index: Int64s) -> PayloadRows:
-        """Return the rows at ``index``, in that order."""
+    def select(self, index: Int64s, payload_bytes: int = -1) -> PayloadRows:
+        """Return the rows at ``index``, in that order; their size is counted if it is not given."""
         picked = list(map(self.payloads.__getitem__, index.tolist()))
         rows = np.take(self.rows, index, axis=1)
-        return PayloadRows(rows, self.attribute[index], picked, self.mask)
+        return PayloadRows(rows, self.attribute[index], picked, self.mask, payload_bytes)
 
-    def between(self, start: int, stop: int) -> PayloadRows:
-        """Return a copy of the rows from ``start`` up to ``stop``."""
+    def between(self, start: int, stop: int, payload_bytes: int = -1) -> PayloadRows:
+        """Return a copy of the rows from ``start`` up to ``stop``, as `select` does."""
         rows, attribute = self.rows[:, start:stop].copy(), self.attribute[start:stop].copy()
-        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask)
+        return PayloadRows(rows, attribute, self.payloads[start:stop], self.mask, payload_bytes)
 
     def split_below(self, end: Key) -> tuple[PayloadRows, PayloadRows]:
         """Return the rows below ``end`` and the others; both keep their order."""

@@ -86,7 +86,7 @@ class SpillDirectory:
                 max(1, int(sizes.searchsorted(self._run_bytes, side="right"))), count
             )
             try:
-                self._write_run(low, memory.between(start, stop))
+                self._write_run(low, memory.between(start, stop, int(sizes[stop - start - 1])))
             except OSError as error:
                 return start, error
             memory.payloads[start:stop] = [b""] * (stop - start)
