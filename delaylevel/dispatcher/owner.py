@@ -221,9 +221,8 @@ class PartitionOwner(threading.Thread):
             start = max(start, entry_of(low_watermark))
         last_stored = partial(self._admin.last_message_id, self._source.name)
         record = Recorder(self._descriptions, self._source.topic, last_stored)
-        topic, put, clock = self._source.topic, self._events.put, self._clock
-        end, rank = last_stored(), self.partition
-        fetcher = Fetcher(self._client, topic, start, end, record, put, clock, rank)
+        topic, put, clock, rank = self._source.topic, self._events.put, self._clock, self.partition
+        fetcher = Fetcher(self._client, topic, start, last_stored(), record, put, clock, rank)
         fetcher.start()
         return fetcher
 
