@@ -70,7 +70,7 @@ class Fetcher(threading.Thread):
         record: Recorder,
         put: Callable[[Any], None],
         clock: Clock,
-        rank: int,
+        rank: int = 0,
     ) -> None:
         super().__init__(name=f"fetcher {topic}", daemon=True)
         self._client = client

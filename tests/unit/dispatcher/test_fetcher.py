@@ -39,6 +39,13 @@ class Message:
         return -1
 
 
+class Records:
+    """A recorder of such messages."""
+
+    def record(self, message: Message, *position: int) -> tuple[Any, ...]:
+        return tuple(WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
+
+
 class Reader:
     """A reader that receives what is put into a queue."""
 
@@ -67,22 +74,18 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Send, list[Any]]]
     arriving: queue.Queue[Message] = queue.Queue()
     reader = Reader(arriving)
     monkeypatch.setattr("delaylevel.dispatcher.fetcher.PartitionReader", lambda *_: reader)
-    monkeypatch.setattr("delaylevel.dispatcher.fetcher.parked_message", lambda message, *_: message)
 
     def put(event: Any) -> None:
         events.append(event)
         if isinstance(event, FetchedBatch):
             fetcher.batch_taken()
 
-    def record(message: Any) -> WindowMessage:
-        return WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b"")
-
     def send(due_in_ms: Sequence[int], pause_s: float = 0.0) -> None:
         for number, each in enumerate(due_in_ms):
             arriving.put(Message(number, clock.now_ms() + each))
             time.sleep(pause_s)
 
-    fetcher = Fetcher(None, TOPIC, EARLIEST, None, record, put, clock)  # type: ignore[arg-type]
+    fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), put, clock)  # type: ignore[arg-type]
     fetcher.start()
     yield send, events
     fetcher.stop()
