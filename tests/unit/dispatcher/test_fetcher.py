@@ -13,7 +13,8 @@ from delaylevel.dispatcher.batches import FetchedBatch
 from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.position import EARLIEST
+from delaylevel.model.position import EARLIEST, Position
+from fakes import FakeMessage, FakeMessageId
 
 TOPIC = "persistent://public/default/window"
 Send = Callable[..., None]
@@ -133,3 +134,47 @@ def test_a_message_that_is_due_soon_ends_a_batch_of_others(
     batches(events, 3)
     last = [each for each in events if isinstance(each, FetchedBatch)][-1]
     assert last.due_ms[-1] == min(last.due_ms)
+
+
+class NewTarget:
+    """A recorder that does not know the target of one message before it is refreshed."""
+
+    def __init__(self) -> None:
+        self.undecided = (1, 0, 1)
+        self.events: list[Any] = []
+
+    def record(self, message: Any, *position: int) -> tuple[Any, ...] | None:
+        if position == self.undecided:
+            return None
+        return tuple(WindowMessage("", 0, 0, "orders", "", 0, "", "", "", 0, {}, b""))
+
+    def refresh(self) -> None:
+        assert not any(isinstance(event, CaughtUp) for event in self.events)
+        self.undecided = (-1, -1, -1)
+
+
+class EndedReader(Reader):
+    """A reader of a partition to which nothing is appended."""
+
+    def has_message_available(self) -> bool:
+        return not self._arriving.empty()
+
+
+def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arriving: queue.Queue[Any] = queue.Queue()
+    for index in range(3):
+        arriving.put(FakeMessage(FakeMessageId(Position(1, 0, index), 3)))
+    reader = EndedReader(arriving)
+    monkeypatch.setattr("delaylevel.dispatcher.fetcher.PartitionReader", lambda *_: reader)
+    records = NewTarget()
+    end = Position(1, 0)
+    put = records.events.append
+    fetcher = Fetcher(None, TOPIC, EARLIEST, end, records, put, SystemClock())  # type: ignore[arg-type]
+    fetcher.start()
+    assert batches(records.events, 3) == [1, 2]
+    fetcher.stop()
+    found = [each.entry_ids for each in records.events if isinstance(each, FetchedBatch)]
+    assert found == [[0], [1, 2]]
+    assert isinstance(records.events[2], CaughtUp)
