@@ -49,7 +49,7 @@ from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
 from .turn import PUBLISHING
-from .turns import TURNS, PausingFile
+from .turns import TURNS
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class PartitionOwner(threading.Thread):
             bucket_ms=_bucket_ms(description),
             precision_ms=1,
             clock=self._clock.now_ms,
-            opener=PausingFile,
+            writing=TURNS.pause,
         )
         self._queue = DelayQueue(
             state, segments, clock=self._clock, overflow=self._overflow_segments

@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
-from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-from delaylevel.structures.segments.disk import append_to
 
 
 class Turns:
@@ -73,32 +68,3 @@ class Turns:
 
 #: Turns of all fetchers and owners of this process that have not caught up.
 TURNS = Turns()
-
-
-class PausingFile:
-    """A file opened for appending; a thread gives up its turn while it writes."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = append_to(path)
-
-    def write(self, data: Any) -> int:
-        """Write bytes; return their number."""
-        with TURNS.pause():
-            return int(self._file.write(data))
-
-    def truncate(self, size: int) -> int:
-        """Set the size of the file."""
-        return int(self._file.truncate(size))
-
-    def __enter__(self) -> PausingFile:
-        """Return this file."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self._file.close()

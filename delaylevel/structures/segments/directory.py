@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class SpillDirectory:
         mask: int,
         opener: Callable[[Path], Any],
         budget_bytes: int,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Create the directory, or delete the spill files in it.
 
@@ -42,6 +44,7 @@ class SpillDirectory:
             mask: bit mask that truncates due times.
             opener: function that opens a file for unbuffered binary appending.
             budget_bytes: total memory budget; a write needs a thirtieth of it for a moment.
+            writing: function that returns a context, which each write enters.
 
         Raises:
             SpillError: the directory cannot be used. A full disk is not an error here.
@@ -51,6 +54,7 @@ class SpillDirectory:
         self._bucket_ms = bucket_ms
         self._mask = mask
         self._opener = opener
+        self._writing = writing
         self._files: dict[int, SegmentFile] = {}
         self._serial = 0
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
@@ -99,7 +103,8 @@ class SpillDirectory:
             file = self._new_file(low)
         first_key = (part.first_due, *part.rows[LEDGER:, 0].tolist())
         try:
-            file.append(Columns(part.rows, part.attribute), part.payloads, first_key)
+            columns = Columns(part.rows, part.attribute)
+            file.append(columns, part.payloads, first_key, self._writing)
         finally:
             if file.runs:
                 self._files[low] = file

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,8 +103,14 @@ class SegmentFile:
         # True if bytes of a failed write, or of an earlier file, may follow the last run.
         self._incomplete = True
 
-    def append(self, columns: Columns, payloads: Sequence[bytes], first_key: Key) -> Run:
-        """Write one sorted batch.
+    def append(
+        self,
+        columns: Columns,
+        payloads: Sequence[bytes],
+        first_key: Key,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Run:
+        """Write one sorted batch, within the context that ``writing`` returns.
 
         Raises:
             OSError: the write failed; the earlier runs are unchanged.
@@ -128,7 +135,8 @@ class SegmentFile:
         starts = [column.buffers()[-1].address - message.address for column in parsed.columns]
         head = b"" if self.size else _HEAD
         at = self.size + len(head)
-        self._write((head, message))
+        with writing():
+            self._write((head, message))
         self.size = at + message.size
         run = Run(
             at + starts[0],

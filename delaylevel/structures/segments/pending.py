@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,7 @@ class PendingSegments:
         precision_ms: int = 1024,
         clock: Callable[[], int] = _now_ms,
         opener: Callable[[Path], Any] = append_to,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Open a directory, and delete the spill files in it.
 
@@ -98,6 +100,7 @@ class PendingSegments:
             precision_ms: precision of the tracker, ms, a power of two.
             clock: function that returns the current time, ms since the epoch.
             opener: function that opens a file for unbuffered binary appending.
+            writing: function that returns a context, which each write to a file enters.
 
         Raises:
             InvalidInputError: a number is out of range.
@@ -111,7 +114,9 @@ class PendingSegments:
         self.budget_bytes = budget_bytes
         self._mask = -precision_ms
         self._clock = clock
-        self._spilled = SpillDirectory(self.directory, bucket_ms, self._mask, opener, budget_bytes)
+        self._spilled = SpillDirectory(
+            self.directory, bucket_ms, self._mask, opener, budget_bytes, writing
+        )
         self._memory = MemoryRuns(self._mask)
         self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.

@@ -5,12 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
-
-from delaylevel.dispatcher import turns as module
-from delaylevel.dispatcher.turns import PausingFile, Turns
+from delaylevel.dispatcher.turns import Turns
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -68,29 +64,40 @@ def test_one_thread_works_at_a_time_and_an_error_ends_its_turn() -> None:
     assert done == [1200]
 
 
-def test_other_threads_work_while_one_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_threads_work_while_one_writes() -> None:
     turns = Turns()
-    monkeypatch.setattr(module, "TURNS", turns)
     order: list[str] = []
 
     def other() -> None:
         with turns.take(5):
             order.append("other")
 
-    with turns.take(1), PausingFile(tmp_path / "file") as file:
+    with turns.take(1):
         thread = threading.Thread(target=other)
         thread.start()
         wait_for(lambda: bool(turns._waiting))
         assert order == []
-        assert file.write(b"12345") == 5
-        thread.join(10)
+        with turns.pause():
+            thread.join(10)
+            order.append("written")
         order.append("first")
-    assert order == ["other", "first"]
-    with PausingFile(tmp_path / "file") as file:  # without a turn
-        file.truncate(2)
-        file.write(b"x")
-    assert (tmp_path / "file").read_bytes() == b"12x"
-    with turns.take(5):
+    assert order == ["other", "written", "first"]
+
+
+def test_a_thread_without_a_turn_pauses_nothing() -> None:
+    turns = Turns()
+    with turns.pause():
+        pass
+    with turns.take(1):
+
+        def other() -> None:
+            with turns.pause():
+                assert not turns._waiting
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert turns._holder == (threading.get_ident(), 1)
+    with turns.take(2):
         assert not turns._waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -363,3 +364,24 @@ def test_files_that_cannot_be_deleted_can_still_be_read(
     while later.store.disk_bytes < 600_000:
         later.add()
     later.assert_complete()
+
+
+def test_every_write_has_the_context_that_was_given(tmp_path: Path) -> None:
+    inside = [False]
+    writes: list[bool] = []
+
+    @contextlib.contextmanager
+    def writing() -> Iterator[None]:
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    def opener(path: Path) -> Any:
+        writes.append(inside[0])
+        return disk.append_to(path)
+
+    fix = Fixture(tmp_path, opener=opener, writing=writing)
+    while len(writes) < 3:
+        fix.add()
+    assert all(writes)
+    assert inside == [False]
