@@ -52,6 +52,9 @@ def test_one_thread_works_at_a_time_and_an_error_ends_its_turn() -> None:
                     assert working[0] == 1
                     done[0] += 1
                     working[0] -= 1
+                    with turns.pause():
+                        pass
+                    assert working[0] == 0
                     raise ValueError
             except ValueError:
                 pass
