@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import signal
 import sys
@@ -27,8 +26,6 @@ from .values import DURATION_MS
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher
-
-_M_ARENA_MAX = -8  # a parameter of mallopt(3)
 
 _STATUS = (
     Column("partition", "number"),
@@ -109,7 +106,6 @@ def run(
 
     # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
     sys.setswitchinterval(0.001)
-    _share_heap()
     # Messages are freed without the garbage collector, which would look at all of them, and at all
     # modules, many times a second.
     gc.freeze()
@@ -149,16 +145,6 @@ def run(
         count = _ReleaseCount()
         service.run(lambda: count.show(service))
         note(f"{count.released:,} messages released.")
-
-
-def _share_heap() -> None:
-    """Let threads share two heaps of the GNU C library, where it is in use.
-
-    By default, each thread has its own. Messages are allocated by one thread and freed by another,
-    so much of the memory of these heaps is free, but in pieces.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 class _ReleaseCount:
