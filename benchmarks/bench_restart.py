@@ -1,4 +1,4 @@
-"""Restart of a dispatcher with many pending messages, against a plain loop that reads them.
+"""The restart of a dispatcher with many pending messages, against a plain loop that reads them.
 
 Messages of 1 KiB, due hours ahead, are published to the window topic. A dispatcher with the default
 memory budget reads them; it is killed (-9) and started again in each round. "known_s" is the time

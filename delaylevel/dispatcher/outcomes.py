@@ -23,7 +23,7 @@ from .flights import Flight, PoolItem, Recall
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
 from .target_names import target_name
-from .turn import PUBLISHING
+from .turns import PUBLISHING, TURNS
 
 # The longest time, and the largest number of messages, without a commit after the confirmation.
 _COMMIT_S = 0.25
@@ -116,7 +116,7 @@ class FlightOutcomes:
             if not flight.left:
                 self._withdraw(flight)
 
-    @PUBLISHING
+    @TURNS.take(PUBLISHING)
     def process(self, answered_s: float | None = None) -> None:
         """Process the outcomes of messages that were sent.
 

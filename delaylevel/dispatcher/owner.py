@@ -48,8 +48,7 @@ from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import SharedOwnerStats
 from .target_names import TargetPartitions
-from .turn import PUBLISHING
-from .turns import TURNS
+from .turns import PUBLISHING, TURNS
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +311,7 @@ class PartitionOwner(threading.Thread):
         if self._offers.state != before:
             self.stats.set(state=self._offers.state)
 
-    @PUBLISHING
+    @TURNS.take(PUBLISHING)
     def _release(self) -> None:
         self._publisher.publish_waiting()
         behind = False

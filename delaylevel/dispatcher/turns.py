@@ -1,4 +1,4 @@
-"""Turns of the threads that work on a takeover."""
+"""Turns of the threads of one process that read or publish many messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ class Turns:
     """A lock that goes to the waiting thread with the lowest rank.
 
     Each call of the client releases the interpreter's lock, so threads that worked at once would
-    switch for every message. With ranks, the partitions are read one after the other: the first
-    ones publish while the others are read, instead of all of them at the end.
+    switch for every message, which costs several times as much as the message. Publishing comes
+    first. At a takeover, the partitions are read one after the other: the first ones publish while
+    the others are read, instead of all of them at the end.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,10 @@ class Turns:
 
     @contextmanager
     def take(self, rank: int) -> Iterator[None]:
-        """Hold the lock; threads of equal rank get it in the order of their calls."""
+        """Hold the lock; threads of equal rank get it in the order of their calls.
+
+        The result is a context manager, and a decorator of functions that need the lock.
+        """
         self._acquire(rank)
         try:
             yield
@@ -34,7 +38,7 @@ class Turns:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let other threads work while this one waits for the disk; nothing if it has no turn."""
+        """Let others work while this thread waits for disk or broker; nothing if it has no turn."""
         holder = self._holder
         if holder is None or holder[0] != threading.get_ident():
             yield
@@ -66,5 +70,8 @@ class Turns:
                 heappop(self._waiting)[2].release()
 
 
-#: Turns of all fetchers and owners of this process that have not caught up.
+#: Rank of publishing; that of reading at a takeover is the number of the partition.
+PUBLISHING = -1
+
+#: Turns of all owners of this process that publish, and of owners and fetchers that take over.
 TURNS = Turns()

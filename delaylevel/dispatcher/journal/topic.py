@@ -13,7 +13,7 @@ from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import FENCING_SETTINGS, open_producer
 from delaylevel.cluster.reader import read_range
-from delaylevel.dispatcher.turn import PUBLISHING
+from delaylevel.dispatcher.turns import TURNS
 from delaylevel.errors import BrokerError, ClientError
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.position import Position
@@ -129,7 +129,7 @@ class Journal:
         # The client may wait for earlier records if too many are not confirmed.
         waits = not arguments or self._written - self.stored > _MOST_PENDING
         try:
-            with translate_errors(), PUBLISHING.paused() if waits else nullcontext():
+            with translate_errors(), TURNS.pause() if waits else nullcontext():
                 sent = send(data, *arguments)
         except ClientError as error:
             raise self._error(error.name) from error

@@ -1,4 +1,4 @@
-"""Tests of the turns during a takeover."""
+"""Tests of the turns of threads."""
 
 from __future__ import annotations
 
@@ -85,6 +85,18 @@ def test_other_threads_work_while_one_writes() -> None:
             order.append("written")
         order.append("first")
     assert order == ["other", "written", "first"]
+
+
+def test_functions_take_a_turn() -> None:
+    turns = Turns()
+
+    @turns.take(3)
+    def work(number: int) -> int:
+        assert turns._holder == (threading.get_ident(), 3)
+        return number
+
+    assert [work(1), work(2)] == [1, 2]
+    assert turns._holder is None
 
 
 def test_a_thread_without_a_turn_pauses_nothing() -> None:
