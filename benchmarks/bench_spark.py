@@ -1,20 +1,26 @@
-"""The Spark job from a coarse level into a finer one, against hand-written loops.
+"""The movers on both routes between our own topics, against hand-written loops.
+
+The default route goes from a level into the window topic: one level by DAY and the final window
+`tracker`. The other one goes from a coarse level into a finer one.
 
 The loops do the same work in as few lines as possible: they receive from the same partitions with
-their own subscriptions, choose the partition by the due time in the properties, add the ID that
-identifies copies, and call send_async with payload, key, event time and properties for their own
-topics. The plain loop acknowledges each message in the callback of its send, or negatively if the
-send failed: without this, messages are lost. The tuned loop runs no Python code in the callback and
-acknowledges all messages at once at the end; it does not give back messages that fail. Neither loop
-checks anything, sets aside refused messages, or knows its position after a restart. Messages have
-1 KiB, a key, an event time and two properties. With at-least-once delivery, all sides send in
-batches. With effectively-once delivery, all send unbatched with sequence IDs to topics with broker
-deduplication.
+their own subscriptions, choose the partition by the due time in the properties or by the hash of
+the key, add the ID that identifies copies, and call send_async with payload, key, event time and
+properties for their own topics. The plain loop acknowledges each message in the callback of its
+send, or negatively if the send failed: without this, messages are lost. The tuned loop runs no
+Python code in the callback and acknowledges all messages at once at the end; it does not give back
+messages that fail. Neither loop checks anything, sets aside refused messages, or knows its position
+after a restart. Messages have 1 KiB, a key, an event time and two properties. With at-least-once
+delivery, all sides send in batches. With effectively-once delivery, all send unbatched with
+sequence IDs to topics with broker deduplication; a tracker needs this only in the dispatcher, and
+the local mover is at least once.
 
-A round is one portion of messages. It is published first, then moved once by each loop and once by
-the job, which runs until no message is ready. One Spark session serves all rounds. The job's rate
-is its rows divided by the duration of their batches: triggerExecution without latestOffset, which
-includes the start of each run (partition locks, connections). The first round is discarded.
+A round is one portion of messages, in the same number of level topics for each mover. It is
+published first, then moved once by each loop and once by each mover, until no message is ready. One
+Spark session serves all rounds. The job's rate is its rows divided by the duration of their
+batches: triggerExecution without latestOffset, which includes the start of each run (partition
+locks, connections). The local mover has its locks before its time starts. The first round is
+discarded.
 
 Examples:
     python benchmarks/bench_spark.py
@@ -27,7 +33,11 @@ import functools
 import tempfile
 import time
 import uuid
+import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -36,26 +46,70 @@ from baselines import Case
 from common import BODY, arguments, connected, note, private_broker, rate_row, report
 from pyspark.sql import SparkSession
 
-from delaylevel import DelayLevelClient, PartitionStrategy
+from delaylevel import DelayLevelClient, PartitionBy, PartitionStrategy
+from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.delivery import Delivery, sequence_id
 from delaylevel.model.envelope import DUE, ID, TARGET
-from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.mover.local import LocalMover
 from delaylevel.spark_sync.job import SparkSyncJob
 from delaylevel.spark_sync.session import spark_session
 from delaylevel.spark_sync.settings import SyncSettings
 
-# A message is ready one second after it is published, and near-due only for the finer level.
-LEVELS = [
-    PartitionStrategy(
-        partition_by=timedelta(hours=1),
-        maximum_delay=timedelta(hours=2),
-        lead=timedelta(minutes=59, seconds=59),
+
+@dataclass(frozen=True)
+class Route:
+    """A hop, and a level topic whose messages make it one second after they are published.
+
+    Attributes:
+        name: the hop, as a word for the command line and the table.
+        levels: the levels; a message is near-due only for what follows the first one.
+        delay: the delay of the messages.
+        finer_ms: the unit of the second level in ms; 0 if the messages go into the window topic.
+    """
+
+    name: str
+    levels: tuple[PartitionStrategy, ...]
+    delay: timedelta
+    finer_ms: int = 0
+
+    @property
+    def final_windows(self) -> dict[Delivery, FinalWindow]:
+        """The final window for each guarantee that the job gives on this route."""
+        if not self.finer_ms:
+            return {Delivery.AT_LEAST_ONCE: FinalWindow.TRACKER}
+        # The mover itself delivers effectively once only with the final window broker.
+        return dict.fromkeys(Delivery, FinalWindow.BROKER)
+
+
+ROUTES = (
+    Route(
+        "level-window",
+        (
+            PartitionStrategy(
+                partition_by=PartitionBy.DAY,
+                maximum_delay=timedelta(days=2),
+                lead=timedelta(hours=23, minutes=59, seconds=59),
+            ),
+        ),
+        timedelta(days=1, hours=12),
     ),
-    PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(hours=1)),
-]
-FINER_MS = 5 * 60 * 1000
-DELAY = timedelta(hours=1, minutes=30)
+    Route(
+        "coarse-fine",
+        (
+            PartitionStrategy(
+                partition_by=timedelta(hours=1),
+                maximum_delay=timedelta(hours=2),
+                lead=timedelta(minutes=59, seconds=59),
+            ),
+            PartitionStrategy(partition_by=timedelta(minutes=5), maximum_delay=timedelta(hours=1)),
+        ),
+        timedelta(hours=1, minutes=30),
+        finer_ms=5 * 60 * 1000,
+    ),
+)
+WINDOW_PARTITIONS = 4
 READY_AFTER_S = 1.5
 SETTINGS: dict[str, Any] = {"block_if_queue_full": True, "max_pending_messages": 5000}
 
@@ -71,13 +125,22 @@ class Pipeline:
     """
 
     def __init__(
-        self, client: DelayLevelClient, connection: Connection, delivery: Delivery, partitions: int
+        self,
+        client: DelayLevelClient,
+        connection: Connection,
+        route: Route,
+        delivery: Delivery,
+        partitions: int,
     ) -> None:
-        self.client, self.connection, self.delivery = client, connection, delivery
+        self.client, self.connection = client, connection
+        self.route, self.delivery = route, delivery
         self.published = 0
-        # In one level, each partition is ready an hour after the previous one. The first partitions
+        # In one level, each partition is ready a unit after the previous one. The first partitions
         # of several level topics are ready at the same time.
         self.producers = [self._producer() for _ in range(partitions)]
+        self.local_producers: list[Any] = []
+        if delivery is Delivery.AT_LEAST_ONCE:
+            self.local_producers = [self._producer() for _ in range(partitions)]
         descriptions: list[LevelTopicDescription] = [item.description for item in self.producers]
         self.level_topics = tuple(item.topic for item in descriptions)
         self.sources = [item.level_topic(0).partition(0).full for item in descriptions]
@@ -94,29 +157,32 @@ class Pipeline:
         return self.client.create_producer(
             topic,
             enable_delay_level_topic=True,
-            partition_strategy=LEVELS,
-            # The mover itself delivers effectively once only with the final window broker.
-            final_window="broker",
+            partition_strategy=list(self.route.levels),
+            final_window=self.route.final_windows[self.delivery].value,
             **SETTINGS,
         )
 
     def publish(self, messages: int) -> None:
-        """Publish a portion, and wait until it is ready."""
+        """Publish a portion for the loops and the job, and one for the local mover."""
+        for producers in filter(None, (self.local_producers, self.producers)):
+            self._publish(producers, messages)
+        self.published = messages
+        time.sleep(READY_AFTER_S)
+
+    def _publish(self, producers: Sequence[Any], messages: int) -> None:
         outcomes: dict[Any, Any] = {}
         for number in range(messages):
-            self.producers[number % len(self.producers)].send_async(
+            producers[number % len(producers)].send_async(
                 BODY,
                 outcomes.setdefault,
                 properties={"customer": f"c{number % 5000}", "kind": "reminder"},
                 partition_key=f"key{number % 1000}",
                 event_timestamp=1_700_000_000_000 + number,
-                deliver_after=DELAY,
+                deliver_after=self.route.delay,
             )
-        for producer in self.producers:
+        for producer in producers:
             producer.flush()
         assert list(outcomes) == [pulsar.Result.Ok], outcomes.keys()
-        self.published = messages
-        time.sleep(READY_AFTER_S)
 
     def loop(self, tuned: bool) -> float:
         """Move the portion with receive and send_async; return messages per second."""
@@ -160,7 +226,7 @@ class Pipeline:
             consumer.acknowledge_cumulative(message)
 
     def _send(self, source: str, name: str, message: Any, callback: Any) -> None:
-        """Send a message with its ID to the partition for its due time."""
+        """Send a message with its ID to the partition for its due time, or for its key."""
         properties = message.properties()
         left_ms = int(properties[DUE]) - time.time_ns() // 1_000_000
         given: dict[str, Any] = {}
@@ -170,12 +236,17 @@ class Pipeline:
             properties[ID] = "{}:{}:{}:{}".format(source, *place)
         if self.delivery is Delivery.EFFECTIVELY_ONCE:
             given["sequence_id"] = sequence_id(*place)
-        producer = self._output(source, name, properties[TARGET], left_ms // FINER_MS - 1)
+        key = message.partition_key()
+        if self.route.finer_ms:
+            partition = left_ms // self.route.finer_ms - 1
+        else:
+            partition = zlib.crc32(key.encode()) % WINDOW_PARTITIONS
+        producer = self._output(source, name, properties[TARGET], partition)
         producer.send_async(
             message.data(),
             callback,
             properties=properties,
-            partition_key=message.partition_key(),
+            partition_key=key,
             event_timestamp=message.event_timestamp(),
             **given,
         )
@@ -221,36 +292,58 @@ def run_job(pipeline: Pipeline, master: str, checkpoint: str, spark: SparkSessio
     return rows / milliseconds * 1000
 
 
-def compare(connection: Connection, delivery: Delivery, master: str, given: Any) -> list[Case]:
-    """Move each portion with both loops and with the job."""
-    plain: list[float] = []
-    tuned: list[float] = []
-    job: list[float] = []
+def run_local(pipeline: Pipeline, admin: Admin) -> float:
+    """Move the ready messages with a local mover; return messages per second."""
+    moved, spent_s = 0, 0.0
+    for producer in pipeline.local_producers:
+        with LocalMover(pipeline.client, admin, producer.description) as mover:
+            start = time.perf_counter()
+            moved += mover.run_once().total
+            spent_s += time.perf_counter() - start
+    assert moved == pipeline.published, f"{moved} of {pipeline.published} messages"
+    return moved / spent_s
+
+
+def compare(
+    connection: Connection, route: Route, delivery: Delivery, master: str, given: Any
+) -> list[Case]:
+    """Move each portion with both loops and with the movers."""
+    rates: dict[str, list[float]] = {}
     portion = -(-given.messages // given.rounds)
     spark = spark_session(connection, SyncSettings((), "", master=master))
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        with (
-            connected(connection) as client,
-            tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as checkpoint,
-        ):
-            pipeline = Pipeline(client, connection, delivery, given.partitions)
+        with ExitStack() as stack:
+            client = stack.enter_context(connected(connection))
+            admin = stack.enter_context(Admin.from_connection(connection))
+            checkpoint = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="delaylevel-bench-")
+            )
+            pipeline = Pipeline(client, connection, route, delivery, given.partitions)
+            sides: dict[str, Callable[[], float]] = {
+                "plain loop": lambda: pipeline.loop(tuned=False),
+                "tuned loop": lambda: pipeline.loop(tuned=True),
+                "job": lambda: run_job(pipeline, master, checkpoint, spark),
+            }
+            if pipeline.local_producers:
+                sides["local mover"] = lambda: run_local(pipeline, admin)
             for messages in (min(given.warm_up, portion), *[portion] * given.rounds):
                 pipeline.publish(messages)
-                plain.append(pipeline.loop(tuned=False))
-                tuned.append(pipeline.loop(tuned=True))
-                job.append(run_job(pipeline, master, checkpoint, spark))
-                note(
-                    f"{delivery.value} {master}: plain loop {plain[-1]:,.0f}/s, "
-                    f"tuned loop {tuned[-1]:,.0f}/s, job {job[-1]:,.0f}/s"
-                )
+                for side, move in sides.items():
+                    rates.setdefault(side, []).append(move())
+                found = ", ".join(f"{side} {each[-1]:,.0f}/s" for side, each in rates.items())
+                note(f"{route.name} {delivery.value} {master}: {found}")
     finally:
         spark.stop()
-    kind = {"delivery": delivery.value, "master": master, "messages": portion * given.rounds}
+    kind = {
+        "route": route.name,
+        "delivery": delivery.value,
+        "master": master,
+        "messages": portion * given.rounds,
+    }
     return [
-        {**kind, **rate_row("plain loop", plain[1:], plain[1:])},
-        {**kind, **rate_row("tuned loop", tuned[1:], plain[1:])},
-        {**kind, **rate_row("job", job[1:], plain[1:])},
+        {**kind, **rate_row(side, found[1:], rates["plain loop"][1:])}
+        for side, found in rates.items()
     ]
 
 
@@ -260,13 +353,17 @@ def run(given: Any) -> list[Case]:
     for delivery in map(Delivery, given.deliveries):
         deduplicate = delivery is Delivery.EFFECTIVELY_ONCE
         with private_broker(brokerDeduplicationEnabled=deduplicate) as connection:
-            for master in given.masters:
-                rows += compare(connection, delivery, master, given)
+            for route in ROUTES:
+                if route.name in given.routes and delivery in route.final_windows:
+                    for master in given.masters:
+                        rows += compare(connection, route, delivery, master, given)
     return rows
 
 
 if __name__ == "__main__":
     parser = arguments(__doc__, messages=500_000, rounds=2)
+    names = [item.name for item in ROUTES]
+    parser.add_argument("--routes", nargs="+", choices=names, default=names, help="hops to measure")
     parser.add_argument(
         "--masters", nargs="+", default=["local[1]", "local[2]"], help="Spark masters"
     )
