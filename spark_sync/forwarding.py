@@ -18,13 +18,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from delaylevel.cluster.reader import messages_in_range
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition
-from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 
 from .input_range import InputRange
@@ -137,15 +135,10 @@ def _forward(
     here: Runtime, options: SyncOptions, part: InputRange, forwarders: TaskForwarders
 ) -> tuple[int, Reports]:
     """Forward a range; return the number of its messages, and the reports."""
-    messages = messages_in_range(
-        here.client, part.source.topic, part.start, part.end, options.poll_timeout_ms
-    )
-    with closing(messages):
-        count = forward_range(
-            forwarders.of(part.source, part.first_run),
-            part.source,
-            messages,
-            lambda: max(forwarders.earliest_routing_ms(), part.now_ms),
+    forwarder = forwarders.of(part.source, part.first_run)
+    with closing(part.read(options)) as messages:
+        count = forwarder.forward_all(
+            part.source, messages, lambda: max(forwarders.earliest_routing_ms(), part.now_ms)
         )
     return count, forwarders.flush()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
@@ -34,7 +34,7 @@ class InputRange(InputPartition):
     now_ms: int
     first_run: bool = False
 
-    def read(self, options: SyncOptions) -> Iterator[ParkedMessage]:
+    def read(self, options: SyncOptions) -> Generator[ParkedMessage, None, None]:
         """Yield the messages of the range."""
         return read_range(
             runtime(options).client,

@@ -31,7 +31,7 @@ def read_range(
     end: Position,
     poll_timeout_ms: int = DEFAULT_POLL_TIMEOUT_MS,
     queue: int = RECEIVER_QUEUE_SIZE,
-) -> Iterator[ParkedMessage]:
+) -> Generator[ParkedMessage, None, None]:
     """Yield the messages of a partition in [start, end), in their order.
 
     Entries that no longer exist (trimmed, or skipped by an administrator) are passed over; the

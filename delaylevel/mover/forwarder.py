@@ -2,11 +2,14 @@
 
 The forwarder routes each message, publishes it, and waits for the broker's confirmations. Its host
 acknowledges a source message only after :meth:`Forwarder.flush` has returned.
+
+All hops into our own topics take one path, from any source to any level or into the window topic.
+A message that cannot be read, or that a topic refuses, leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from delaylevel.cluster.background import Starter
@@ -18,15 +21,15 @@ from delaylevel.errors import DelayLevelError, EnvelopeError, UnknownTargetError
 from delaylevel.model.clock import Clock, SystemClock, monotonic_s
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import Envelope, compression_of
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
-from delaylevel.model.router import Decision, Hop, Router
+from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition
 
 from . import hop
 from .hand_offs import HandOff, HandOffs
-from .publisher_pool import PublisherPool
+from .publisher_pool import WINDOW_TOPIC, PublisherPool
 from .sequencing import HeldIds, Sequencer, held_ids
 
 # Unconfirmed messages are kept, to hold them if their target refuses them: no more than this.
@@ -34,6 +37,8 @@ EPOCH_MESSAGES = 10_000
 EPOCH_BYTES = 32 * 1024 * 1024
 # Number of hand-offs between two looks at their outcomes, which also keep the clients busy.
 _POLL_EVERY = 256
+# Number of messages of a range for each read of the clock.
+_MESSAGES_PER_TIME = 256
 # Dead letters that were too large for another topic are stored after those of other reasons, so
 # they need sequence IDs of their own.
 _TOO_LARGE_SUFFIX = "-too-large"
@@ -86,6 +91,7 @@ class Forwarder:
         self._clock = clock or SystemClock()
         self._refreshed = refreshed
         self._tracked = description.final_window is FinalWindow.TRACKER
+        self._held_by_broker = description.mover is Mover.FUNCTION
         self._hand_offs = HandOffs(
             client_of or (lambda _: client),
             admin,
@@ -124,10 +130,37 @@ class Forwarder:
             self.reset()
             raise
 
-    def count_parked(self, level: int, partition: int, count: int) -> None:
-        """Count messages that were given to the publisher of a level."""
-        if count:
-            self._report.parked[self.description.topic, level, partition] += count
+    def forward_all(
+        self,
+        source: SourcePartition,
+        messages: Iterable[ParkedMessage],
+        now_ms: Callable[[], int],
+    ) -> int:
+        """Publish messages to their next places; they are safe when :meth:`flush` has returned.
+
+        Args:
+            source: the partition where the messages were read.
+            now_ms: function that returns the present time for routing, ms since the epoch.
+
+        Returns:
+            The number of messages.
+
+        Raises:
+            BrokerError, InvalidInputError: as :meth:`forward` raises them, or the messages cannot
+                be read; acknowledge no message since the last flush.
+        """
+        count = time_ms = 0
+        forward = self._forward
+        try:
+            for message in messages:
+                if not count % _MESSAGES_PER_TIME:
+                    time_ms = now_ms()
+                count += 1
+                forward(source, message, time_ms)
+        except DelayLevelError:
+            self.reset()
+            raise
+        return count
 
     def flush(self) -> ForwardReport:
         """Wait until the broker has confirmed everything that was forwarded so far.
@@ -174,34 +207,40 @@ class Forwarder:
         self.publishers.reset()
 
     def _forward(self, source: SourcePartition, message: ParkedMessage, now_ms: int) -> None:
+        # The movers spend most of their own time here, for every message.
         number = None
         if self.sequencer is not None:
-            number = self.sequencer.next(source, *message[:3], len(message.value or b""))
+            number = self.sequencer.next(source, *message[:3], message.size)
         try:
             envelope = self._open_envelope(source, message)
         except EnvelopeError as error:
-            letter = hop.dead_letter(self.description, message, source.topic, error.reason)
-            if not self._set_aside(message, letter, number):
-                if self.sequencer is not None:
-                    self._flush()
-                self._letters.append((letter, message, number))
-                self._store_letters()
+            self._reject(source, message, error.reason, number)
             return
-        decision = self.router.decide(envelope.due_ms, now_ms, came_from=source.level)
-        if decision.hop is Hop.PARK:
-            self._park(message, envelope, decision, number)
+        due_ms = envelope.due_ms
+        hop_kind, level, partition = self.router.decide(due_ms, now_ms, source.level)
+        if hop_kind is not Hop.PARK:
+            if now_ms - due_ms > self._report.latest_ms:
+                self._report.latest_ms = now_ms - due_ms
+            if not self._tracked:
+                self._hand_off(message, envelope, hop_kind is Hop.DUE, number)
+                return
+            assert envelope.id is not None
+            partition = self.description.window_partition(message.key, envelope.id)
+        deliver_at_ms = None
+        if self._held_by_broker and level != WINDOW_TOPIC:
+            deliver_at_ms = hop.parked_until_ms(
+                self.description, self.router, level, partition, self._clock.now_ms()
+            )
+        properties = envelope.parked_again_properties(message.properties)
+        alone = needs_own_batch(message, properties)
+        publisher = self.publishers.member(level, partition, envelope.compression, alone)
+        if not publisher.send(message, properties, deliver_at_ms, number):
+            topic = self.publishers.member_topic(level, partition)
+            self._bury(message, envelope, topic, number)
+        elif level == WINDOW_TOPIC:
+            self._report.window += 1
         else:
-            if self._tracked:
-                self._publish_to_window(message, envelope)
-            else:
-                self._hand_off(message, envelope, decision.hop is Hop.DUE, number)
-            self._report.latest_ms = max(self._report.latest_ms, now_ms - envelope.due_ms)
-        if self._tracked:
-            return  # no target is written here, so no message is kept
-        self._epoch_messages += 1
-        self._epoch_bytes += len(message.value or b"")
-        if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
-            self._flush()
+            self._report.parked[self.description.topic, level, partition] += 1
 
     def _open_envelope(self, source: SourcePartition, message: ParkedMessage) -> Envelope:
         try:
@@ -211,34 +250,13 @@ class Forwarder:
                 raise
         return hop.open_envelope(self._refreshed(), source.topic, message)
 
-    def _park(
-        self, message: ParkedMessage, envelope: Envelope, decision: Decision, number: int | None
+    def _reject(
+        self, source: SourcePartition, message: ParkedMessage, reason: str, number: int | None
     ) -> None:
-        level, partition = decision.level, decision.partition
-        alone = needs_own_batch(message, message.properties)
-        publisher = self.publishers.level(level, partition, envelope.compression, alone)
-        deliver_at = hop.parked_until_ms(
-            self.description, self.router, level, partition, self._clock.now_ms()
-        )
-        properties = envelope.parked_again_properties(message.properties)
-        if publisher.send(message, properties, deliver_at, number):
-            self.count_parked(level, partition, 1)
-        else:
-            topic = self.description.level_topic(level).partition(partition)
-            self._bury(message, envelope, topic.full, number)
-
-    def _publish_to_window(self, message: ParkedMessage, envelope: Envelope) -> None:
-        """Publish to the window topic; the dispatcher deals with the target."""
-        assert envelope.id is not None
-        partition = self.description.window_partition(message.key, envelope.id)
-        properties = envelope.parked_again_properties(message.properties)
-        alone = needs_own_batch(message, properties)
-        publisher = self.publishers.window(partition, envelope.compression, alone)
-        if publisher.send(message, properties, None):
-            self._report.window += 1
-        else:
-            topic = self.description.window_topic.partition(partition)
-            self._bury(message, envelope, topic.full, None)
+        """Make a message a dead letter whose envelope cannot be read."""
+        letter = hop.dead_letter(self.description, message, source.topic, reason)
+        if not self._set_aside(message, letter, number):
+            self._store_in_order(letter, message, number)
 
     def _hand_off(
         self, message: ParkedMessage, envelope: Envelope, due: bool, number: int | None
@@ -251,29 +269,28 @@ class Forwarder:
             return
         hand_off = HandOff(message, envelope, due, number or 0)
         self._hand_offs.send(hand_off, hop.delivered_properties(message, envelope))
-        if self._epoch_messages % _POLL_EVERY == _POLL_EVERY - 1:
+        # The message is kept until its outcome is known.
+        self._epoch_messages += 1
+        self._epoch_bytes += message.size
+        if self._epoch_messages >= EPOCH_MESSAGES or self._epoch_bytes >= EPOCH_BYTES:
+            self._flush()
+        elif not self._epoch_messages % _POLL_EVERY:
             self._hand_offs.poll()
-
-    def park_too_large(self, source: SourcePartition, message: ParkedMessage, topic: str) -> None:
-        """Make a message a dead letter that a level refused at once as too large.
-
-        Args:
-            source: the partition where the message was read.
-            topic: full name of the partition of the level.
-        """
-        number = self.sequencer.last if self.sequencer is not None else None
-        envelope = hop.open_envelope(self.description, source.topic, message)
-        self._bury(message, envelope, topic, number)
 
     def _bury(
         self, message: ParkedMessage, envelope: Envelope, topic: str, number: int | None
     ) -> None:
         """Store a message that is too large for a topic of our own as a dead letter, at once."""
+        aside = hop.too_large(self.description, message, envelope, topic)
+        self._store_in_order(aside, message, number)
+
+    def _store_in_order(
+        self, letter: hop.SetAside, message: ParkedMessage, number: int | None
+    ) -> None:
         if self.sequencer is not None:
             # Letters are stored in the order of their IDs, and before anything later is sent.
             self._flush()
-        aside = hop.too_large(self.description, message, envelope, topic)
-        self._letters.append((aside, message, number))
+        self._letters.append((letter, message, number))
         self._store_letters()
 
     def _set_aside(self, message: ParkedMessage, aside: hop.SetAside, number: int | None) -> bool:

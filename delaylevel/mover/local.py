@@ -7,6 +7,7 @@ Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -93,8 +94,9 @@ class LocalMover:
             for source, bound in bounds:
                 start = self._next[source.topic]
                 if bound.end > start:
-                    for message in read_range(self._client, source.topic, start, bound.end):
-                        self._forwarder.forward(source, message, now_ms)
+                    messages = read_range(self._client, source.topic, start, bound.end)
+                    with closing(messages):
+                        self._forwarder.forward_all(source, messages, lambda: now_ms)
                     total.add(self._forwarder.flush())
                     self._lock.acknowledge(source, bound.end)
                     self._next[source.topic] = bound.end

@@ -26,6 +26,9 @@ _SEQUENCED_SETTINGS: dict[str, Any] = {
     "max_pending_messages_across_partitions": 1 << 30,
 }
 
+#: The window topic among the levels, as in :class:`delaylevel.model.router.Decision`.
+WINDOW_TOPIC = -1
+
 # Topics with a batch that was too large, although none of its messages may be: from now on they get
 # no batches in this process.
 _without_batches: set[str] = set()
@@ -47,30 +50,29 @@ class PublisherPool:
         # messages that share no batch.
         self._own: dict[tuple[str, str | None, bool], Publisher[Any]] = {}
         # The same publishers as in _own, found without building the name of the topic.
-        self._levels: dict[tuple[int, int, str | None, bool], Publisher[Any]] = {}
-        self._window: dict[tuple[int, str | None, bool], Publisher[Any]] = {}
+        self._members: dict[tuple[int, int, str | None, bool], Publisher[Any]] = {}
 
-    def level(
+    def member(
         self, level: int, partition: int, compression: str | None = None, alone: bool = False
     ) -> Publisher[Any]:
-        """Return the publisher to a partition of a level; the arguments are those of `own`."""
+        """Return the publisher to a partition of a level or of the window topic.
+
+        Args:
+            level: number of the level, or ``WINDOW_TOPIC``.
+            compression, alone: as for `own`.
+        """
         key = (level, partition, compression, alone)
-        publisher = self._levels.get(key)
+        publisher = self._members.get(key)
         if publisher is None:
-            topic = self._description.level_topic(level).partition(partition).full
-            publisher = self._levels[key] = self.own(topic, compression, alone)
+            topic = self.member_topic(level, partition)
+            publisher = self._members[key] = self.own(topic, compression, alone)
         return publisher
 
-    def window(
-        self, partition: int, compression: str | None = None, alone: bool = False
-    ) -> Publisher[Any]:
-        """Return the publisher to a window partition; the arguments are those of `own`."""
-        key = (partition, compression, alone)
-        publisher = self._window.get(key)
-        if publisher is None:
-            topic = self._description.window_topic.partition(partition).full
-            publisher = self._window[key] = self.own(topic, compression, alone)
-        return publisher
+    def member_topic(self, level: int, partition: int) -> str:
+        """Return the full name of a partition; the arguments are those of `member`."""
+        described = self._description
+        topic = described.window_topic if level == WINDOW_TOPIC else described.level_topic(level)
+        return topic.partition(partition).full
 
     def own(
         self, topic: str, compression: str | None = None, alone: bool = False
@@ -107,7 +109,7 @@ class PublisherPool:
             if failure is not None:
                 # A producer that is closed for good would fail every later try, too.
                 del self._own[key]
-                self._levels, self._window = {}, {}
+                self._members = {}
                 close_all([publisher])
                 error = BrokerError
                 if is_too_large(failure) and self._sequence is None:
@@ -126,7 +128,7 @@ class PublisherPool:
     def close(self) -> None:
         """Close every producer."""
         publishers, self._own = list(self._own.values()), {}
-        self._levels, self._window = {}, {}
+        self._members = {}
         close_all(publishers)
 
     def _open(self, topic: str, compression: str | None, bulk: bool) -> Any:

@@ -9,7 +9,7 @@ import pulsar
 import pytest
 
 from delaylevel import wrap
-from delaylevel.cluster.reader import messages_in_range, read_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.model.delivery import Sequence
 from delaylevel.model.envelope import COMPRESSION
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -18,7 +18,6 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 from world import RealWorld
 
@@ -83,15 +82,15 @@ def test_every_hop_compresses_as_the_producer_does(
     world.eventually(lambda: world.backlog(parked) == 0, "the acknowledgement of all")
 
 
-def test_the_fast_path_compresses_too(
+def test_the_hop_between_levels_compresses_too(
     world: RealWorld, parked: LevelTopicDescription, clock: Any
 ) -> None:
     clock.advance(60 * MINUTE_MS)
     forwarder = Forwarder(world.plain_client, world.admin, parked, clock)
     source = source_partitions(parked)[0]
     last = world.admin.last_message_id(TopicName.parse(source.topic))
-    found = messages_in_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
-    assert forward_range(forwarder, source, found, clock.now_ms) == 2102
+    found = read_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
+    assert forwarder.forward_all(source, found, clock.now_ms) == 2102
     assert forwarder.flush().parked.total() == 2102
     forwarder.close()
     check(world.stored(parked.level_topic(1).full))

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pulsar
 import pytest
 
-from delaylevel.cluster.reader import messages_in_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Sequence
@@ -17,7 +17,6 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.mover.dead_letters import dead_letters
-from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 from world import RealWorld
 
@@ -44,16 +43,23 @@ def send_largest(raw: pulsar.Producer, properties: dict[str, str], kind: str) ->
         return
 
 
-@pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "hours"), [("payload", 6), ("properties", 6), ("batch", 6), ("batch", 0)]
+    ("kind", "hours", "final_window", "sequenced"),
+    [
+        *(
+            (kind, hours, FinalWindow.BROKER, sequenced)
+            for kind, hours in (("payload", 6), ("properties", 6), ("batch", 6), ("batch", 0))
+            for sequenced in (False, True)
+        ),
+        *((kind, 0, FinalWindow.TRACKER, False) for kind in ("payload", "properties", "batch")),
+    ],
 )
 def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
-    world: RealWorld, kind: str, hours: int, sequenced: bool
+    world: RealWorld, kind: str, hours: int, final_window: FinalWindow, sequenced: bool
 ) -> None:
     if sequenced:
         world.deduplicate()
-    description = world.level_topic(LEVELS, ("orders",), final_window=FinalWindow.BROKER)
+    description = world.level_topic(LEVELS, ("orders",), final_window=final_window)
     source = source_partitions(description)[0]
     due_ms = SystemClock().now_ms() + hours * HOUR_MS
     properties = {"delaylevel.due": str(due_ms), "delaylevel.target": description.targets[0]}
@@ -75,9 +81,9 @@ def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
         Forwarder(world.plain_client, world.admin, description, sequence=sequence)
     ) as forwarder:
         for _ in range(2):
-            found = messages_in_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
+            found = read_range(world.plain_client, source.topic, EARLIEST, last.next_entry)
             with suppress(BatchTooLargeError):
-                count = forward_range(forwarder, source, found, SystemClock().now_ms)
+                count = forwarder.forward_all(source, found, SystemClock().now_ms)
                 report = forwarder.flush()
                 break
     assert count == report.total == 40
@@ -85,14 +91,13 @@ def test_only_a_message_that_is_too_large_becomes_a_dead_letter(
     names = [letter.message.properties["n"] for letter in letters]
     assert names == ([] if kind == "batch" else ["20"])
     assert all("too large" in letter.reason for letter in letters)
-    stored = (
-        world.stored(description.targets[0])
-        if not hours
-        else [
-            message
-            for partition in source_partitions(description)
-            if partition.level == 1
-            for message in world.stored(partition.topic)
-        ]
-    )
-    assert len(stored) == 40 - len(names)
+    if hours:
+        fine = [each.topic for each in source_partitions(description) if each.level == 1]
+        stored = [message for topic in fine for message in world.stored(topic)]
+    elif final_window is FinalWindow.TRACKER:
+        stored = world.stored(description.window_topic.full)
+    else:
+        stored = world.stored(description.targets[0])
+    assert sorted(int(message.properties["n"]) for message in stored) == [
+        number for number in range(40) if str(number) not in names
+    ]

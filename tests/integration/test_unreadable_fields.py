@@ -22,7 +22,7 @@ from click.testing import Result
 from background import Serving
 from delaylevel import topics
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.reader import messages_in_range
+from delaylevel.cluster.reader import read_range
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.doctor import State, examine
 from delaylevel.functions.relay import Relay
@@ -35,7 +35,6 @@ from delaylevel.model.position import EARLIEST
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters
-from delaylevel.mover.fast_path import forward_range
 from delaylevel.mover.forwarder import Forwarder
 from world import RealWorld
 
@@ -187,7 +186,7 @@ def test_the_flow_of_a_business_topic_with_such_messages(world: RealWorld, fill:
     assert len(flow.late_ms) == 6  # the properties of one message are unreadable
 
 
-def test_the_fast_path_between_levels(world: RealWorld, fill: Fill, sources: Any) -> None:
+def test_the_hop_between_levels(world: RealWorld, fill: Fill, sources: Any) -> None:
     description = world.level_topic(TWO_LEVELS)
     topic = description.name.partition(0).full
     now_ms = SystemClock().now_ms()
@@ -195,10 +194,10 @@ def test_the_fast_path_between_levels(world: RealWorld, fill: Fill, sources: Any
     fill(topic, due_ms, "orders")
     last = world.admin.last_message_id(TopicName.parse(topic))
     assert last is not None
-    messages = messages_in_range(world.plain_client, topic, EARLIEST, last.next_entry)
+    messages = read_range(world.plain_client, topic, EARLIEST, last.next_entry)
     forwarder = Forwarder(world.plain_client, world.admin, description)
     with closing(forwarder), closing(messages):
-        count = forward_range(forwarder, sources(description)[topic], messages, lambda: now_ms)
+        count = forwarder.forward_all(sources(description)[topic], messages, lambda: now_ms)
         report = forwarder.flush()
     assert count == 7
     assert report.parked.total() == len(READABLE)

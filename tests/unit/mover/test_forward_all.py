@@ -1,4 +1,4 @@
-"""Tests that the fast path writes the same as the forwarder."""
+"""Tests of the path of all hops into our own topics, with messages of the client's core."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaylevel.errors import BrokerError
+from delaylevel.cluster.compression import compression_settings
+from delaylevel.errors import BrokerError, EnvelopeError
 from delaylevel.model.delivery import Sequence
-from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, SCHEMA, TARGET
-from delaylevel.model.level_topic import FinalWindow
-from delaylevel.model.message import RawMessage, parked_message
-from delaylevel.model.source_partition import source_partitions
-from delaylevel.mover import sequencing
-from delaylevel.mover.fast_path import forward_range
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    COMPRESSION,
+    DUE,
+    ID,
+    SCHEMA,
+    TARGET,
+    compression_of,
+)
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.router import Hop, Router
+from delaylevel.model.source_partition import SourcePartition, source_partitions
+from delaylevel.mover import hop, sequencing
 from delaylevel.mover.forwarder import Forwarder
 from fakes import FakeAdmin, describe
 
@@ -28,6 +37,7 @@ HOUR = 3_600_000
 ORDERS = "persistent://public/default/orders"
 DESCRIPTION = describe(final_window=FinalWindow.BROKER)
 SOURCE = source_partitions(DESCRIPTION)[0]
+TRACKED = describe(final_window=FinalWindow.TRACKER)
 
 
 @dataclass
@@ -94,7 +104,7 @@ def raw(
     key: str | bytes = "",
     ordering_key: str | bytes = "",
     event_ms: int = 0,
-) -> RawMessage:
+) -> ParkedMessage:
     builder = _pulsar.MessageBuilder()
     if value is None:
         builder.set_null_value()
@@ -107,16 +117,41 @@ def raw(
         builder.ordering_key(ordering_key)
     if event_ms:
         builder.event_timestamp(event_ms)
-    return builder.build(), 7, entry, entry % 3 - 1
+    return parked_message(builder.build(), 7, entry, entry % 3 - 1)
 
 
 def at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def forwarder(client: Client, sequence: Sequence | None = None) -> Forwarder:
+def forwarder(
+    client: Client,
+    sequence: Sequence | None = None,
+    description: LevelTopicDescription = DESCRIPTION,
+) -> Forwarder:
     admin: Any = FakeAdmin()
-    return Forwarder(client, admin, DESCRIPTION, sequence=sequence, start=at_once)
+    return Forwarder(client, admin, description, sequence=sequence, start=at_once)
+
+
+def next_place(
+    description: LevelTopicDescription, source: SourcePartition, message: ParkedMessage
+) -> tuple[str, dict[str, str]]:
+    """Return the topic and the properties of a message after its hop."""
+    try:
+        envelope = hop.open_envelope(description, source.topic, message)
+    except EnvelopeError as error:
+        letter = hop.dead_letter(description, message, source.topic, error.reason)
+        return letter.topic, letter.properties
+    decision = Router(description.levels).decide(envelope.due_ms, T0, source.level)
+    if decision.hop is Hop.PARK:
+        topic = description.level_topic(decision.level).partition(decision.partition)
+    elif description.final_window is FinalWindow.TRACKER:
+        assert envelope.id is not None
+        partition = description.window_partition(message.key, envelope.id)
+        topic = description.window_topic.partition(partition)
+    else:
+        return envelope.target, hop.delivered_properties(message, envelope)
+    return topic.full, envelope.parked_again_properties(message.properties)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
@@ -157,21 +192,29 @@ messages_given = st.lists(
 )
 
 
-@given(messages_given)
-def test_both_paths_write_and_report_the_same(found: list[tuple[Any, ...]]) -> None:
+@given(messages_given, st.sampled_from([DESCRIPTION, TRACKED]), st.booleans())
+def test_every_message_is_written_once_to_its_next_place(
+    found: list[tuple[Any, ...]], description: LevelTopicDescription, from_held: bool
+) -> None:
+    role = Role.HELD if from_held else Role.LEVEL
+    source = next(each for each in source_partitions(description) if each.role is role)
     rows = [raw(number, *fields) for number, fields in enumerate(found)]
-    admin: Any = FakeAdmin()
-    fast_client, slow_client = Client(), Client()
-    fast = Forwarder(fast_client, admin, DESCRIPTION, start=at_once)
-    assert forward_range(fast, SOURCE, rows, lambda: T0) == len(rows)
-    slow = Forwarder(slow_client, admin, DESCRIPTION, start=at_once)
+    client = Client()
+    moving = forwarder(client, description=description)
+    assert moving.forward_all(source, rows, lambda: T0) == len(rows)
+    moving._hand_offs.wait()
+    expected: dict[str, list[Any]] = {}
     for row in rows:
-        slow.forward(SOURCE, parked_message(*row), T0)
-    for each in (fast, slow):
-        each._hand_offs.wait()
-    assert fast_client.sent == slow_client.sent
-    assert fast._report == slow._report
-    assert fast._hand_offs.take_stored() == slow._hand_offs.take_stored()
+        topic, properties = next_place(description, source, row)
+        compression = compression_settings(compression_of(row.properties)).get("compression_type")
+        expected.setdefault(topic, []).append(
+            (row.value, properties, row.key, row.ordering_key, row.event_ms, compression)
+        )
+    written: dict[str, list[Any]] = {}
+    for topic, *fields in client.sent:
+        written.setdefault(topic, []).append(tuple(fields))
+    assert written == expected
+    assert moving._report.total + sum(moving._hand_offs.take_stored()) == len(rows)
 
 
 def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
@@ -186,7 +229,7 @@ def test_unreadable_messages_are_dead_letters_between_the_others() -> None:
         raw(5, properties, b"last"),
     ]
     moving = forwarder(client)
-    assert forward_range(moving, SOURCE, rows, lambda: T0) == len(rows)
+    assert moving.forward_all(SOURCE, rows, lambda: T0) == len(rows)
     assert moving._report.parked.total() == 3
     assert moving._report.dead == {
         "the key is not UTF-8": 1,
@@ -205,16 +248,25 @@ def test_a_message_is_parked_again_with_the_compression_of_its_producer() -> Non
     given: list[dict[str, str]] = [{}, {COMPRESSION: "LZ4"}, {COMPRESSION: "ZSTD"}, {}]
     rows = [raw(number, {**properties, **own}) for number, own in enumerate(given)]
     found = forwarder(client)
-    forward_range(found, SOURCE, rows, lambda: T0)
+    found.forward_all(SOURCE, rows, lambda: T0)
     types = pulsar.CompressionType
     assert [sent[-1] for sent in client.sent] == [None, types.LZ4, types.ZSTD, None]
     assert found._report.parked.total() == 4
 
 
-def test_few_messages_have_a_callback() -> None:
+@pytest.mark.parametrize(("description", "hours"), [(DESCRIPTION, 5), (TRACKED, 5), (TRACKED, 0)])
+@pytest.mark.parametrize("role", [Role.LEVEL, Role.HELD])
+def test_few_messages_have_a_callback(
+    description: LevelTopicDescription, hours: int, role: Role
+) -> None:
     client = Client()
-    rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(1000)]
-    forward_range(forwarder(client), SOURCE, rows, lambda: T0)
+    source = next(each for each in source_partitions(description) if each.role is role)
+    properties: dict[str, str | bytes] = {DUE: str(T0 + hours * HOUR), TARGET: ORDERS}
+    if role is Role.HELD:
+        properties |= {ATTEMPT: "1", ID: "mine"}
+    rows = [raw(number, properties, key="one") for number in range(1000)]
+    forwarder(client, description=description).forward_all(source, rows, lambda: T0)
+    assert len({topic for topic, *_ in client.sent}) == 1
     assert sum(callback is not None for callback in client.callbacks) == 4
 
 
@@ -222,7 +274,7 @@ def test_the_clock_is_read_every_256_messages() -> None:
     client = Client()
     times = iter(range(T0, T0 + 100 * HOUR, HOUR))
     rows = [raw(number, {DUE: str(T0 + 6 * HOUR), TARGET: ORDERS}) for number in range(600)]
-    forward_range(forwarder(client), SOURCE, rows, lambda: next(times))
+    forwarder(client).forward_all(SOURCE, rows, lambda: next(times))
     topics = [sent[0].rpartition("-")[2] for sent in client.sent]
     assert topics == ["5"] * 256 + ["4"] * 256 + ["3"] * 88
 
@@ -240,9 +292,9 @@ def test_with_effectively_once_no_message_follows_one_that_may_have_failed(
     sequence = Sequence("query", SOURCE.topic)
     rows = [raw(number, {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS}) for number in range(3)]
     client = Client()
-    forward_range(forwarder(client, sequence), SOURCE, rows, lambda: T0)
+    forwarder(client, sequence).forward_all(SOURCE, rows, lambda: T0)
     assert client.flushes == [1, 2]
     client = Client(outcome=pulsar.Result.Timeout)
     with pytest.raises(BrokerError, match="Timeout"):
-        forward_range(forwarder(client, sequence), SOURCE, rows, lambda: T0)
+        forwarder(client, sequence).forward_all(SOURCE, rows, lambda: T0)
     assert len(client.sent) == 1
