@@ -11,14 +11,11 @@ import pulsar
 
 from delaylevel.model.message import Payload
 
-from .batch_acks import BatchAckTracker, await_outcomes
+from .batch_acks import BatchAckTracker, Callback, await_outcomes
 from .failures import OK, TOO_LARGE, close_quietly, error_name, result_name, translate_errors
 from .schemas import bytes_schema
 
 Item = TypeVar("Item")
-
-#: The builder of the client's core, for callers that build messages without a function call.
-MessageBuilder = _pulsar.MessageBuilder
 
 # A batch ends when it is full or at a flush, never by the clock: the client's flush_async waits for
 # the producer's lock while it holds the interpreter, and the thread of the clock takes these two in
@@ -119,23 +116,36 @@ class Publisher(Generic[Item]):
             is not sent then, and does not count. If it is too large together with its batch, only
             :meth:`flush` tells.
         """
+        tracker = self._tracker
+        if tracker is None:
+            return self._send_checked(message, properties, deliver_at_ms, sequence_id, item)
+        built = build_message(message, properties, deliver_at_ms, sequence_id)
+        if item is not None:
+            self._sent += 1
+            outcomes: dict[Any, Any] = {}
+            self._items.append((item, outcomes))
+            self._core.send_async(built, outcomes.setdefault)
+            return True
+        if deliver_at_ms:
+            callback: Callback | None = tracker.unbatched_callback()
+        else:
+            callback = tracker.callback(len(message.value or b""))
+        self._core.send_async(built, callback)
+        return callback is None or not tracker.refused_last(TOO_LARGE)
+
+    def _send_checked(
+        self,
+        message: Payload,
+        properties: dict[str, str],
+        deliver_at_ms: int | None,
+        sequence_id: int | None,
+        item: Item | None,
+    ) -> bool:
+        """Send a message with a producer in memory; the arguments are those of `send`."""
         outcomes = self._outcomes
         if item is not None:
             outcomes = {}
             self._items.append((item, outcomes))
-        if self._core is not None:
-            assert self._tracker is not None
-            built = build_message(message, properties, deliver_at_ms, sequence_id)
-            callback: Any
-            if item is not None:
-                self._sent += 1
-                callback = outcomes.setdefault
-            elif deliver_at_ms:
-                callback = self._tracker.unbatched_callback()
-            else:
-                callback = self._tracker.callback(len(message.value or b""))
-            self._core.send_async(built, callback)
-            return item is not None or callback is None or not self.refused_last()
         self._sent += 1
         refused: list[Any] = []
         sending = item is None
@@ -150,24 +160,6 @@ class Publisher(Generic[Item]):
         sending = False
         self._sent -= len(refused)
         return not refused
-
-    def refused_last(self) -> bool:
-        """Return True if the client refused the last message at once, as too large.
-
-        It is not sent then, and does not count. Call it after a message with a callback.
-        """
-        return self._tracker is not None and self._tracker.refused_last(TOO_LARGE)
-
-    def core_send(self) -> tuple[Callable[[Any, Any], None], Callable[[int], Any]] | None:
-        """Return the client's own call for messages that are built already and not delayed.
-
-        Returns:
-            Two functions, to be used together as ``send(built, callback(length))``, with the
-            length of the payload in bytes; None for a producer in memory.
-        """
-        if self._core is None or self._tracker is None:
-            return None
-        return self._core.send_async, self._tracker.callback
 
     def flush(self) -> tuple[str | None, list[Item], list[tuple[Item, str]]]:
         """Wait for the confirmations of all messages since the last flush.
@@ -281,7 +273,7 @@ def build_message(
     sequence_id: int | None,
 ) -> Any:
     """Return a message of the client's core; 0 is no time and no sequence ID either."""
-    builder = MessageBuilder()
+    builder = _pulsar.MessageBuilder()
     if message.value is None:
         builder.set_null_value()
     else:

@@ -6,7 +6,7 @@ Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -25,7 +25,10 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ready_bound
+from .ready import NextChecks, ReadyBound, ready_bound
+
+# One partition is read while the messages of the previous ones are confirmed, up to this number.
+_FLUSH_EVERY = 20_000
 
 
 class LocalMover:
@@ -67,6 +70,7 @@ class LocalMover:
         )
         self._watch = ForeignSubscriptionWatch(admin)
         self._planned_s = self._clock.monotonic_s()
+        self._failed = False
         self._clients = None if target_client is None else TargetClients(target_client)
         self._forwarder = self._open_forwarder()
 
@@ -90,20 +94,37 @@ class LocalMover:
         # All messages before these bounds are stored by now, so one read of the description after
         # this moment decides which targets are unknown.
         self._planned_s = self._clock.monotonic_s()
+        # After a failure, each partition is confirmed alone, so that one which fails again does not
+        # keep the others from being acknowledged.
+        flush_every, self._failed = 0 if self._failed else _FLUSH_EVERY, True
+        moved: list[tuple[SourcePartition, ReadyBound]] = []
+        count = 0
         try:
             for source, bound in bounds:
                 start = self._next[source.topic]
-                if bound.end > start:
-                    messages = read_range(self._client, source.topic, start, bound.end)
-                    with closing(messages):
-                        self._forwarder.forward_all(source, messages, lambda: now_ms)
-                    total.add(self._forwarder.flush())
-                    self._lock.acknowledge(source, bound.end)
-                    self._next[source.topic] = bound.end
-                self._next_checks[source.topic] = bound.next_check_ms
+                if bound.end <= start:
+                    self._next_checks[source.topic] = bound.next_check_ms
+                    continue
+                with closing(read_range(self._client, source.topic, start, bound.end)) as messages:
+                    count += self._forwarder.forward_all(source, messages, lambda: now_ms)
+                moved.append((source, bound))
+                if count >= flush_every:
+                    total.add(self._confirm(moved))
+                    moved, count = [], 0
+            total.add(self._confirm(moved))
+            self._failed = False
         finally:
             self._forwarder.close_targets()
         return total
+
+    def _confirm(self, moved: Sequence[tuple[SourcePartition, ReadyBound]]) -> ForwardReport:
+        """Wait for the confirmations of everything that was read, and acknowledge it."""
+        report = self._forwarder.flush()
+        for source, bound in moved:
+            self._lock.acknowledge(source, bound.end)
+            self._next[source.topic] = bound.end
+            self._next_checks[source.topic] = bound.next_check_ms
+        return report
 
     def _use(self, description: LevelTopicDescription) -> None:
         """Use a description that was read again, and lock new partitions."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from delaylevel.errors import AlreadyRunningError
+from delaylevel.cluster.reader import read_range
+from delaylevel.errors import AlreadyRunningError, BrokerError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.mover import local
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics import lifecycle
 
-DAY = timedelta(days=1)
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 WEEK = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=7 * DAY)
+
+
+def source_of(description: LevelTopicDescription, topic: str) -> SourcePartition:
+    return next(item for item in source_partitions(description) if item.topic == topic)
 
 
 def test_a_mover_locks_new_partitions() -> None:
@@ -77,3 +87,33 @@ def test_a_clock_that_was_wrong_for_a_moment_makes_no_message_late(
             let_pass(timedelta(seconds=2))
             moved += mover.run_once().total
             assert moved == 1, "late"
+
+
+def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders", enable_delay_level_topic=True, partition_strategy=WEEK
+        )
+        description = producer.description
+        producer.send(b"stuck", deliver_after=3 * DAY + HOUR)
+        memory.clock.advance(DAY)
+        producer.send(b"first", deliver_after=2 * DAY + HOUR)
+        memory.clock.advance(2 * DAY)
+        first, broken = (description.name.partition(number).full for number in (1, 2))
+
+        def read(client: Any, topic: str, *ends: Any) -> Iterator[Any]:
+            if topic == broken:
+                yield from ()
+                raise BrokerError("the partition delivers nothing")
+            yield from read_range(client, topic, *ends)
+
+        with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+            with monkeypatch.context() as patch:
+                patch.setattr(local, "read_range", read)
+                for _ in range(3):
+                    with pytest.raises(BrokerError, match="delivers nothing"):
+                        mover.run_once()
+            assert mover.next_check_ms(source_of(description, first)) > memory.clock.now_ms()
+            assert mover.run_once().window == 1
