@@ -49,13 +49,14 @@ def open_envelope(
         UnknownTargetError: the description does not have its target. The target may be new: only a
             description that was read after the message was stored shows that it is unknown.
     """
-    envelope = Envelope.read(message.properties)
+    properties = message.properties
+    # Computed only if needed, and given to read(): this runs for every message.
+    fallback_id = None if env.ID in properties else message.stable_id(topic)
+    envelope = Envelope.read(properties, fallback_id)
     if envelope.target not in description.targets:
         raise UnknownTargetError(
             f"target {envelope.target} is not one of level topic {description.topic}"
         )
-    if envelope.id is None:
-        return envelope.identified(message.stable_id(topic))
     return envelope
 
 

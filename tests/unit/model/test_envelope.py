@@ -82,14 +82,15 @@ def test_the_names_of_the_properties_are_fixed() -> None:
 
 
 def test_the_first_hop_assigns_the_id_and_later_hops_keep_it() -> None:
-    envelope = Envelope(1, ORDERS).identified("t:1:2:3")
+    envelope = Envelope.read(Envelope(1, ORDERS).parked_properties({}), "t:1:2:3")
     assert envelope.id == "t:1:2:3"
-    assert envelope.identified("t:9:9:9").id == "t:1:2:3"
+    later = Envelope.read(envelope.parked_properties({}), "t:9:9:9")
+    assert later.id == "t:1:2:3"
 
 
 def test_every_hop_keeps_the_compression_and_the_business_message_has_none() -> None:
     parked = Envelope(1, ORDERS, compression="ZSTD").parked_properties({})
-    envelope = Envelope.read(parked).identified("t:1:2:3")
+    envelope = Envelope.read(parked, "t:1:2:3")
     again = envelope.parked_again_properties(parked)
     held = envelope.held_again().parked_properties({})
     assert [found[COMPRESSION] for found in (parked, again, held)] == ["ZSTD"] * 3

@@ -156,7 +156,7 @@ def test_a_message_too_large_for_its_target_is_a_dead_letter_under_every_policy(
     description = replace(world.description, on_missing_target=policy)
     properties = {DUE: "5", TARGET: ORDERS, "color": "red", COMPRESSION: "LZ4"}
     message = ParkedMessage(7, 1, -1, 0, "k", "", 0, properties, LARGE)
-    envelope = Envelope.read(properties).identified("a")
+    envelope = Envelope.read(properties, "a")
     aside = hop.set_aside(
         description, message, envelope, "MessageTooBig", 10, dead_letters=dead_letters
     )

@@ -83,7 +83,7 @@ def test_the_largest_message_fits_at_every_hop(
     last = 2**63 - 1
     message = ParkedMessage(last, last, 1023, T0, key, ordering_key, T0, parked, body)
     source = description.level_topic(0).partition(363).full
-    identified = envelope.identified(message.stable_id(source))._replace(attempt=2**32 - 2)
+    identified = envelope._replace(id=message_id or message.stable_id(source), attempt=2**32 - 2)
     held = hop.set_aside(description, message, identified, REASON, T0)
     missing = hop.set_aside(description, message, identified, hop.NO_TOPIC, T0)
     unreadable = message._replace(properties=held.properties)
