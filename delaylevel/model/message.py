@@ -151,6 +151,7 @@ def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedM
         properties = message.properties()
     except UnicodeDecodeError:
         key, ordering_key, properties = readable_fields(message)
+    value = message.data()
     return ParkedMessage(
         ledger,
         entry,
@@ -160,7 +161,7 @@ def parked_message(message: Any, ledger: int, entry: int, batch: int) -> ParkedM
         ordering_key,
         message.event_timestamp(),
         properties,
-        None if message.has_null_value() else message.data(),
+        None if not value and message.has_null_value() else value,
     )
 
 
