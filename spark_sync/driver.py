@@ -18,7 +18,7 @@ from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition, source_partitions
-from delaylevel.mover.ready import NextChecks, ReadyBound, ready_bound
+from delaylevel.mover.ready import SEARCH_THREADS, NextChecks, ReadyBound, ready_bound
 
 from .input_range import InputRange
 from .offsets import Offset, make_offset, positions_of, skipped_of
@@ -27,8 +27,6 @@ from .runtime import Runtime, runtime
 
 log = logging.getLogger(__name__)
 
-# The broker serves this many searches in parallel; further threads would only queue there.
-_SEARCH_THREADS = 8
 # A killed mover keeps its locks for some seconds; a live one keeps them for longer than this.
 LOCK_TIMEOUT_S = 15.0
 _WARM_UP_RANGES = 4
@@ -55,7 +53,7 @@ class Driver:
         self._warm = False
         # Batches that were chosen here, and not planned yet. Others are replayed.
         self._chosen: list[Offset] = []
-        self._threads = ThreadPoolExecutor(_SEARCH_THREADS, "delaylevel-search")
+        self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._refresh()
 
     @property

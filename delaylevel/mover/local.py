@@ -7,6 +7,7 @@ Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 
 from .forwarder import Forwarder
-from .ready import NextChecks, ReadyBound, ready_bound
+from .ready import SEARCH_THREADS, NextChecks, ReadyBound, ready_bound
 
 # One partition is read while the messages of the previous ones are confirmed, up to this number.
 _FLUSH_EVERY = 20_000
@@ -72,6 +73,7 @@ class LocalMover:
         self._planned_s = self._clock.monotonic_s()
         self._failed = False
         self._clients = None if target_client is None else TargetClients(target_client)
+        self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._forwarder = self._open_forwarder()
 
     def run_once(self) -> ForwardReport:
@@ -86,11 +88,14 @@ class LocalMover:
         self._use(self._descriptions.current())
         self._watch.look(self._description)
         lead_ms = self._description.levels.smallest_lead_ms
-        bounds = [
-            (source, ready_bound(self._admin, source, self._next[source.topic], now_ms, lead_ms))
-            for source in self._sources
-            if now_ms >= self.next_check_ms(source)
-        ]
+        due = [source for source in self._sources if now_ms >= self.next_check_ms(source)]
+        found = self._threads.map(
+            lambda source: ready_bound(
+                self._admin, source, self._next[source.topic], now_ms, lead_ms
+            ),
+            due,
+        )
+        bounds = list(zip(due, found, strict=True))
         # All messages before these bounds are stored by now, so one read of the description after
         # this moment decides which targets are unknown.
         self._planned_s = self._clock.monotonic_s()
@@ -164,6 +169,7 @@ class LocalMover:
         self._forwarder.close()
         if self._clients is not None:
             self._clients.close()
+        self._threads.shutdown(wait=False)
         self._lock.close()
 
     def __enter__(self) -> LocalMover:

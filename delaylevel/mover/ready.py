@@ -21,6 +21,9 @@ from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 
+#: Number of searches to run in parallel; the broker would only queue more of them.
+SEARCH_THREADS = 8
+
 # The search checks this number of entries directly behind a bound, and ever fewer further on: a
 # shorter run of wrong times hides nothing, a longer one hardly ever.
 _CLOSE = 16
