@@ -81,7 +81,7 @@ class Publisher(Generic[Item]):
     def __init__(self, producer: Any, bulk: bool = False) -> None:
         self.producer = producer
         # Below the client's Python: its checks of every argument would cost as much as the rest.
-        self._core = producer._producer if type(producer) is pulsar.Producer else None
+        self._core: Any = producer._producer if type(producer) is pulsar.Producer else None
         self._tracker: BatchAckTracker | None = None
         if self._core is not None:
             self._tracker = BatchAckTracker(
