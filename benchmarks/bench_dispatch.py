@@ -7,10 +7,15 @@ through broker deduplication, and ``native`` is deliver_at on the business topic
 subscription. Before the minute begins, the dispatcher is killed (-9) and started again; for
 ``native`` the topic is unloaded. "restart_s" is the time until all pending messages are known
 again, and "cpu" is processor time in seconds from the first due time to the last arrival; "percent"
-is the same as a share of one core. ``--rates`` measures quiet hours: one run for each rate, without
-a restart.
+is the same as a share of one core. "disorder" counts messages that arrive in another order than
+promised. ``nats`` is a NATS server with file storage and its message schedules.
+
+``--rates`` measures quiet hours: one run for each rate, without a restart. ``--burst`` makes all
+messages due at one instant, without a restart: "max_ms" is the time until the last one is received,
+and "rate_per_s" the number of messages divided by it.
 
 Examples:
+    python benchmarks/bench_dispatch.py --burst --messages 300000 --sides tracker,nats
     python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30
     python benchmarks/bench_dispatch.py
     python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
@@ -27,71 +32,28 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-import numpy as np
+import nats_peer
 import psutil
-import pulsar
+from arrivals import consume, stamped, wait, watched
 from baselines import Case
-from common import BODY, QUIET, arguments, connected, note, report
+from common import arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.values import TopicPolicies
-from delaylevel.model.envelope import DUE
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.model.topic_name import TopicName
 
-SIDES = ("tracker", "tracker, deduplicated", "native")
-
-
-def consume(
-    service_url: str, topic: str, shared: bool, count: int, limit_s: float, answer: Any
-) -> None:
-    """Receive ``count`` messages; put their lateness in ms and the number of copies into a queue.
-
-    Args:
-        service_url: address of the broker.
-        topic: business topic.
-        shared: kind of subscription, True for Shared and False for Exclusive.
-        count: number of messages to wait for.
-        limit_s: longest time to wait, in seconds.
-        answer: queue for "ready", and then for the result.
-    """
-    client = pulsar.Client(service_url, logger=QUIET)
-    kind = pulsar.ConsumerType.Shared if shared else pulsar.ConsumerType.Exclusive
-    consumer = client.subscribe(
-        topic, "bench", kind, initial_position=pulsar.InitialPosition.Earliest
-    )
-    answer.put("ready")
-    late = np.empty(count)
-    seen: set[str] = set()
-    received = twice = 0
-    deadline = time.monotonic() + limit_s
-    while len(seen) < count and time.monotonic() < deadline:
-        try:
-            message = consumer.receive(1000)
-        except pulsar.Timeout:
-            continue
-        now = time.time() * 1000
-        number = message.partition_key() or message.data()[:12].decode()
-        if number in seen:
-            twice += 1
-        else:
-            late[len(seen)] = now - int(message.properties()[DUE])
-            seen.add(number)
-        received += 1
-        if shared:
-            consumer.acknowledge(message)
-        elif received % 1000 == 0:
-            consumer.acknowledge_cumulative(message)
-    answer.put((late[: len(seen)], twice, time.time()))
-    client.close()
+Usage: TypeAlias = "dict[str, tuple[float, int]]"
+SIDES = ("tracker", "tracker, deduplicated", "native", "nats")
 
 
 class DispatcherProcess:
@@ -126,10 +88,9 @@ class DispatcherProcess:
             if line.startswith(f"{name}{{") and all(each in line for each in wanted)
         )
 
-    def releasing(self, partitions: int) -> bool:
-        """Return True if every window partition has been read again."""
-        state = "delaylevel_dispatch_state"
-        return self.series(state, state="releasing") == partitions
+    def releasing(self) -> float:
+        """Return the number of its window partitions that have been read again."""
+        return self.series("delaylevel_dispatch_state", state="releasing")
 
 
 def main() -> None:
@@ -148,6 +109,13 @@ def main() -> None:
         default="",
         help="rates of quiet hours to measure, in messages per second, separated by commas",
     )
+    parser.add_argument("--burst", action="store_true", help="one due time for all messages")
+    parser.add_argument(
+        "--keys", type=int, default=0, help="number of different message keys (default: no keys)"
+    )
+    parser.add_argument(
+        "--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)"
+    )
     options = parser.parse_args()
     rates = [int(rate) for rate in options.rates.split(",") if rate]
     sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
@@ -156,13 +124,67 @@ def main() -> None:
         for _ in range(options.rounds):
             for rate in rates or [0]:
                 count = round(rate * options.seconds) or options.messages
-                rows.append(run(side, count, options.seconds, restart=not rate))
-                note(str(rows[-1]))
+                load = Load(count, options.seconds, options.burst, options.keys)
+                row = run(side, load, not rate and not options.burst, options.dispatchers)
+                if row is not None:
+                    rows.append(row)
+                    note(str(row))
     report(rows, options.json)
 
 
-def run(side: str, count: int, seconds: float, restart: bool = True) -> Case:
-    """Measure one side on its own broker."""
+@dataclass(frozen=True)
+class Load:
+    """The messages of one run.
+
+    Attributes:
+        count: number of messages.
+        seconds: range of the due times, in seconds.
+        burst: True for one due time of all messages.
+        keys: number of different keys; 0 for messages without keys.
+    """
+
+    count: int
+    seconds: float
+    burst: bool
+    keys: int
+
+    @property
+    def prepare_s(self) -> float:
+        """Time to publish everything and to restart, in seconds."""
+        return 20 + self.count / 12_000
+
+    @property
+    def limit_s(self) -> float:
+        """Longest time until the last message arrives, in seconds."""
+        return self.prepare_s + 3 * self.seconds + 240
+
+    def dues_ms(self, begin_ms: int) -> Iterator[int]:
+        """Return the due times of all messages."""
+        chosen = random.Random(7)
+        spread = 1 if self.burst else round(self.seconds * 1000)
+        return (begin_ms + chosen.randrange(spread) for _ in range(self.count))
+
+    def row(self, side: str, arrivals: Case, restart_s: float, usage: Usage) -> Case:
+        """Return the row of a run."""
+        found: Case = {"side": side, "messages": self.count, **arrivals}
+        if self.burst:
+            found["rate_per_s"] = round(self.count / max(arrivals["max_ms"], 1) * 1000)
+        else:
+            found["restart_s"] = round(restart_s, 1)
+        spent_s = arrivals["max_ms"] / 1000 if self.burst else self.seconds
+        for name in ("dispatcher", "broker"):
+            cpu_s, peak = usage.get(name, (0.0, 0))
+            found[f"{name}_cpu_s"] = round(cpu_s, 1)
+            found[f"{name}_percent"] = round(cpu_s / max(spent_s, 0.001) * 100, 1)
+            found[f"{name}_us_per_message"] = round(cpu_s / self.count * 1e6, 1)
+            found[f"{name}_peak_mib"] = peak >> 20
+        return found
+
+
+def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
+    """Measure one side on its own broker; return None if the side is not installed."""
+    if side == "nats":
+        return measure_nats(load, restart)
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
         EmbeddedBroker(
@@ -172,20 +194,26 @@ def run(side: str, count: int, seconds: float, restart: bool = True) -> Case:
         pid = broker.status().pid
         assert pid is not None
         return measure(
-            side, count, seconds, restart, broker.connection, psutil.Process(pid), Path(directory)
+            side,
+            load,
+            restart,
+            dispatchers,
+            broker.connection,
+            psutil.Process(pid),
+            Path(directory),
         )
 
 
 def measure(
     side: str,
-    count: int,
-    seconds: float,
+    load: Load,
     restart: bool,
+    dispatchers: int,
     connection: Connection,
     broker: psutil.Process,
     directory: Path,
 ) -> Case:
-    """Publish, restart, wait for the minute, and compare arrivals with due times."""
+    """Publish, restart, wait for the first due time, and compare arrivals with due times."""
     admin = Admin.from_connection(connection)
     topic = "persistent://public/default/orders"
     native = side == "native"
@@ -201,10 +229,12 @@ def measure(
     delivery = "effectively-once" if "deduplicated" in side else "at-least-once"
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
-    prepare_s = 25 + count / 12_000
     reader = context.Process(
         target=consume,
-        args=(connection.service_url, topic, native, count, prepare_s + 3 * seconds + 240, answer),
+        args=(
+            *(connection.service_url, topic, native),
+            *(load.count, load.keys, load.limit_s, answer),
+        ),
     )
     reader.start()
     assert answer.get(timeout=60) == "ready"
@@ -213,72 +243,91 @@ def measure(
         admin.set_topic_policies(name, TopicPolicies(deduplication=True))
         wait(lambda: bool(admin.partition_stats(name).deduplication), 30)
     with contextlib.ExitStack() as stack:
-        dispatcher = None
-        if not native:
-            dispatcher = DispatcherProcess(connection, topic, delivery, directory)
-            stack.callback(lambda: dispatcher.process.kill() if dispatcher else None)
-        begin_ms = round((time.time() + prepare_s) * 1000)
+        started: list[DispatcherProcess] = []
+
+        def start() -> None:
+            for number in range(0 if native else dispatchers):
+                spill = directory / f"spill-{number}"
+                started.append(DispatcherProcess(connection, topic, delivery, spill))
+                stack.callback(started[-1].process.kill)
+
+        start()
+        begin_ms = round((time.time() + load.prepare_s) * 1000)
         began = time.monotonic()
-        with connected(connection) as client:
-            producer = client.create_producer(
-                topic,
-                enable_delay_level_topic=True,
-                final_window="broker" if native else "tracker",
-                partition_strategy=PartitionStrategy(partition_by=PartitionBy.HOUR),
-                block_if_queue_full=True,
-                max_pending_messages=10_000,
-            )
-            chosen = random.Random(7)
-            for number in range(count):
-                due_ms = begin_ms + chosen.randrange(round(seconds * 1000))
-                properties = {DUE: str(due_ms)} if native else None
-                body = f"{number:012}".encode() + BODY[12:]
-                producer.send_async(body, None, deliver_at=due_ms, properties=properties)
-            producer.flush()
+        publish(connection, topic, native, load, begin_ms)
         note(f"{side}: published in {time.monotonic() - began:.1f} s")
         restart_s = 0.0
-        if dispatcher is None and restart:
-            restart_s = unload(admin, connection, topic, count)
-        elif dispatcher is not None:
+        if native and restart:
+            restart_s = unload(admin, connection, topic, load.count)
+        elif not native:
             pending = "delaylevel_dispatch_pending"
-            wait(lambda: dispatcher.series(pending) >= count, prepare_s)
+            wait(lambda: sum(d.series(pending) for d in started) >= load.count, load.prepare_s)
             note(f"{side}: all pending after {time.monotonic() - began:.1f} s")
-        if dispatcher is not None and restart:
-            dispatcher.process.kill()
-            dispatcher.process.wait()
+        if started and restart:
+            for dispatcher in started:
+                dispatcher.process.kill()
+                dispatcher.process.wait()
+            started.clear()
             again = time.monotonic()
-            dispatcher = DispatcherProcess(connection, topic, delivery, directory)
-            wait(lambda: dispatcher.releasing(described.window_partitions), 120)
+            start()
+            wait(lambda: sum(d.releasing() for d in started) == described.window_partitions, 120)
             restart_s = time.monotonic() - again
-        left_s = begin_ms / 1000 - time.time()
-        note(f"{side}: restarted in {restart_s:.1f} s, {left_s:.0f} s before the first is due")
-        time.sleep(max(0.0, left_s - 1))
-        processes = {"broker": broker}
-        if dispatcher is not None:
-            processes["dispatcher"] = psutil.Process(dispatcher.process.pid)
-        with watched(processes) as usage:
-            late, twice, _ = answer.get(timeout=3 * seconds + 300)
+        sleep_until(side, begin_ms, restart_s)
+        own = [psutil.Process(dispatcher.process.pid) for dispatcher in started]
+        with watched({"broker": [broker], "dispatcher": own}) as usage:
+            arrivals = answer.get(timeout=load.limit_s)
         reader.join()
-    low, middle, high, most = np.quantile(late, [0, 0.5, 0.99, 1]) if late.size else [0.0] * 4
-    found: Case = {
-        "side": side,
-        "messages": count,
-        "lost": count - late.size,
-        "twice": twice,
-        "early": int((late < 0).sum()),
-        "least_ms": round(float(low), 1),
-        "p50_ms": round(float(middle), 1),
-        "p99_ms": round(float(high), 1),
-        "max_ms": round(float(most), 1),
-        "restart_s": round(restart_s, 1),
-    }
-    for name in ("dispatcher", "broker"):
-        cpu_s, peak = usage.get(name, (0.0, 0))
-        found[f"{name}_cpu_s"] = round(cpu_s, 1)
-        found[f"{name}_percent"] = round(cpu_s / seconds * 100, 1)
-        found[f"{name}_us_per_message"] = round(cpu_s / count * 1e6, 1)
-        found[f"{name}_peak_mib"] = peak >> 20
-    return found
+    return load.row(side, arrivals, restart_s, usage)
+
+
+def publish(connection: Connection, topic: str, native: bool, load: Load, begin_ms: int) -> None:
+    """Publish all messages through the wrapper."""
+    with connected(connection) as client:
+        producer = client.create_producer(
+            topic,
+            enable_delay_level_topic=True,
+            final_window="broker" if native else "tracker",
+            partition_strategy=PartitionStrategy(partition_by=PartitionBy.HOUR),
+            block_if_queue_full=True,
+            max_pending_messages=10_000,
+        )
+        for number, due_ms in enumerate(load.dues_ms(begin_ms)):
+            key = f"key-{number % load.keys}" if load.keys else None
+            producer.send_async(stamped(number, due_ms), None, deliver_at=due_ms, partition_key=key)
+        producer.flush()
+
+
+def measure_nats(load: Load, restart: bool) -> Case | None:
+    """Measure the schedules of a NATS server; return None if it is not installed."""
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    with nats_peer.private_nats() as server:
+        if server is None:
+            note(nats_peer.MISSING)
+            return None
+        stream = server.add_stream()
+        begin_ms = round((time.time() + load.prepare_s) * 1000)
+        rate = nats_peer.publish(server.port, stream, list(load.dues_ms(begin_ms)))
+        note(f"nats: published {rate:,.0f} /s")
+        restart_s = server.restart() if restart else 0.0
+        reader = context.Process(
+            target=nats_peer.consume,
+            args=(server.port, stream, load.count, load.keys, load.limit_s, answer),
+        )
+        reader.start()
+        assert answer.get(timeout=60) == "ready"
+        sleep_until("nats", begin_ms, restart_s)
+        with watched({"broker": [psutil.Process(server.pid)]}) as usage:
+            arrivals = answer.get(timeout=load.limit_s)
+        reader.join()
+    return load.row("nats", arrivals, restart_s, usage)
+
+
+def sleep_until(side: str, begin_ms: int, restart_s: float) -> None:
+    """Sleep until one second before the first due time."""
+    left_s = begin_ms / 1000 - time.time()
+    note(f"{side}: restarted in {restart_s:.1f} s, {left_s:.0f} s before the first is due")
+    time.sleep(max(0.0, left_s - 1))
 
 
 def unload(admin: Admin, connection: Connection, topic: str, count: int) -> float:
@@ -296,54 +345,6 @@ def unload(admin: Admin, connection: Connection, topic: str, count: int) -> floa
 
     wait(rebuilt, 300, give_up=True)
     return time.monotonic() - began
-
-
-@contextlib.contextmanager
-def watched(processes: dict[str, psutil.Process]) -> Iterator[dict[str, tuple[float, int]]]:
-    """Measure the processor time and peak memory of processes while a block runs."""
-    import threading
-
-    found: dict[str, tuple[float, int]] = {}
-    peaks = dict.fromkeys(processes, 0)
-    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.2):
-            for name, process in processes.items():
-                with contextlib.suppress(psutil.Error):
-                    peaks[name] = max(peaks[name], process.memory_info().rss)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        thread.join()
-        for name, process in processes.items():
-            with contextlib.suppress(psutil.Error):
-                found[name] = (sum(process.cpu_times()[:2]) - before[name], peaks[name])
-
-
-def wait(condition: Callable[[], bool], limit_s: float, give_up: bool = False) -> None:
-    """Wait until a condition holds.
-
-    Args:
-        condition: function that eventually returns True.
-        limit_s: longest time to wait, in seconds.
-        give_up: outcome at the limit, True to return and False to raise an error.
-
-    Raises:
-        TimeoutError: the limit has passed.
-    """
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            if give_up:
-                return
-            raise TimeoutError(f"the condition did not hold within {limit_s:.0f} s")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":
