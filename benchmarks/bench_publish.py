@@ -6,6 +6,10 @@ Python code; and with a Python function that counts. The plain client's messages
 delayed delivery, the wrapper's to 29 partitions by DAY. "No delay, batched" is the plain client
 without delays, which is the upper limit. Rates are from the first send to the end of flush.
 
+"NATS" sends message schedules to a NATS server with file storage, and "NATS, own client" does so
+through the client of NATS for Python; every message is acknowledged. Its messages have no key and
+no properties.
+
 Examples:
     python benchmarks/bench_publish.py
     python benchmarks/bench_publish.py --messages 5000 --rounds 1 --json publish.json
@@ -22,7 +26,9 @@ from typing import Any
 
 import pulsar
 from baselines import Case
-from common import BODY, arguments, connected, in_turn, private_broker, rate_row, report
+from common import BODY, arguments, connected, in_turn, note, private_broker, rate_row, report
+from nats_peer import MISSING, NatsServer, private_nats, publish_with_client
+from nats_peer import publish as publish_schedules
 
 from delaylevel import DelayLevelClient, PartitionStrategy
 
@@ -80,10 +86,33 @@ def make(client: DelayLevelClient, wrapped: bool, **settings: Any) -> Any:
     )
 
 
+def schedules(
+    server: NatsServer, delays: Sequence[timedelta], messages: int
+) -> dict[str, Callable[[], float]]:
+    """Return the sides of NATS, by name."""
+    stream = server.add_stream()
+
+    def dues_ms() -> list[int]:
+        now_ms = round(time.time() * 1000)
+        count = len(delays)
+        return [now_ms + delays[k % count] // timedelta(milliseconds=1) for k in range(messages)]
+
+    return {
+        "NATS": lambda: publish_schedules(server.port, stream, dues_ms()),
+        "NATS, own client": lambda: publish_with_client(server, stream, dues_ms()),
+    }
+
+
 def run(given: Any) -> list[Case]:
     """Measure fixed and mixed delays in each style, for the wrapper and the plain client."""
     rows: list[Case] = []
-    with private_broker() as connection, connected(connection) as client:
+    with (
+        private_broker() as connection,
+        connected(connection) as client,
+        private_nats() as server,
+    ):
+        if server is None:
+            note(MISSING)
         for kind, delays in (("one delay", FIXED), ("29 delays in turn", MIXED)):
             producers = {"plain client": make(client, wrapped=False)}
             for ms in given.batching_delay_ms:
@@ -105,6 +134,9 @@ def run(given: Any) -> list[Case]:
             for style in given.styles:
                 # The upper limit for any wrapper of this client: batches without delays.
                 sides[style, "no delay, batched"] = side(undelayed, style, [None])
+            if server is not None and "none" in given.styles:
+                peers = schedules(server, delays, given.messages)
+                sides |= {("none", name): of for name, of in peers.items()}
             named = {f"{kind}, callback {style}, {name}": of for (style, name), of in sides.items()}
             rates = dict(zip(sides, in_turn(named, given.rounds).values(), strict=True))
             rows += [
