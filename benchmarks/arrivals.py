@@ -51,6 +51,7 @@ def consume(
     answer.put("ready")
     stamps: list[bytes] = []
     times: list[float] = []
+    used_s = time.process_time()
     deadline = time.monotonic() + limit_s
     while not complete(stamps, count) and time.monotonic() < deadline:
         try:
@@ -63,7 +64,10 @@ def consume(
             consumer.acknowledge(message)
         elif len(stamps) % 1000 == 0:
             consumer.acknowledge_cumulative(message)
-    answer.put(summary(stamps, times, count, keys))
+    used_s = time.process_time() - used_s
+    if stamps and not shared:
+        consumer.acknowledge_cumulative(message)
+    answer.put({**summary(stamps, times, count, keys), "consumer_cpu_s": round(used_s, 1)})
     client.close()
 
 
@@ -122,6 +126,8 @@ def watched(
 ) -> Iterator[dict[str, tuple[float, int]]]:
     """Measure processor time in seconds and peak memory in bytes while a block runs.
 
+    Child processes are included, also those that end meanwhile.
+
     Args:
         processes: the processes of each part, by its name.
 
@@ -140,8 +146,7 @@ def watched(
     def look() -> None:
         while not done.wait(0.2):
             for name, several in processes.items():
-                with contextlib.suppress(psutil.Error):
-                    peaks[name] = max(peaks[name], sum(p.memory_info().rss for p in several))
+                peaks[name] = max(peaks[name], sum(map(_resident, several)))
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -154,10 +159,26 @@ def watched(
             found[name] = (used - before[name], peaks[name])
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def _with_children(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return sum(process.cpu_times()[:2])
-    return 0.0
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    used_s = 0.0
+    for each in _with_children(process):
+        with contextlib.suppress(psutil.Error):
+            used_s += sum(each.cpu_times()[:4])  # also of children that have ended
+    return used_s
+
+
+def _resident(process: psutil.Process) -> int:
+    found = 0
+    for each in _with_children(process):
+        with contextlib.suppress(psutil.Error):
+            found += each.memory_info().rss
+    return found
 
 
 def wait(condition: Callable[[], bool], limit_s: float, give_up: bool = False) -> None:

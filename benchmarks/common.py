@@ -33,6 +33,17 @@ READ_AHEAD = {"dbStorage_readAheadCacheBatchSize": 20}
 
 @contextmanager
 def private_broker(**conf: Any) -> Iterator[Connection]:
+    """Start a broker with its own data, yield its addresses, and stop it as `started_broker` does.
+
+    Args:
+        conf: settings of ``standalone.conf`` in addition to ``READ_AHEAD``.
+    """
+    with started_broker(**conf) as broker:
+        yield broker.connection
+
+
+@contextmanager
+def started_broker(**conf: Any) -> Iterator[EmbeddedBroker]:
     """Start a broker with its own data; stop it and delete the data at the end.
 
     Args:
@@ -51,7 +62,7 @@ def private_broker(**conf: Any) -> Iterator[Connection]:
         with _environment(JIT):
             broker.start()
         try:
-            yield broker.connection
+            yield broker
         finally:
             broker.remove()
 
@@ -132,16 +143,20 @@ def note(text: str) -> None:
     print(f"... {text}", file=sys.stderr, flush=True)
 
 
-def arguments(doc: str | None, messages: int, rounds: int) -> argparse.ArgumentParser:
+def arguments(doc: str | None, messages: int | None, rounds: int) -> argparse.ArgumentParser:
     """Return a parser with the options that these benchmarks share."""
     parser = argparse.ArgumentParser(
         description=(doc or "").splitlines()[0],
         epilog=(doc or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--messages", type=int, default=messages, help=f"number of messages (default: {messages:,})"
-    )
+    if messages is not None:
+        parser.add_argument(
+            "--messages",
+            type=int,
+            default=messages,
+            help=f"number of messages (default: {messages:,})",
+        )
     parser.add_argument(
         "--rounds", type=int, default=rounds, help=f"number of rounds (default: {rounds})"
     )
