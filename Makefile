@@ -65,7 +65,8 @@ broker-stop: $(STAMP) ## Stop the private broker; its data stays
 fetch: $(STAMP) ## Download the Pulsar server with Maven, once
 	@$(BIN)/delaylevel broker fetch
 
-bench: fetch ## Run the benchmarks
+bench: fetch ## Install the peers of the benchmarks, and run these
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@set -e; found=; for file in benchmarks/bench_*.py; do \
 		test -f "$$file" || continue; found=yes; \
 		echo "$$file"; $(BIN)/python "$$file"; \
