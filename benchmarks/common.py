@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -144,7 +145,11 @@ def note(text: str) -> None:
 
 
 def arguments(doc: str | None, messages: int | None, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that these benchmarks share."""
+    """Return a parser with the options that these benchmarks share.
+
+    From then on, a SIGTERM ends the benchmark through its clean-up, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         description=(doc or "").splitlines()[0],
         epilog=(doc or "").partition("\n\n")[2],
