@@ -140,7 +140,7 @@ class Pipeline:
         """
         count = round(rate * seconds)
         arriving, sending = _spawn.Queue(), _spawn.Queue()
-        limit_s = 3 * seconds + 3 * self.unit_s + 60
+        limit_s = 3 * seconds + 3 * self.unit_s + 180  # Spark may still be starting
         consumer = _spawn.Process(
             target=consume,
             args=(self.connection.service_url, TOPIC, False, count, 0, limit_s, arriving),
