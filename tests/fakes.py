@@ -145,6 +145,9 @@ class FakeMessageId:
     position: Position
     size: int | None = None
 
+    def partition(self) -> int:
+        return -1
+
     def ledger_id(self) -> int:
         return self.position.ledger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +27,12 @@ from delaylevel.model.envelope import (
 )
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage, parked_message
+from delaylevel.model.position import Position
 from delaylevel.model.router import Hop, Router
 from delaylevel.model.source_partition import SourcePartition, source_partitions
 from delaylevel.mover import hop, sequencing
 from delaylevel.mover.forwarder import Forwarder
-from fakes import FakeAdmin, describe
+from fakes import FakeAdmin, FakeMessageId, describe
 
 T0 = 1_800_000_000_000
 HOUR = 3_600_000
@@ -46,6 +48,7 @@ class Client:
 
     sent: list[tuple[Any, ...]] = field(default_factory=list)
     callbacks: list[Any] = field(default_factory=list)
+    entries: list[tuple[str, str]] = field(default_factory=list)
     flushes: list[int] = field(default_factory=list)
     outcome: Any = pulsar.Result.Ok
     last: int = -1
@@ -76,13 +79,23 @@ class Core:
             )
         )
         self.client.callbacks.append(callback)
+        key = message.ordering_key() or message.partition_key()
+        self.client.entries.append((self.topic, key))
 
     def flush(self) -> None:
         self.client.flushes.append(len(self.client.sent))
-        for callback in self.client.callbacks:
+        callbacks, self.client.callbacks = self.client.callbacks, []
+        entries, self.client.entries = self.client.entries, []
+        # Messages without a callback are in the entry of the one before them.
+        sizes = Counter[tuple[str, str]]()
+        answers: list[tuple[Any, Any]] = []
+        for callback, entry in zip(reversed(callbacks), reversed(entries), strict=True):
+            sizes[entry] += 1
             if callback is not None:
-                callback(self.client.outcome, _pulsar.MessageId(-1, 1, 1, -1))
-        self.client.callbacks = []
+                batched = FakeMessageId(Position(1, 1, 0), sizes.pop(entry))
+                answers.append((callback, batched))
+        for callback, message_id in reversed(answers):
+            callback(self.client.outcome, message_id)
 
     def flush_async(self, callback: Any) -> None:
         self.flush()
