@@ -7,6 +7,8 @@ that a message mentions are also attributes of the error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class DelayLevelError(Exception):
     """Root of all errors that this package raises on purpose."""
@@ -157,6 +159,19 @@ class PermissionDeniedError(AdminError):
 
 class LevelTopicError(BrokerError):
     """A level topic that is missing, not one of ours, or unsuitable for the request."""
+
+
+class UpgradeRequiredError(LevelTopicError):
+    """A level topic that only a later version of this package understands.
+
+    Attributes:
+        features: the features that this version does not know, each with the first version that
+            does; empty if the description does not name them.
+    """
+
+    def __init__(self, message: str, *, features: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.features = dict(features or {})
 
 
 class StillPendingError(LevelTopicError):

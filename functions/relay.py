@@ -214,7 +214,12 @@ class Relay:
             self._route(item, decide=True)
 
     def poll(self) -> None:
-        """Acknowledge messages that are confirmed, and set aside those that were refused."""
+        """Acknowledge messages that are confirmed, and set aside those that were refused.
+
+        Raises:
+            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+        """
+        self._router.check()
         self._route_decidable()
         for item in self._router.take_given_up():
             self._give_back(item, "the description cannot be read")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from delaylevel.cluster.background import Starter
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.errors import BrokerError, UnknownTargetError
+from delaylevel.errors import BrokerError, UnknownTargetError, UpgradeRequiredError
 from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 # The broker releases a message up to a tick early. A message that it would release at once is not
 # parked again and again, but goes to the final window (of units of a second or so).
 _BROKER_TICK_MS = 1000
+# Interval between two reads of the description that nothing else causes, in s.
+_CHECK_EVERY_S = 60.0
 
 
 class UnknownSourceError(BrokerError):
@@ -65,6 +67,8 @@ class MessageRouter:
         self._waiting: deque[tuple[Item, float]] = deque()  # with the time of arrival
         self._reading = False
         self._failure: Exception | None = None
+        self._refusal: UpgradeRequiredError | None = None
+        self._check_at_s = now_s() + _CHECK_EVERY_S
         self._warning = RepeatedWarning(log, description.topic, now_s)
         self._use(description)
 
@@ -73,6 +77,17 @@ class MessageRouter:
         arrived_s = self._now_s()
         self._waiting.append((item, arrived_s))
         if self._descriptions.read_since(arrived_s) is None:
+            self._read_again()
+
+    def check(self) -> None:
+        """Read the description in the background if it is time; hosts call it regularly.
+
+        Raises:
+            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._now_s() >= self._check_at_s:
             self._read_again()
 
     def take_decidable(self) -> list[Item]:
@@ -164,9 +179,12 @@ class MessageRouter:
             self._start(self._read)
 
     def _read(self) -> None:
+        self._check_at_s = self._now_s() + _CHECK_EVERY_S
         try:
             self._descriptions.refresh(self._now_s())
             self._warning.over()
+        except UpgradeRequiredError as error:
+            self._refusal = error
         except Exception as error:  # whatever it is, the messages must not wait for ever
             self._warning.failed(
                 f"a message has a target that may be new, and the description cannot be read "

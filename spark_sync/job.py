@@ -29,6 +29,7 @@ from delaylevel.errors import (
     InvalidInputError,
     LevelTopicError,
     StepsError,
+    UpgradeRequiredError,
 )
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -73,6 +74,7 @@ _FATAL = (
     LevelTopicError,
     ConfigError,
     StepsError,
+    UpgradeRequiredError,
     InvalidInputError,
 )
 

@@ -20,6 +20,7 @@ DESCRIPTION = (
     Column("window_partitions", "number", wide=True),
     Column("hold_pause_ms", "duration", wide=True),
     Column("on_missing_target", wide=True),
+    Column("features", wide=True),
 )
 STATE = (
     Column("backlog_entries", "number", head="BACKLOG"),
@@ -68,6 +69,7 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         else None,
         "hold_pause_ms": description.hold_pause_ms,
         "on_missing_target": description.on_missing_target.value,
+        "features": list(description.features),
     }
 
 

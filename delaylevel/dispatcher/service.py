@@ -18,7 +18,12 @@ from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.clients import TargetClients
-from delaylevel.errors import AlreadyRunningError, BrokerError, LevelTopicError
+from delaylevel.errors import (
+    AlreadyRunningError,
+    BrokerError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -152,6 +157,8 @@ class Dispatcher:
 
         Raises:
             SpillError: the directory for spill files cannot be used.
+            UpgradeRequiredError: a level topic has begun to use a feature that this version does
+                not know. Dispatchers of a later version take over the partitions.
         """
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
@@ -160,6 +167,8 @@ class Dispatcher:
                     try:
                         with translate_errors():
                             self._reassign(topic)
+                    except UpgradeRequiredError:
+                        raise
                     except BrokerError as error:
                         topic.warning.failed(error)
                     else:

@@ -23,6 +23,8 @@ REASON = PREFIX + "reason"
 SOURCE = PREFIX + "source"
 COMPRESSION = PREFIX + "compression"
 CHUNK = PREFIX + "chunk"
+# The kind of a parked record that is not an ordinary message; those do not have the property.
+KIND = PREFIX + "kind"
 # The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
 # fields are in properties of their own, in base64 (see unreadable.py).
 UNREADABLE = PREFIX + "unreadable"
@@ -104,10 +106,13 @@ class Envelope(NamedTuple):
             fallback_id: the ID of a message that has none.
 
         Raises:
-            EnvelopeError: a property is missing or damaged, or the message has unreadable fields.
+            EnvelopeError: a property is missing or damaged, or the message has unreadable fields,
+                or the record is of a kind that this version does not know.
         """
         if UNREADABLE in properties:
             raise EnvelopeError(properties[UNREADABLE])
+        if KIND in properties:
+            raise _unknown_kind(properties[KIND])
         due = _due_ms(properties)
         target = properties.get(TARGET)
         if target is None:
@@ -167,7 +172,10 @@ def due_of(properties: Mapping[str, str]) -> int | None:
     """Return the due time of a parked message, ms since the epoch; None if it is unreadable.
 
     This is for inspection. A mover reads the whole :class:`Envelope`, whose errors have a reason.
+    A record of an unknown kind will never be delivered, so its due time counts as unreadable.
     """
+    if KIND in properties:
+        return None
     try:
         return _due_ms(properties)
     except EnvelopeError:
@@ -211,6 +219,10 @@ def check_id(value: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _full_name(topic: str) -> str:
     return TopicName.parse(topic).full
+
+
+def _unknown_kind(kind: str) -> EnvelopeError:
+    return EnvelopeError(f"{KIND} is {kind[:40]!r}: this version does not know this kind of record")
 
 
 def _due_ms(properties: Mapping[str, str]) -> int:

@@ -11,10 +11,10 @@ from typing import Any
 
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
 
+from .features import FEATURES, WITH_FEATURES, WITHOUT_FEATURES, check_known, read_features
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
 
-FORMAT_VERSION = 1
 # The property of the level topic that holds the description.
 DESCRIPTION_PROPERTY = "delaylevel.description"
 # On every member topic: the level topic that it belongs to.
@@ -107,6 +107,8 @@ class LevelTopicDescription:
             (``tracker`` only), 1 to 64. It never changes: it determines a key's partition.
         former: the lists of levels before each expansion, oldest first.
         on_missing_target: the treatment of messages whose target does not exist.
+        features: names of the features in use, of those in
+            :data:`delaylevel.model.features.FEATURES`.
     """
 
     topic: str
@@ -116,9 +118,9 @@ class LevelTopicDescription:
     final_window: FinalWindow = FinalWindow.TRACKER
     hold_pause_ms: int = DEFAULT_HOLD_PAUSE_MS
     window_partitions: int = DEFAULT_WINDOW_PARTITIONS
-    version: int = FORMAT_VERSION
     former: tuple[Levels, ...] = ()
     on_missing_target: MissingTarget = MissingTarget.HOLD
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -133,6 +135,12 @@ class LevelTopicDescription:
         object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
         names = sorted({TopicName.parse(target).full for target in self.targets})
         object.__setattr__(self, "targets", tuple(names))
+        object.__setattr__(self, "features", check_known(self.features))
+
+    @property
+    def version(self) -> int:
+        """The format in which the description is stored; it rises with the first feature."""
+        return WITH_FEATURES if self.features else WITHOUT_FEATURES
 
     @property
     def name(self) -> TopicName:
@@ -220,6 +228,8 @@ class LevelTopicDescription:
             value["on_missing_target"] = self.on_missing_target.value
         if self.former:
             value["former"] = [levels.to_json() for levels in self.former]
+        if self.features:
+            value["features"] = {name: FEATURES[name] for name in self.features}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -227,16 +237,13 @@ class LevelTopicDescription:
         """Parse the text from :meth:`to_json` for the level topic of this name.
 
         Raises:
-            LevelTopicError: the text is damaged, or its format is newer than this release.
+            UpgradeRequiredError: its format is newer than this release, or it uses a feature that
+                this release does not know.
+            LevelTopicError: the text is damaged.
         """
         try:
             value = json.loads(text)
-            version = value["version"]
-            if version != FORMAT_VERSION:
-                raise LevelTopicError(
-                    f"level topic {topic} is described in format {version}; this release "
-                    f"understands format {FORMAT_VERSION}: upgrade delaylevel"
-                )
+            features = read_features(topic, value)
             targets = value["targets"]
             if not (isinstance(targets, list) and all(isinstance(item, str) for item in targets)):
                 raise ValueError(f"targets is {targets!r}, not a list of topics")
@@ -250,6 +257,7 @@ class LevelTopicDescription:
                 window_partitions=int(value["window_partitions"]),
                 on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
+                features=features,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(
@@ -268,7 +276,7 @@ class LevelTopicDescription:
         """Return the description in a level topic's properties; None if there is none.
 
         Raises:
-            LevelTopicError: the description is damaged, or its format is newer than this release.
+            UpgradeRequiredError, LevelTopicError: as for :meth:`from_json`.
         """
         text = properties.get(DESCRIPTION_PROPERTY)
         if text is None:

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.errors import BrokerError, DelayTooLongError, LevelTopicError
+from delaylevel.errors import (
+    BrokerError,
+    DelayTooLongError,
+    LevelTopicError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.level_topic import LevelTopicDescription
 
 from .routing import Route, Routing
@@ -101,6 +106,8 @@ class LevelTopicCache:
             return
         try:
             gone = self._describe() is None
+        except UpgradeRequiredError:
+            return  # it exists, and every version understands ordinary messages
         except LevelTopicError:
             raise
         except BrokerError:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from delaylevel.errors import UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 
 #: The longest time until a change of a level topic is noticed, in s.
@@ -70,6 +71,8 @@ class DescriptionCache:
         Raises:
             BrokerError: the description cannot be read. For the next seconds, the calls return the
                 latest one: a failing admin interface does not stop the host.
+            UpgradeRequiredError: the level topic uses a feature that this version does not know.
+                Every call reads and raises, because the host must not continue.
         """
         if self._now_s() < self._fresh_until_s:
             return self.latest()
@@ -118,6 +121,11 @@ class DescriptionCache:
         try:
             self._known = (self._read(), self._tried_s)
             self.failing = False
-        finally:
+        except UpgradeRequiredError:
+            self._fresh_until_s = float("-inf")
+            raise
+        except BaseException:
             self._fresh_until_s = self._now_s() + LIFETIME_S
+            raise
+        self._fresh_until_s = self._now_s() + LIFETIME_S
         return self.latest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import LevelTopicError
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     LevelTopicDescription,
@@ -33,3 +34,35 @@ def set_on_missing_target(
         after = replace(before, on_missing_target=policy)
         admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
     return describe(admin, before.topic)
+
+
+def add_feature(admin: TopicAdmin, topic: str, feature: str) -> LevelTopicDescription:
+    """Add a feature to a level topic, which every reader and writer then has to know.
+
+    Upgrade all of them first: versions that do not know the feature stop, or refuse to start. A
+    feature that the level topic has already is no error.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        feature: a name in :data:`delaylevel.model.features.FEATURES`.
+
+    Returns:
+        The description with the feature.
+
+    Raises:
+        InvalidInputError: this version does not know the feature.
+        LevelTopicError: another client changed the level topic at the same time.
+    """
+    before = describe(admin, topic, search=True)
+    after = replace(before, features=(*before.features, feature))
+    if after.features == before.features:
+        return before
+    admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+    found = describe(admin, after.topic)
+    # Pulsar has no compare-and-set for properties: another client may have written meanwhile.
+    if feature not in found.features:
+        raise LevelTopicError(
+            f"level topic {after.topic} was changed by another client at the same time: add the "
+            f"feature {feature!r} again"
+        )
+    return found

@@ -8,7 +8,7 @@ import pytest
 
 from delaylevel.dispatcher.record import Recorder
 from delaylevel.errors import BrokerUnreachableError
-from delaylevel.model.envelope import DUE, ID, REASON, TARGET
+from delaylevel.model.envelope import DUE, ID, KIND, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -126,3 +126,15 @@ def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once() -> None:
     assert (dead.target, dead.due_ms) == ("", 0)
     assert dead.properties["mine"] == "1"
     assert window.reads == 0
+
+
+def test_a_record_of_an_unknown_kind_is_a_dead_letter_at_once() -> None:
+    window = Window()
+    record = message(0, ORDERS)
+    dead = window.record(record._replace(properties={**record.properties, KIND: "cancel"}))
+    assert dead is not None
+    assert (dead.target, dead.due_ms) == ("", 0)
+    assert dead.properties.items() >= {KIND: "cancel", "mine": "1", ID: "id-0"}.items()
+    assert dead.properties[REASON] == (
+        "delaylevel.kind is 'cancel': this version does not know this kind of record"
+    )

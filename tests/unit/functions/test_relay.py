@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.cluster.targets.opening import STALL_S
 from delaylevel.cluster.targets.producer import GIVE_UP_S, REPLACED
-from delaylevel.errors import BrokerUnreachableError
+from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.functions import relay as relay_module
 from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import SLOW, SLOW_S, Relay
 from delaylevel.model.chunks import ChunkJoiner
-from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, TARGET
+from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, KIND, REASON, TARGET
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -306,6 +306,41 @@ def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: Rela
     settle(relay)
     assert world.acknowledged == [0, 1]
     assert relay.take_report().dead.total() == 2
+
+
+def test_a_record_of_an_unknown_kind_is_a_dead_letter(world: RelayWorld) -> None:
+    relay = world.relay()
+    for entry, due_ms in enumerate((T0, T0 + DAY, T0 + 4 * DAY)):
+        relay.offer(received(entry, {DUE: str(due_ms), TARGET: ORDERS, KIND: "cancel"}))
+    relay.offer(parked(3))
+    settle(relay)
+    world[DEAD].answer()
+    world[ORDERS].answer()
+    settle(relay)
+    assert world.acknowledged == [0, 1, 2, 3]
+    assert {sent.properties[KIND] for sent in world[DEAD].sent} == {"cancel"}
+    assert relay.take_report().dead == {
+        "delaylevel.kind is 'cancel': this version does not know this kind of record": 3
+    }
+    assert len(world[ORDERS].sent) == 1
+
+
+def test_a_feature_that_this_version_does_not_know_stops_the_relay(world: RelayWorld) -> None:
+    reads = []
+
+    def describe() -> LevelTopicDescription:
+        reads.append(world.clock.now_ms())
+        if len(reads) > 1:
+            raise UpgradeRequiredError("it uses 'cancel'")
+        return world.description
+
+    world.describe = describe
+    relay = world.relay()
+    world.pass_time(relay, 100)
+    assert len(reads) == 1
+    with pytest.raises(UpgradeRequiredError, match="it uses 'cancel'"):
+        world.pass_time(relay, 100)
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize("policy", [MissingTarget.DEAD_LETTER, MissingTarget.DROP])

@@ -16,6 +16,7 @@ from delaylevel.model.envelope import (
     COMPRESSIONS,
     DUE,
     ID,
+    KIND,
     PREFIX,
     SCHEMA,
     TARGET,
@@ -100,6 +101,28 @@ def test_every_hop_keeps_the_compression_and_the_business_message_has_none() -> 
 @pytest.mark.parametrize("name", ["", "lz4", "NONE", "BROTLI", "LZ4 "])
 def test_an_unknown_compression_is_none_and_no_error(name: str) -> None:
     assert Envelope.read({**GOOD, COMPRESSION: name}).compression is None
+
+
+@pytest.mark.parametrize("kind", ["cancel", "", "message", "x" * 500])
+def test_a_kind_that_this_version_does_not_know_has_no_envelope(kind: str) -> None:
+    """Even a record without any other property is recognised by its kind."""
+    for others in (GOOD, {}):
+        with pytest.raises(EnvelopeError) as caught:
+            Envelope.read({**others, KIND: kind})
+        assert caught.value.reason == (
+            f"delaylevel.kind is {kind[:40]!r}: this version does not know this kind of record"
+        )
+    assert due_of(GOOD) == 1_800_000_000_000
+    assert due_of({**GOOD, KIND: kind}) is None
+
+
+def test_an_ordinary_message_has_no_kind() -> None:
+    assert KIND == "delaylevel.kind"
+    envelope = Envelope.read(GOOD)
+    again = envelope.parked_again_properties(GOOD)
+    for found in (envelope.parked_properties({}), again, envelope.delivered_properties({})):
+        assert KIND not in found
+    assert application_properties({KIND: "cancel", "mine": "1"}) == {"mine": "1"}
 
 
 def test_application_properties_are_not_changed_in_place() -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
+from delaylevel import __version__
+from delaylevel.errors import (
+    InvalidInputError,
+    LevelTopicError,
+    TargetNotAllowedError,
+    UpgradeRequiredError,
+)
+from delaylevel.model.features import FEATURES
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
@@ -148,10 +155,72 @@ def test_invalid_values_are_refused(changes: dict[str, Any], part: str) -> None:
 def test_a_later_format_asks_for_an_upgrade() -> None:
     value = json.loads(describe().to_json())
     with pytest.raises(LevelTopicError) as caught:
-        LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 2, "new": 1}))
-    for part in (TOPIC, "format 2", "understands format 1", "upgrade"):
+        LevelTopicDescription.from_json(TOPIC, json.dumps({**value, "version": 3, "new": 1}))
+    for part in (TOPIC, "format 3", "understands format 1", "and format 2", "upgrade"):
         assert part in str(caught.value)
+    assert isinstance(caught.value, UpgradeRequiredError)
     assert not isinstance(caught.value, InvalidInputError)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """Two features that this version knows."""
+    known = {"cancel": "0.2.0", "expiry": "0.3.0"}
+    for name, version in known.items():
+        monkeypatch.setitem(FEATURES, name, version)
+    return known
+
+
+def test_the_format_rises_with_the_first_feature(known: Mapping[str, str]) -> None:
+    before, after = describe(), describe(features=("expiry", "cancel", "expiry"))
+    assert after.features == ("cancel", "expiry")
+    assert (before.version, after.version) == (1, 2)
+    stored = json.loads(after.to_json())
+    assert stored == {**json.loads(before.to_json()), "version": 2, "features": known}
+    assert LevelTopicDescription.from_json(TOPIC, after.to_json()) == after
+    properties = after.to_properties()
+    assert LevelTopicDescription.from_properties(TOPIC, properties) == after
+
+
+def test_an_unknown_feature_names_the_version_that_knows_it(known: Mapping[str, str]) -> None:
+    stored = json.loads(describe(features=("cancel",)).to_json())
+    stored["features"] |= {"later": "0.7.0", "extra": "0.5.1"}
+    for version in (2, 3):
+        with pytest.raises(UpgradeRequiredError) as caught:
+            LevelTopicDescription.from_json(TOPIC, json.dumps({**stored, "version": version}))
+        assert caught.value.features == {"extra": "0.5.1", "later": "0.7.0"}
+        assert list(caught.value.features) == ["extra", "later"]
+        for part in (TOPIC, "'later'", "0.7.0 or later", "'extra'", "0.5.1 or later"):
+            assert part in str(caught.value)
+        assert "cancel" not in str(caught.value)
+    with pytest.raises(UpgradeRequiredError, match=re.escape(f"this delaylevel {__version__}")):
+        LevelTopicDescription.from_json(TOPIC, json.dumps(stored))
+
+
+def test_a_feature_that_this_version_does_not_know_cannot_be_used() -> None:
+    with pytest.raises(InvalidInputError, match=r"'cancel'.* knows no such feature"):
+        describe(features=("cancel",))
+
+
+@pytest.mark.parametrize(
+    "features", [None, [], ["cancel"], {}, {"cancel": 1}, {"cancel": None}, {"": "1"}, "cancel"]
+)
+def test_a_format_with_damaged_features_is_refused(features: Any) -> None:
+    value = {**json.loads(describe().to_json()), "version": 2, "features": features}
+    with pytest.raises(LevelTopicError, match=r"cannot be read.*features"):
+        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
+
+
+def test_the_first_format_has_no_features() -> None:
+    """A reader that knows no features would misread such a description."""
+    value = {**json.loads(describe().to_json()), "features": {"cancel": "0.2.0"}}
+    with pytest.raises(LevelTopicError, match="features need format 2"):
+        LevelTopicDescription.from_json(TOPIC, json.dumps(value))
+
+
+def test_unknown_keys_are_ignored() -> None:
+    value = {**json.loads(describe().to_json()), "note": "by a later version"}
+    assert LevelTopicDescription.from_json(TOPIC, json.dumps(value)) == describe()
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], Any]:

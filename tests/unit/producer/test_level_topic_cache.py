@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from delaylevel.errors import DelayTooLongError
+from delaylevel.errors import DelayTooLongError, UpgradeRequiredError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.producer.level_topic_cache import LevelTopicCache
 from delaylevel.producer.routing import Routing
@@ -61,3 +61,27 @@ def test_refusals_query_the_broker_at_most_once_a_second() -> None:
     now[0] = 5.0
     assert not cache.refresh_after_refusal()
     assert cache.description == longer
+
+
+def test_a_running_producer_continues_when_the_level_topic_needs_a_later_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every version understands ordinary messages; the producer refuses at its next start."""
+    with MemoryPulsar() as memory:
+        description = (
+            memory.client()
+            .create_producer("orders", enable_delay_level_topic=True, partition_strategy=WEEK)
+            .description
+        )
+
+    def describe() -> None:
+        raise UpgradeRequiredError("it uses 'cancel' (delaylevel 9.9 or later)")
+
+    now = [0.0]
+    routing = Routing(description, description.targets[0], None, ManualClock(1_800_000_000_000))
+    cache = LevelTopicCache(routing, describe, lambda: now[0])
+    cache.check_exists()
+    now[0] = 2.0
+    assert not cache.refresh_after_refusal()
+    assert "delaylevel 9.9 or later" in caplog.text
+    assert cache.route(None, 2 * DAY, None, None).partition == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from delaylevel.errors import BrokerUnreachableError
+from delaylevel.errors import BrokerUnreachableError, UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.topics.description_cache import LIFETIME_S, REFRESH_EVERY_S, DescriptionCache
 from fakes import describe
@@ -23,13 +23,15 @@ class Stored:
         self.description = FIRST
         self.now_s = 100.0
         self.reads = 0
-        self.away = False
+        self.away = self.needs_upgrade = False
         self.waits: list[float] = []
 
     def read(self) -> LevelTopicDescription:
         self.reads += 1
         if self.away:
             raise BrokerUnreachableError("no broker answers")
+        if self.needs_upgrade:
+            raise UpgradeRequiredError("it uses 'cancel'")
         return self.description
 
     def wait(self, seconds: float) -> None:
@@ -114,3 +116,16 @@ def test_one_read_answers_all_threads_that_wait() -> None:
     for thread in threads:
         thread.join(60)
     assert stored.reads == 1
+
+
+def test_a_host_does_not_continue_with_a_level_topic_that_needs_a_later_version() -> None:
+    stored = Stored()
+    cache = stored.cache()
+    stored.needs_upgrade = True
+    with pytest.raises(UpgradeRequiredError):
+        cache.refresh(stored.now_s)
+    for _ in range(3):
+        with pytest.raises(UpgradeRequiredError):
+            cache.current()
+    stored.needs_upgrade = False
+    assert cache.current() == FIRST
