@@ -17,6 +17,7 @@ from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
+from delaylevel.mover import dead_letters
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing import ManualClock
 
@@ -291,6 +292,30 @@ def test_malformed_and_forbidden_messages_become_dead_letters(world: Any) -> Non
     assert "soon" in letters[b"nonsense"][env.REASON]
     assert letters[b"foreign"][env.SOURCE].startswith(partition.removeprefix("persistent://"))
     assert not world.admin.topic_exists(world.name("elsewhere"))
+
+
+def test_a_record_of_an_unknown_kind_is_never_delivered(world: Any) -> None:
+    """Neither from a level, nor from the held topic, nor by a replay of the dead letter."""
+    consumer = consumer_for(world)
+    description = producer_for(world).description
+    due = str(world.clock.now_ms() + 1000)
+    properties = {env.DUE: due, env.TARGET: world.topic("orders"), env.ID: "a"}
+    for topic in (description.level_topic(0), description.held_topic):
+        raw = world.client().create_producer(topic.partition(0).full)
+        raw.send(b"a record", properties={**properties, env.KIND: "cancel"}, partition_key="k")
+        raw.send(b"a message", properties={**properties, env.ID: topic.local})
+    report = world.catch_up(timedelta(seconds=40))
+    reason = "delaylevel.kind is 'cancel': this version does not know this kind of record"
+    assert report.dead == {reason: 2}
+    assert world.bodies(consumer, 2) == [b"a message"] * 2
+    letters = list(dead_letters.dead_letters(world.client(), world.admin, description))
+    assert [letter.reason for letter in letters] == [reason] * 2
+    for letter in letters:
+        assert letter.message.properties.items() >= {**properties, env.KIND: "cancel"}.items()
+        assert (letter.message.value, letter.message.key) == (b"a record", "k")
+    replayed = dead_letters.replay(world.client(), world.admin, description, lambda _: True)
+    assert (replayed.replayed, replayed.refused) == (0, {reason: 2})
+    assert world.bodies(consumer, 0) == []
 
 
 def test_a_mover_that_dies_before_it_acknowledges_duplicates_with_the_same_id(

@@ -1,0 +1,102 @@
+"""Tests of kinds and features on a real broker: unknown ones are refused by dispatchers."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from background import Serving
+from delaylevel import topics
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.errors import UpgradeRequiredError
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    FinalWindow,
+    LevelTopicDescription,
+)
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover.dead_letters import dead_letters
+from delaylevel.topics import description_cache
+from world import MakeLevelTopic, RealWorld
+
+pytestmark = pytest.mark.broker
+
+LEVELS = Levels([PartitionStrategy(partition_by="HOUR", maximum_delay=timedelta(hours=3))])
+
+
+@pytest.fixture
+def description(level_topic: MakeLevelTopic) -> LevelTopicDescription:
+    """A level topic with the final window "tracker"."""
+    return level_topic(LEVELS, final_window=FinalWindow.TRACKER, window_partitions=1)
+
+
+def dispatcher_for(
+    world: RealWorld, description: LevelTopicDescription, directory: Path
+) -> Dispatcher:
+    settings = DispatchSettings(directory=directory, checkpoint_ms=200)
+    return Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+
+
+def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
+    world: RealWorld, description: LevelTopicDescription, tmp_path: Path
+) -> None:
+    (target,) = description.targets
+    window = description.window_topic.partition(0).full
+    now_ms = world.clock.now_ms()
+    producer = world.plain_client.create_producer(window)
+    for name, due_ms in (("overdue", now_ms - 1000), ("soon", now_ms + 1000)):
+        properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: name}
+        producer.send(b"a record", properties={**properties, env.KIND: "cancel"})
+        producer.send(name.encode(), properties=properties)
+    with Serving(dispatcher_for(world, description, tmp_path)):
+        world.eventually(lambda: len(world.stored(target)) == 2, "both messages")
+        stats = world.admin.partition_stats
+        world.eventually(
+            lambda: (
+                not stats(description.window_topic.partition(0))
+                .subscriptions["delaylevel"]
+                .backlog_entries
+            ),
+            "the acknowledgement of everything",
+        )
+    assert [message.value for message in world.stored(target)] == [b"overdue", b"soon"]
+    letters = list(dead_letters(world.plain_client, world.admin, description))
+    assert {letter.message.properties[env.KIND] for letter in letters} == {"cancel"}
+    assert {letter.reason for letter in letters} == {
+        "delaylevel.kind is 'cancel': this version does not know this kind of record"
+    }
+    assert len(letters) == 2
+
+
+def test_a_dispatcher_stops_when_its_level_topic_begins_to_use_an_unknown_feature(
+    world: RealWorld,
+    description: LevelTopicDescription,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(description_cache, "LIFETIME_S", 0.2)
+    dispatcher = dispatcher_for(world, description, tmp_path / "first")
+    serving = Serving(dispatcher)
+    try:
+        world.eventually(lambda: serving.owned == [0], "the window partition")
+        stored = json.loads(description.to_json())
+        later = {**stored, "version": 2, "features": {"teleport": "9.8.7"}}
+        world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: json.dumps(later)})
+        world.eventually(lambda: serving.failure, "the end of the dispatcher")
+    finally:
+        dispatcher.stop()
+    assert isinstance(serving.failure, UpgradeRequiredError)
+    assert serving.failure.features == {"teleport": "9.8.7"}
+    assert "delaylevel 9.8.7 or later" in str(serving.failure)
+    with pytest.raises(UpgradeRequiredError, match="'teleport'"):
+        dispatcher_for(world, description, tmp_path / "second")
+    with pytest.raises(UpgradeRequiredError, match="'teleport'"):
+        topics.describe(world.admin, description.targets[0])
+    # A dispatcher that knows the feature takes over at once, because the partition is free.
+    world.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: description.to_json()})
+    with Serving(dispatcher_for(world, description, tmp_path / "third")) as successor:
+        world.eventually(lambda: successor.owned == [0], "the window partition")
