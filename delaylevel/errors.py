@@ -7,8 +7,6 @@ that a message mentions are also attributes of the error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 
 class DelayLevelError(Exception):
     """Root of all errors that this package raises on purpose."""
@@ -169,9 +167,9 @@ class UpgradeRequiredError(LevelTopicError):
             does; empty if the description does not name them.
     """
 
-    def __init__(self, message: str, *, features: Mapping[str, str] | None = None) -> None:
+    def __init__(self, message: str, *, features: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.features = dict(features or {})
+        self.features = features or {}
 
 
 class StillPendingError(LevelTopicError):

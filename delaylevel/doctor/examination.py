@@ -12,6 +12,7 @@ from delaylevel.errors import (
     LevelTopicError,
     NotFoundError,
     PermissionDeniedError,
+    UpgradeRequiredError,
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -21,6 +22,8 @@ from delaylevel.topics import registry as topics
 from . import cluster_checks, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import Finding, Outcome, Problem
+
+_UPGRADE = "install that version of delaylevel on this machine (docs/versions.md)"
 
 TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Outcome]], ...] = (
     ("partitions", topic_checks.partitions),
@@ -103,6 +106,8 @@ def _level_topics(
     if topic is not None:
         try:
             described = topics.describe(admin, topic, search=True)
+        except UpgradeRequiredError as error:
+            return (), Finding("level topic", subject, Outcome.failed(str(error), _UPGRADE))
         except LevelTopicError as error:
             outcome = Outcome.failed(str(error), f"`delaylevel levels create {topic}`")
             return (), Finding("level topic", subject, outcome)
@@ -110,7 +115,10 @@ def _level_topics(
     found = topics.list_level_topics(admin, namespace)
     bad = [
         Problem(
-            f"{item.topic}: {item.problem}", "run `delaylevel levels create` with its own strategy"
+            f"{item.topic}: {item.problem}",
+            _UPGRADE
+            if item.needs_upgrade
+            else "run `delaylevel levels create` with its own strategy",
         )
         for item in found
         if item.description is None

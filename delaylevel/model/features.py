@@ -51,7 +51,7 @@ def read_features(topic: str, value: Mapping[str, Any]) -> tuple[str, ...]:
         ValueError: ``features`` does not fit the format.
     """
     version, stored = value["version"], value.get("features")
-    names = stored if _are_features(stored) else {}
+    names = _names(stored)
     unknown = {name: names[name] for name in sorted(names) if name not in FEATURES}
     if version not in (WITHOUT_FEATURES, WITH_FEATURES):
         remedy = f"; it uses {_with_versions(unknown)}" if unknown else ""
@@ -75,10 +75,13 @@ def read_features(topic: str, value: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _are_features(stored: object) -> bool:
-    return isinstance(stored, dict) and all(
+def _names(stored: object) -> dict[str, str]:
+    """Return the names with their versions; empty if the value is anything else."""
+    if isinstance(stored, dict) and all(
         isinstance(text, str) and text for item in stored.items() for text in item
-    )
+    ):
+        return stored
+    return {}
 
 
 def _with_versions(features: Mapping[str, str]) -> str:

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
-from delaylevel.errors import AdminError, LevelTopicError, NotFoundError, PermissionDeniedError
+from delaylevel.errors import (
+    AdminError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+    UpgradeRequiredError,
+)
 from delaylevel.model.level_topic import (
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
@@ -34,11 +40,13 @@ class FoundLevelTopic:
         topic: its full name.
         description: its description; None if that is missing or cannot be read.
         problem: the reason why there is no description, in one line; None if there is one.
+        needs_upgrade: True if a later version of this package can read the description.
     """
 
     topic: str
     description: LevelTopicDescription | None
     problem: str | None = None
+    needs_upgrade: bool = False
 
 
 class _Checked(NamedTuple):
@@ -275,7 +283,8 @@ def list_level_topics(admin: TopicAdmin, namespace: str) -> list[FoundLevelTopic
         try:
             described = LevelTopicDescription.from_properties(name.full, metadata.properties)
         except LevelTopicError as error:
-            return FoundLevelTopic(name.full, None, str(error))
+            needs_upgrade = isinstance(error, UpgradeRequiredError)
+            return FoundLevelTopic(name.full, None, str(error), needs_upgrade)
         return FoundLevelTopic(name.full, described, None if described else _UNFINISHED)
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from delaylevel import topics
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.values import (
     BrokerSettings,
@@ -21,16 +23,22 @@ from delaylevel.cluster.values import (
     TopicMetadata,
     TopicPolicies,
 )
-from delaylevel.doctor import cluster_checks, running_checks, topic_checks
+from delaylevel.doctor import cluster_checks, examination, running_checks, topic_checks
 from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
 from delaylevel.doctor.examination import _run
 from delaylevel.doctor.finding import Finding, Outcome, Problem, State
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover, Role
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    FinalWindow,
+    LevelTopicDescription,
+    Mover,
+    Role,
+)
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
-from delaylevel.testing import ManualClock
+from delaylevel.testing import ManualClock, MemoryPulsar
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
 DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=4)))
@@ -331,3 +339,16 @@ def test_key_value_schemas_of_targets_are_reported(types: list[str], words: list
     found = problems_of(topic_checks.target_schemas(context))
     assert len(found) == len(words)
     assert all(word in line for word, line in zip(words, found, strict=True))
+
+
+def test_a_level_topic_that_needs_a_later_version_has_another_remedy() -> None:
+    memory = MemoryPulsar()
+    description = topics.create(memory.admin, TRACKER)
+    stored = json.loads(description.to_json())
+    later = {**stored, "version": 2, "features": {"teleport": "9.8.7"}}
+    memory.admin.set_properties(description.name, {DESCRIPTION_PROPERTY: json.dumps(later)})
+    for topic in (description.topic, None):
+        _, finding = examination._level_topics(memory.admin, topic, "public/default")  # type: ignore[arg-type]
+        (problem,) = finding.outcome.problems
+        assert "delaylevel 9.8.7 or later" in problem.says
+        assert "docs/versions.md" in problem.remedy
