@@ -1,0 +1,170 @@
+"""The test cases of the wire format (spec/vectors.json), and the JSON Schema of descriptions.
+
+Other languages run the same file. The test of the Java producer is in clients/java.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription, MissingTarget
+
+ROOT = Path(__file__).parents[3]
+SPEC = ROOT / "spec"
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads((SPEC / "vectors.json").read_text("utf-8"))
+SCHEMA: dict[str, Any] = json.loads((SPEC / "description.schema.json").read_text("utf-8"))
+
+
+def _tool() -> ModuleType:
+    """Return tools/make_vectors.py as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "make_vectors", ROOT / "tools" / "make_vectors.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = _tool()
+
+
+@pytest.mark.parametrize("section", VECTORS)
+def test_the_code_gives_the_answers_of_the_file(section: str) -> None:
+    for case in VECTORS[section]:
+        question = {name: value for name, value in case.items() if name != "expect"}
+        assert TOOL.answer(section, question) == case["expect"], case["name"]
+
+
+def test_the_file_is_up_to_date() -> None:
+    wanted = (SPEC / "vectors.json").read_text("utf-8")
+    assert TOOL.text() == wanted, "run `python tools/make_vectors.py`, and look at the difference"
+
+
+def test_the_cases_have_names_and_cover_every_outcome() -> None:
+    for section, cases in VECTORS.items():
+        names = [case["name"] for case in cases]
+        assert len(set(names)) == len(names) > 5, section
+    refusals = {case["expect"].get("refusal") for case in _all_cases() if _is_object(case)}
+    assert refusals >= {
+        "delay-too-long",
+        "invalid-delay",
+        "invalid-input",
+        "level-topic",
+        "target-not-allowed",
+        "unsupported-option",
+        "upgrade-required",
+    }
+    assert sum(map(len, VECTORS.values())) > 500
+
+
+def _all_cases() -> list[dict[str, Any]]:
+    return [case for cases in VECTORS.values() for case in cases]
+
+
+def _is_object(case: Mapping[str, Any]) -> bool:
+    return isinstance(case["expect"], dict)
+
+
+# -- the JSON Schema of a description
+
+
+_DESCRIPTIONS = [
+    case for case in VECTORS["descriptions"] if DESCRIPTION_PROPERTY in case["properties"]
+]
+
+
+@pytest.mark.parametrize("case", _DESCRIPTIONS, ids=lambda case: case["name"])
+def test_the_schema_accepts_what_the_code_reads(case: dict[str, Any]) -> None:
+    try:
+        value = json.loads(case["properties"][DESCRIPTION_PROPERTY])
+    except ValueError:
+        return
+    faults = _faults(SCHEMA, value)
+    if "refusal" not in case["expect"]:
+        assert faults == []
+    elif case["name"] not in _BEYOND_A_SCHEMA:
+        assert faults != []
+
+
+#: The rules of docs/wire.md that the schema does not express, by the names of cases.
+_BEYOND_A_SCHEMA = {
+    "an unknown feature",
+    "two unknown features",
+    "a newer format with features",
+    "format 2 without features",
+    "format 1 with features",
+    "a lead as long as the unit",
+    "a maximum of one unit",
+    "levels from fine to coarse",
+    "a gap between levels",
+}
+
+
+def test_the_schema_knows_every_member_that_the_code_writes() -> None:
+    levels = LevelTopicDescription.from_properties(
+        "t/n/x", VECTORS["descriptions"][0]["properties"]
+    )
+    assert levels is not None
+    full = LevelTopicDescription(
+        topic="t/n/x",
+        levels=levels.levels,
+        targets=("t/n/y",),
+        former=(levels.levels,),
+        on_missing_target=MissingTarget.DROP,
+    )
+    value = json.loads(full.to_json())
+    assert _faults(SCHEMA, value) == []
+    assert set(value) | {"features"} == set(SCHEMA["properties"])
+    written_always = set(json.loads(VECTORS["descriptions"][0]["properties"][DESCRIPTION_PROPERTY]))
+    assert written_always == set(SCHEMA["required"])
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+}
+_CHECKED = {
+    "type": lambda rule, value: _TYPES[rule](value),
+    "enum": lambda rule, value: any(value == each and type(value) is type(each) for each in rule),
+    "minimum": lambda rule, value: value >= rule,
+    "maximum": lambda rule, value: value <= rule,
+    "minItems": lambda rule, value: len(value) >= rule,
+    "minLength": lambda rule, value: len(value) >= rule,
+    "minProperties": lambda rule, value: len(value) >= rule,
+    "pattern": lambda rule, value: re.search(rule, value) is not None,
+    "required": lambda rule, value: set(rule) <= set(value),
+}
+_WORDS = {"$schema", "$defs", "$ref", "title", "description", "properties", "items"}
+
+
+def _faults(schema: Mapping[str, Any], value: Any, place: str = "$") -> list[str]:
+    """Return the places where a value breaks a JSON Schema, for the keywords that ours has."""
+    assert set(schema) <= {*_CHECKED, *_WORDS, "additionalProperties"}, schema
+    if "$ref" in schema:
+        return _faults(SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]], value, place)
+    for keyword, check in _CHECKED.items():
+        if keyword in schema and not check(schema[keyword], value):
+            return [f"{place}: {keyword}"]
+    found: list[str] = []
+    if isinstance(value, dict):
+        for name, item in value.items():
+            inner = schema.get("properties", {}).get(name, schema.get("additionalProperties"))
+            found += _faults(inner, item, f"{place}.{name}") if inner else []
+    elif isinstance(value, list) and "items" in schema:
+        for item in value:
+            found += _faults(schema["items"], item, f"{place}[]")
+    return found
