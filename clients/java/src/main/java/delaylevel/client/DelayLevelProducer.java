@@ -1,0 +1,443 @@
+package delaylevel.client;
+
+import delaylevel.client.DelayLevelException.Reason;
+import delaylevel.client.DelayLevelProducerBuilder.Settings;
+import delaylevel.client.Routing.Route;
+import java.lang.System.Logger;
+import java.lang.System.Logger.Level;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.apache.pulsar.client.api.CompressionType;
+import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.ProducerBuilder;
+import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.PulsarClientException;
+import org.apache.pulsar.client.api.Schema;
+import org.apache.pulsar.client.api.TypedMessageBuilder;
+import org.apache.pulsar.client.api.schema.KeyValueSchema;
+import org.apache.pulsar.common.schema.KeyValue;
+import org.apache.pulsar.common.schema.KeyValueEncodingType;
+
+/**
+ * A producer whose messages may be due in hours, days or months.
+ *
+ * <p>It wraps your own {@link PulsarClient}. Messages without a delay go to the business topic.
+ * Delayed ones go to the partition of the level topic that fits their delay; movers and dispatchers
+ * deliver them to the business topic when they are due. The level topic must exist. The producer
+ * reads its description, and follows an expansion without a restart. Several threads may use it.
+ *
+ * @param <T> the type of the values
+ */
+public final class DelayLevelProducer<T> implements AutoCloseable {
+    private static final Logger LOG = System.getLogger(DelayLevelProducer.class.getName());
+    private static final long REFRESH_EVERY_NS = TimeUnit.SECONDS.toNanos(60);
+    private static final long REFUSED_EVERY_NS = TimeUnit.SECONDS.toNanos(1);
+    private static final long CHECK_MS = 5000;
+
+    private final DelayLevelProducerBuilder<T> options;
+    private final AdminRest admin;
+    private final String target;
+    private final String reference;
+    private final Settings settings;
+    private final Producer<T> business;
+    private final Semaphore room;
+    private final ExecutorService executor = Executors.newCachedThreadPool(task -> {
+        Thread thread = new Thread(task, "delaylevel-producer");
+        thread.setDaemon(true);
+        return thread;
+    });
+    private final Map<PartitionKey, Partition> partitions = new ConcurrentHashMap<>();
+    private final AtomicBoolean refreshing = new AtomicBoolean();
+    private volatile Routing routing;
+    private volatile long readNs = System.nanoTime();
+    private volatile boolean closed;
+
+    DelayLevelProducer(
+            DelayLevelProducerBuilder<T> options,
+            AdminRest admin,
+            Description description,
+            String target,
+            String reference,
+            Settings settings,
+            Producer<T> business) {
+        this.options = options;
+        this.admin = admin;
+        this.target = target;
+        this.reference = reference;
+        this.settings = settings;
+        this.business = business;
+        room = new Semaphore(options.maxPendingMessages);
+        routing = routing(description);
+        if (settings.timeoutIsLong()) {
+            LOG.log(Level.WARNING, "sendTimeout={0} ms is above the lead of level topic {1}: a "
+                    + "message that waits in the client for longer than the lead can be handed off "
+                    + "late", settings.sendTimeoutMs(), description.topic());
+        }
+    }
+
+    /** Returns a builder for a producer of bytes. */
+    public static DelayLevelProducerBuilder<byte[]> builder(PulsarClient client) {
+        return builder(client, Schema.BYTES);
+    }
+
+    /** Returns a builder for a producer of values with this schema. */
+    public static <T> DelayLevelProducerBuilder<T> builder(PulsarClient client, Schema<T> schema) {
+        return new DelayLevelProducerBuilder<>(client, schema);
+    }
+
+    /** Returns a new message, to be sent with {@link DelayedMessage#sendAsync()}. */
+    public DelayedMessage<T> newMessage() {
+        return new DelayedMessage<>(this);
+    }
+
+    /** Sends a value to the business topic, without a delay. */
+    public CompletableFuture<MessageId> sendAsync(T value) {
+        return newMessage().value(value).sendAsync();
+    }
+
+    /** Sends a value that is due at a time. */
+    public CompletableFuture<MessageId> sendAsync(T value, Instant deliverAt) {
+        return newMessage().value(value).deliverAt(deliverAt).sendAsync();
+    }
+
+    /** Sends a value that is due after a delay. */
+    public CompletableFuture<MessageId> sendAsync(T value, Duration deliverAfter) {
+        return newMessage().value(value).deliverAfter(deliverAfter).sendAsync();
+    }
+
+    /** Completes when all messages sent so far are stored; fails if one of them was not. */
+    public CompletableFuture<Void> flushAsync() {
+        List<CompletableFuture<Void>> all = new ArrayList<>();
+        all.add(business.flushAsync());
+        partitions.values().forEach(partition -> all.add(partition.flush()));
+        return CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0]));
+    }
+
+    /** Waits until all messages sent so far are stored. */
+    public void flush() throws PulsarClientException {
+        await(flushAsync());
+    }
+
+    /** Closes the producers. The client stays open. Messages that wait for a producer fail. */
+    @Override
+    public void close() throws PulsarClientException {
+        closed = true;
+        List<CompletableFuture<Void>> all = new ArrayList<>();
+        all.add(business.closeAsync());
+        partitions.values().forEach(partition -> all.add(partition.close()));
+        try {
+            await(CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0])));
+        } finally {
+            executor.shutdown();
+        }
+    }
+
+    /** Returns the full name of the level topic. */
+    public String levelTopic() {
+        return routing.description.topic().toString();
+    }
+
+    /** Returns the longest delay that is accepted. */
+    public Duration longestDelay() {
+        return Duration.ofMillis(routing.description.levels().maximumMs());
+    }
+
+    CompletableFuture<MessageId> sendAsync(DelayedMessage<T> message) {
+        long dueMs;
+        try {
+            dueMs = message.dueMs(options.clock.millis());
+            if (message.messageId != null) {
+                Envelope.checkId(message.messageId);
+            }
+        } catch (DelayLevelException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+        PulsarClientException full = takeRoom();
+        if (full != null) {
+            return CompletableFuture.failedFuture(full);
+        }
+        CompletableFuture<MessageId> sent;
+        try {
+            sent = sendDue(message, dueMs);
+        } catch (DelayLevelException error) {
+            sent = error.reason() == Reason.DELAY_TOO_LONG
+                    ? sendAfterRefresh(message, dueMs, error)
+                    : CompletableFuture.failedFuture(error);
+        } catch (RuntimeException error) { // of the schema, for example
+            sent = CompletableFuture.failedFuture(error);
+        }
+        return sent.whenComplete((id, error) -> room.release());
+    }
+
+    private PulsarClientException takeRoom() {
+        if (closed) {
+            return new PulsarClientException.AlreadyClosedException("the producer is closed");
+        }
+        if (room.tryAcquire()) {
+            return null;
+        }
+        if (!options.blockIfFull) {
+            return new PulsarClientException.ProducerQueueIsFullError(
+                    options.maxPendingMessages + " messages are not stored yet: wait for some, raise "
+                            + "maxPendingMessages, or set blockIfQueueFull; the message was not "
+                            + "sent");
+        }
+        try {
+            room.acquire();
+            return null;
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+            return new PulsarClientException(error);
+        }
+    }
+
+    private CompletableFuture<MessageId> sendDue(DelayedMessage<T> message, long dueMs) {
+        if (dueMs == 0) {
+            Map<String, String> all = Envelope.undelayed(message.properties, message.messageId);
+            return sendToBusiness(message, all, 0);
+        }
+        refreshIfOld();
+        Routing now = routing;
+        Payload payload = null;
+        String keyOrId = message.messageId;
+        long nowMs = options.clock.millis();
+        if (dueMs > nowMs) {
+            payload = payload(message);
+            keyOrId = payload.key == null || payload.key.isEmpty() ? keyOrId : payload.key;
+        }
+        Route route = now.route(dueMs, nowMs, keyOrId);
+        // The Python client cannot decompress an empty payload, and drops the message.
+        boolean compressed = payload != null && payload.body != null && payload.body.length > 0;
+        String compression = compressed ? settings.compressionName() : null;
+        Envelope envelope =
+                new Envelope(dueMs, target, message.messageId, reference, 0, compression);
+        if (route.level() == Routing.BUSINESS) {
+            Map<String, String> all = envelope.delivered(message.properties);
+            return sendToBusiness(message, all, route.deliverAtMs());
+        }
+        return sendToLevel(message, payload, envelope.parked(message.properties), route, now);
+    }
+
+    private CompletableFuture<MessageId> sendToBusiness(
+            DelayedMessage<T> message, Map<String, String> properties, long deliverAtMs) {
+        TypedMessageBuilder<T> builder = business.newMessage().value(message.value);
+        if (message.key != null) {
+            builder.key(message.key);
+        }
+        if (message.keyBytes != null) {
+            builder.keyBytes(message.keyBytes);
+        }
+        fill(builder, message, properties, deliverAtMs);
+        return builder.sendAsync();
+    }
+
+    private CompletableFuture<MessageId> sendToLevel(
+            DelayedMessage<T> message,
+            Payload payload,
+            Map<String, String> properties,
+            Route route,
+            Routing now) {
+        now.checkSize(payload.body, payload.key, message.orderingKey, properties);
+        PartitionKey key = new PartitionKey(
+                route.level(), route.partition(), properties.containsKey(Envelope.COMPRESSION));
+        Partition partition = partitions.get(key);
+        if (partition == null) {
+            String topic = now.topicOf(route);
+            partition = partitions.computeIfAbsent(key, each -> new Partition(
+                    () -> open(topic, each), executor, settings.sendTimeoutMs()));
+        }
+        return partition.send(producer -> {
+            TypedMessageBuilder<byte[]> builder = producer.newMessage().value(payload.body);
+            if (payload.key != null) {
+                builder.key(payload.key);
+            }
+            fill(builder, message, properties, route.deliverAtMs());
+            return builder.sendAsync();
+        });
+    }
+
+    private static void fill(
+            TypedMessageBuilder<?> builder,
+            DelayedMessage<?> message,
+            Map<String, String> properties,
+            long deliverAtMs) {
+        builder.properties(properties);
+        if (message.orderingKey != null) {
+            builder.orderingKey(message.orderingKey);
+        }
+        if (message.eventTimeMs > 0) {
+            builder.eventTime(message.eventTimeMs);
+        }
+        if (deliverAtMs > 0) {
+            builder.deliverAt(deliverAtMs);
+        }
+    }
+
+    /** One producer of a partition. Only messages with a payload are compressed. */
+    private record PartitionKey(int level, int partition, boolean compressed) {}
+
+    /** The encoded value of a message, and its key as text. */
+    private record Payload(byte[] body, String key) {}
+
+    private Payload payload(DelayedMessage<T> message) {
+        DelayedMessage.text(message.orderingKey, "the ordering key");
+        if (options.schema instanceof KeyValueSchema<?, ?> schema
+                && schema.getKeyValueEncodingType() == KeyValueEncodingType.SEPARATED) {
+            return separated(schema, message);
+        }
+        String key = message.keyBytes != null
+                ? DelayedMessage.text(message.keyBytes, "the key")
+                : message.key;
+        return new Payload(message.value == null ? null : options.schema.encode(message.value), key);
+    }
+
+    private <K, V> Payload separated(KeyValueSchema<K, V> schema, DelayedMessage<T> message) {
+        @SuppressWarnings("unchecked")
+        KeyValue<K, V> value = (KeyValue<K, V>) message.value;
+        if (message.key != null || message.keyBytes != null) {
+            throw new DelayLevelException(
+                    Reason.UNSUPPORTED_OPTION,
+                    "a key was given, but with separated encoding it is that of the KeyValue; the "
+                            + "message was not sent");
+        }
+        byte[] key = value == null || value.getKey() == null
+                ? new byte[0]
+                : schema.getKeySchema().encode(value.getKey());
+        if (key.length == 0) {
+            throw new DelayLevelException(
+                    Reason.UNSUPPORTED_OPTION,
+                    "a parked message cannot keep the null or empty key of a KeyValue with "
+                            + "separated encoding: give a key, or use the encoding INLINE; the "
+                            + "message was not sent");
+        }
+        byte[] body = value.getValue() == null
+                ? null
+                : schema.getValueSchema().encode(value.getValue());
+        return new Payload(body, DelayedMessage.text(key, "the key of the KeyValue"));
+    }
+
+    // -- producers of partitions
+
+    /** Opens the producer of a partition, unless the level topic was deleted. */
+    private CompletableFuture<Producer<byte[]>> open(String topic, PartitionKey key) {
+        return CompletableFuture.supplyAsync(this::isGone, executor)
+                .completeOnTimeout(false, CHECK_MS, TimeUnit.MILLISECONDS)
+                .thenCompose(gone -> {
+                    if (gone) {
+                        // A producer would create the partition again without a subscription, and
+                        // the broker would delete the messages there.
+                        throw new DelayLevelException(
+                                Reason.LEVEL_TOPIC,
+                                "level topic " + levelTopic() + " was deleted: create it again with "
+                                        + "`delaylevel levels create`, then a new producer; the "
+                                        + "message was not sent");
+                    }
+                    boolean inWindow = key.level == Routing.WINDOW;
+                    ProducerBuilder<byte[]> builder =
+                            settings.applyTo(options.client.newProducer(Schema.BYTES), inWindow);
+                    if (!key.compressed) {
+                        builder.compressionType(CompressionType.NONE);
+                    }
+                    return builder.topic(topic).createAsync();
+                });
+    }
+
+    private boolean isGone() {
+        try {
+            return admin.describe(routing.description.topic()) == null;
+        } catch (DelayLevelException error) {
+            if (error.reason() == Reason.LEVEL_TOPIC) {
+                throw error;
+            }
+            return false; // the admin interface fails; opening the producer tells
+        }
+    }
+
+    // -- the description
+
+    private Routing routing(Description description) {
+        return new Routing(
+                description,
+                target,
+                reference,
+                settings.compressionName(),
+                options.maxMessageSize);
+    }
+
+    private void refreshIfOld() {
+        if (System.nanoTime() - readNs >= REFRESH_EVERY_NS && refreshing.compareAndSet(false, true)) {
+            CompletableFuture.runAsync(this::refresh, executor)
+                    .whenComplete((done, error) -> refreshing.set(false));
+        }
+    }
+
+    private CompletableFuture<MessageId> sendAfterRefresh(
+            DelayedMessage<T> message, long dueMs, DelayLevelException refusal) {
+        Routing known = routing;
+        return CompletableFuture.supplyAsync(() -> {
+            synchronized (refreshing) {
+                if (routing == known && System.nanoTime() - readNs >= REFUSED_EVERY_NS) {
+                    refresh();
+                }
+            }
+            if (routing == known) {
+                throw refusal;
+            }
+            return sendDue(message, dueMs);
+        }, executor).thenCompose(sent -> sent);
+    }
+
+    /** Reads the description again; uses it if it extends the present one. */
+    private void refresh() {
+        readNs = System.nanoTime();
+        Description known = routing.description;
+        Description found;
+        try {
+            found = admin.describe(known.topic());
+        } catch (DelayLevelException error) {
+            LOG.log(Level.WARNING, "level topic {0} cannot be read again: {1}", known.topic(),
+                    error.getMessage());
+            return;
+        }
+        if (found == null) {
+            LOG.log(Level.WARNING, "level topic {0} does not exist any more", known.topic());
+        } else if (!routing.isExtendedBy(found)) {
+            LOG.log(Level.WARNING, "level topic {0} was replaced by another one: create a new "
+                    + "producer", known.topic());
+        } else if (!found.levels().equals(known.levels())) {
+            LOG.log(Level.INFO, "level topic {0} was expanded", known.topic());
+            routing = routing(found);
+        }
+    }
+
+    static <V> V await(CompletableFuture<V> future) throws PulsarClientException {
+        try {
+            return future.get();
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+            throw new PulsarClientException(error);
+        } catch (ExecutionException error) {
+            Throwable cause = error.getCause();
+            while (cause instanceof CompletionException && cause.getCause() != null) {
+                cause = cause.getCause();
+            }
+            if (cause instanceof RuntimeException refusal) {
+                throw refusal;
+            }
+            throw PulsarClientException.unwrap(cause);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+package delaylevel.client;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+
+import delaylevel.client.DelayLevelException.Reason;
+import delaylevel.client.Routing.Route;
+import java.io.IOException;
+import java.math.BigInteger;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.stream.Stream;
+import org.apache.pulsar.client.api.Schema;
+import org.junit.jupiter.api.DynamicContainer;
+import org.junit.jupiter.api.DynamicNode;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.TestFactory;
+
+/** The test cases of the wire format, which a tool makes from the Python code. */
+class VectorsTest {
+    private final Map<?, ?> vectors = load();
+
+    private static Map<?, ?> load() {
+        Path file = Path.of(System.getProperty("vectors", "../../spec/vectors.json"));
+        try {
+            return (Map<?, ?>) Json.parse(Files.readString(file));
+        } catch (IOException error) {
+            throw new java.io.UncheckedIOException(error);
+        }
+    }
+
+    @TestFactory
+    Stream<DynamicNode> everyCaseHasItsAnswer() {
+        return vectors.entrySet().stream().map(section -> {
+            List<?> cases = (List<?>) section.getValue();
+            assertFalse(cases.isEmpty());
+            return DynamicContainer.dynamicContainer(
+                    (String) section.getKey(),
+                    cases.stream().map(each -> test((String) section.getKey(), (Map<?, ?>) each)));
+        });
+    }
+
+    private DynamicTest test(String section, Map<?, ?> question) {
+        return DynamicTest.dynamicTest((String) question.get("name"), () -> {
+            Object wanted = question.get("expect");
+            Object answer = answer(section, question);
+            if ("any".equals(wanted) && answer instanceof BigInteger partition) {
+                wanted = inBounds(partition, question);
+            }
+            assertEquals(wanted, answer);
+        });
+    }
+
+    private static Object inBounds(BigInteger partition, Map<?, ?> question) {
+        return partition.signum() >= 0 && partition.compareTo(number(question, "partitions")) < 0
+                ? partition
+                : "a partition below " + question.get("partitions");
+    }
+
+    private Object answer(String section, Map<?, ?> question) {
+        try {
+            return switch (section) {
+                case "names" -> names(question);
+                case "descriptions" -> describe(question);
+                case "routes" -> route(question);
+                case "window_partitions" -> window(question);
+                case "schemas" -> schema(question);
+                case "properties" -> properties(question);
+                case "envelopes" -> envelope(question);
+                case "ids" -> Envelope.stableId(
+                        text(question, "partition_topic"),
+                        number(question, "ledger").longValue(),
+                        number(question, "entry").longValue(),
+                        number(question, "batch").intValue());
+                case "sizes" -> BigInteger.valueOf(routing(question).sizeLimit);
+                case "settings" -> settings(question);
+                default -> throw new AssertionError("unknown section " + section);
+            };
+        } catch (DelayLevelException error) {
+            return Map.of("refusal", code(error.reason()));
+        }
+    }
+
+    private static String code(Reason reason) {
+        return reason.name().toLowerCase(Locale.ROOT).replace('_', '-');
+    }
+
+    private Object names(Map<?, ?> question) {
+        TopicName target = TopicName.parse(text(question, "topic"));
+        List<String> found = new ArrayList<>();
+        target.levelTopics(text(question, "level_namespace"))
+                .forEach(name -> found.add(name.toString()));
+        return Map.of("target", target.toString(), "level_topics", found);
+    }
+
+    private static Object describe(Map<?, ?> question) {
+        TopicName topic = TopicName.parse(text(question, "topic"));
+        Description found = Description.read(topic, texts(question.get("properties")));
+        if (found == null) {
+            return null;
+        }
+        List<Object> levels = new ArrayList<>();
+        for (int i = 0; i < found.levels().list().size(); i++) {
+            Description.Level level = found.levels().list().get(i);
+            levels.add(Map.of(
+                    "topic", found.levelTopic(i).toString(),
+                    "partitions", big(level.partitions()),
+                    "unit_ms", big(level.unitMs()),
+                    "lead_ms", big(level.leadMs())));
+        }
+        List<Object> members = new ArrayList<>();
+        found.members().forEach(member -> members.add(Map.of(
+                "topic", member.topic().toString(),
+                "role", member.role(),
+                "partitions", big(member.partitions()))));
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put("overflow", found.levels().recirculate() ? "recirculate" : "reject");
+        answer.put("mover", found.byFunction() ? "function" : "spark");
+        answer.put("final_window", found.tracker() ? "tracker" : "broker");
+        answer.put("targets", List.copyOf(found.targets()));
+        answer.put("window_partitions", big(found.windowPartitions()));
+        answer.put("maximum_ms", big(found.levels().maximumMs()));
+        answer.put("smallest_lead_ms", big(found.levels().smallestLeadMs()));
+        answer.put("levels", levels);
+        answer.put("members", members);
+        return answer;
+    }
+
+    private Description named(Map<?, ?> question) {
+        for (Object each : (List<?>) vectors.get("descriptions")) {
+            Map<?, ?> found = (Map<?, ?>) each;
+            if (found.get("name").equals(question.get("level_topic"))) {
+                TopicName topic = TopicName.parse(text(found, "topic"));
+                return Description.read(topic, texts(found.get("properties")));
+            }
+        }
+        throw new AssertionError("no description " + question.get("level_topic"));
+    }
+
+    private Routing routing(Map<?, ?> question) {
+        BigInteger limit = (BigInteger) question.get("max_message_size");
+        return new Routing(
+                named(question),
+                text(question, "target"),
+                text(question, "schema"),
+                text(question, "compression"),
+                limit == null ? 5_242_880 : limit.intValue());
+    }
+
+    private Object route(Map<?, ?> question) {
+        Routing routing = routing(question);
+        Description description = routing.description;
+        String target = text(question, "target");
+        description.checkTarget(target);
+        String key = text(question, "key");
+        String id = text(question, "id");
+        String keyOrId = key == null || key.isEmpty() ? id : key;
+        Route route = Route.TO_BUSINESS;
+        BigInteger due = (BigInteger) question.get("due");
+        if (due != null) {
+            Envelope.checkDue(due.longValue());
+        }
+        if (due != null && due.signum() != 0) {
+            route = routing.route(due.longValue(), number(question, "now").longValue(), keyOrId);
+        }
+        if (id != null) {
+            Envelope.checkId(id);
+        }
+        Map<String, Object> answer = new LinkedHashMap<>();
+        boolean window = route.level() == Routing.WINDOW;
+        if (route.level() == Routing.BUSINESS) {
+            answer.put("topic", target);
+            answer.put("partition", null);
+        } else {
+            answer.put("topic", routing.topicOf(route).replaceFirst("-partition-[0-9]+$", ""));
+            boolean any = window && (keyOrId == null || keyOrId.isEmpty());
+            answer.put("partition", any ? "any" : big(route.partition()));
+        }
+        answer.put("deliver_at", route.deliverAtMs() == 0 ? null : big(route.deliverAtMs()));
+        return answer;
+    }
+
+    private static Object window(Map<?, ?> question) {
+        String key = text(question, "key");
+        String keyOrId = key == null || key.isEmpty() ? text(question, "id") : key;
+        if (keyOrId == null) {
+            return "any";
+        }
+        return big(Description.windowPartition(keyOrId, number(question, "partitions").intValue()));
+    }
+
+    private static Object schema(Map<?, ?> question) {
+        String definition = text(question, "definition");
+        return Map.of(
+                "canonical", Json.canonicalDefinition(definition),
+                "reference", SchemaReference.of(text(question, "type"), definition));
+    }
+
+    private static Object properties(Map<?, ?> question) {
+        Envelope envelope = new Envelope(
+                number(question, "due").longValue(),
+                text(question, "target"),
+                text(question, "id"),
+                text(question, "schema"),
+                0,
+                text(question, "compression"));
+        Map<String, String> application = texts(question.get("application"));
+        return Map.of(
+                "parked", envelope.parked(application),
+                "delivered", envelope.delivered(application));
+    }
+
+    private static Object envelope(Map<?, ?> question) {
+        Map<String, Object> answer = new LinkedHashMap<>();
+        try {
+            Envelope found = Envelope.read(texts(question.get("properties")));
+            answer.put("due", big(found.dueMs()));
+            answer.put("target", found.target());
+            answer.put("id", found.id());
+            answer.put("schema", found.schema());
+            answer.put("attempt", big(found.attempt()));
+            answer.put("compression", found.compression());
+        } catch (Envelope.Damaged error) {
+            answer.put("fault", error.property);
+            answer.put("reason", error.getMessage());
+        }
+        return answer;
+    }
+
+    private Object settings(Map<?, ?> question) {
+        Map<?, ?> options = (Map<?, ?>) question.get("options");
+        DelayLevelProducerBuilder<byte[]> builder =
+                new DelayLevelProducerBuilder<>(null, Schema.BYTES);
+        options.forEach((name, value) -> {
+            switch ((String) name) {
+                case "send_timeout_ms" -> builder.sendTimeout(
+                        Duration.ofMillis(((BigInteger) value).longValue()));
+                case "batching_max_messages" -> builder.batchingMaxMessages(
+                        ((BigInteger) value).intValue());
+                case "batching_enabled" -> builder.enableBatching((Boolean) value);
+                default -> throw new AssertionError("unknown option " + name);
+            }
+        });
+        DelayLevelProducerBuilder.Settings found = builder.settings(named(question));
+        return Map.of(
+                "batched", found.batched(),
+                "batched_in_window", found.batchedInWindow(),
+                "batching_max_messages", big(found.batchingMaxMessages()),
+                "send_timeout_ms", big(found.sendTimeoutMs()),
+                "warned", found.timeoutIsLong());
+    }
+
+    private static BigInteger big(long value) {
+        return BigInteger.valueOf(value);
+    }
+
+    private static BigInteger number(Map<?, ?> value, String name) {
+        BigInteger found = (BigInteger) value.get(name);
+        assertNotNull(found, name);
+        return found;
+    }
+
+    private static String text(Map<?, ?> value, String name) {
+        return (String) value.get(name);
+    }
+
+    private static Map<String, String> texts(Object value) {
+        Map<String, String> found = new LinkedHashMap<>();
+        ((Map<?, ?>) value).forEach((name, text) -> found.put((String) name, (String) text));
+        return found;
+    }
+}
