@@ -15,7 +15,7 @@ export PYSPARK_PYTHON = $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all unit lint format typecheck wheel-check pytest reference broker broker-stop fetch bench install clean distclean
+.PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference broker broker-stop fetch bench install clean distclean
 
 help: ## Show this list
 	@echo "Usage: make TARGET"
@@ -28,7 +28,7 @@ help: ## Show this list
 demo: fetch ## Send delayed messages through a real broker and watch them arrive
 	$(BIN)/delaylevel demo
 
-test: lint typecheck wheel-check pytest ## Run all checks of CI
+test: lint typecheck wheel-check java pytest ## Run all checks of CI
 
 unit: $(STAMP) ## Run only the tests that need no broker
 	$(BIN)/python -m pytest $(PARALLEL) tests/unit $(PYTEST_ARGS)
@@ -47,10 +47,13 @@ typecheck: $(STAMP) ## Check the types (mypy, strict)
 wheel-check: $(STAMP) ## Build the wheel and test it in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
+java: ## Test the Java producer with Maven; only the first run downloads something
+	mvn --batch-mode --quiet --strict-checksums --file clients/java/pom.xml test
+
 pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-test-all: lint typecheck wheel-check fetch ## Run all checks, including tests that take minutes each
+test-all: lint typecheck wheel-check java fetch ## Run all checks, including tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
 
 reference: $(STAMP) ## Regenerate docs/cli.md and docs/api.md
@@ -84,7 +87,7 @@ $(STAMP): setup.cfg pyproject.toml
 	@touch $@
 
 clean: ## Delete build output, but not the virtual environment
-	rm -rf build dist delaylevel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
+	rm -rf clients/java/target build dist delaylevel.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse artifacts
 	find $(wildcard $(SOURCES)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Delete the virtual environment as well

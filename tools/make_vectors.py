@@ -16,7 +16,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from delaylevel.cluster.schemas import canonical
+from delaylevel.cluster.schemas import canonical, registered_reference
+from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import (
     DelayLevelError,
     DelayTooLongError,
@@ -467,6 +468,42 @@ def _schema_answer(case: Case) -> Any:
     return {"canonical": text, "reference": str(SchemaRef.of(case["type"], text))}
 
 
+def _registered_inputs() -> Iterator[Case]:
+    order = json.loads(_AVRO)
+    own = json.dumps(order)
+    noted = json.dumps({**order, "doc": "An order", "aliases": ["Purchase"]})
+    fields = [{**field, "doc": field["name"]} for field in order["fields"]]
+    noted_fields = json.dumps({**order, "fields": fields})
+    value = {"type": "map", "values": "string", "default": {"doc": "a value, not a note"}}
+    with_map = json.dumps({**order, "fields": [{"name": "m", **value}]})
+    other_map = json.dumps({**order, "fields": [{"name": "m", **value, "default": {}}]})
+
+    def case(name: str, definition: str, *stored: str, kind: str = "AVRO") -> Case:
+        versions = [{"type": "AVRO", "definition": each} for each in stored]
+        return {"name": name, "type": kind, "definition": definition, "versions": versions}
+
+    yield case("the same text", own, own)
+    yield case("other white space", own, json.dumps(order, indent=2))
+    yield case("other notes", own, noted)
+    yield case("other notes of the client", noted, own)
+    yield case("notes of fields", own, noted_fields)
+    yield case("the text itself comes before notes", own, noted, own)
+    yield case("the first version that is equal", own, noted, noted_fields)
+    yield case("a default is not a note", with_map, other_map)
+    yield case("no version", own)
+    yield case("another type", own, own, kind="JSON")
+    yield case("not JSON", "syntax", "syntax")
+
+
+def _registered_answer(case: Case) -> Any:
+    versions = [
+        SchemaVersion(each["type"], each["definition"], number)
+        for number, each in enumerate(case["versions"])
+    ]
+    found = registered_reference(versions, case["type"], case["definition"])
+    return None if found is None else str(found)
+
+
 # -- envelopes
 
 
@@ -670,6 +707,7 @@ ANSWERS: dict[str, Callable[[Case], Any]] = {
     "routes": _route_answer,
     "window_partitions": _window_answer,
     "schemas": _schema_answer,
+    "registered": _registered_answer,
     "properties": _property_answer,
     "envelopes": _envelope_answer,
     "ids": _id_answer,
@@ -684,6 +722,7 @@ INPUTS: dict[str, Callable[[], Iterator[Case]]] = {
     "routes": _route_inputs,
     "window_partitions": _window_inputs,
     "schemas": _schema_inputs,
+    "registered": _registered_inputs,
     "properties": _property_inputs,
     "envelopes": _envelope_inputs,
     "ids": _id_inputs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import _pulsar
@@ -12,6 +13,7 @@ from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
 from .port import TopicAdmin
+from .values import SchemaVersion
 
 _UNTYPED = ("BYTES", "NONE", "AUTO_PUBLISH", "AUTO_CONSUME")
 
@@ -41,6 +43,51 @@ def canonical(definition: str) -> str:
     if not value:
         return ""  # clients write "null" or nothing for a primitive type
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def essentials(definition: str) -> str:
+    """Return the canonical form without notes (``doc``, ``aliases``), which the registry ignores.
+
+    The registry takes definitions that differ only in these for one version.
+    """
+    try:
+        value = json.loads(definition)
+    except ValueError:
+        return definition
+    return json.dumps(_without_notes(value), sort_keys=True, separators=(",", ":"))
+
+
+def _without_notes(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_notes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: item if name == "default" else _without_notes(item)
+        for name, item in value.items()
+        if name not in ("doc", "aliases")
+    }
+
+
+def registered_reference(
+    versions: Sequence[SchemaVersion], schema_type: str, definition: str
+) -> SchemaRef | None:
+    """Return the reference to the registered version that a client's schema has there.
+
+    Args:
+        versions: all versions of the business topic's schema, oldest first.
+        schema_type: type of the client's schema.
+        definition: definition of the client's schema.
+
+    Returns:
+        The reference; None if the registry has no such version.
+    """
+    for form in (canonical, essentials):
+        own = form(definition)
+        for stored in versions:
+            if stored.type == schema_type and form(stored.definition) == own:
+                return SchemaRef.of(stored.type, canonical(stored.definition))
+    return None
 
 
 def find(admin: TopicAdmin, target: TopicName, reference: SchemaRef) -> EncodedSchema | None:

@@ -45,7 +45,7 @@ from delaylevel.cluster.connection import Connection
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-KINDS = {"sh", "console", "python", "text", "yaml"}
+KINDS = {"sh", "console", "python", "java", "text", "yaml"}
 OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
 # A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)

@@ -218,6 +218,45 @@ def test_every_message_of_java_arrives_as_the_plain_client_sends_it(
     assert world.stored(description.held_topic.full) == []
 
 
+def test_the_schema_reference_is_that_of_the_registered_definition(
+    session: JavaSession,
+    world: RealWorld,
+    level_topic: Callable[..., LevelTopicDescription],
+    delivering: Callable[..., contextlib.AbstractContextManager[None]],
+) -> None:
+    # The same schema for the registry, but another text than the client's own.
+    text = {
+        "doc": "An order of the shop",
+        "fields": [
+            {"name": "amount", "type": "double", "doc": "in EUR"},
+            {"default": None, "type": ["null", "string"], "name": "name"},
+            {"name": "note", "default": None, "type": ["null", "long"]},
+        ],
+        "namespace": "delaylevel.client.Session",
+        "name": "Order",
+        "type": "record",
+    }
+    topic = world.topic("registered")
+    path = TopicName.parse(topic).rest_path.removeprefix("persistent/")
+    url = f"{world.admin.admin_url}/admin/v2/schemas/{path}/schema"
+    body = {"type": "AVRO", "schema": json.dumps(text), "properties": {}}
+    assert urllib3.request("POST", url, json=body).status == 200
+    description = level_topic(SECONDS, "registered")
+    session("subscribe", name=topic, topic=topic, schema="avro")
+    opened = session.open("registered", topic, "avro")
+    assert opened == {"levelTopic": description.topic}
+    (version,) = world.admin.schemas(TopicName.parse(topic))
+    assert json.loads(version.definition) == text
+    for after_ms in (0, 300):
+        sent = session("send", name="registered", schema="avro", value="x", afterMs=after_ms)
+        assert "stored" in sent
+    with delivering(description):
+        first, second = (session("receive", name=topic) for _ in range(2))
+    assert (first.pop("ours"), second.pop("ours")) == (False, True)
+    assert first == second
+    assert first["schemaVersion"] == b64(bytes(8))
+
+
 def not_delivered(world: RealWorld, description: LevelTopicDescription) -> str:
     """Return the properties of the messages that were set aside."""
     aside = [description.dead_letter_topic, description.held_topic]

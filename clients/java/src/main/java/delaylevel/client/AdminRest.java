@@ -4,17 +4,15 @@ import delaylevel.client.DelayLevelException.Reason;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
-import java.net.http.HttpRequest.BodyPublisher;
-import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
-import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Supplier;
-import org.apache.pulsar.common.schema.SchemaInfo;
 
 /** The part of the admin REST interface that a producer needs: it only reads. */
 final class AdminRest {
@@ -81,32 +79,26 @@ final class AdminRest {
         return null;
     }
 
-    /** Returns the definition of a schema as the registry of a topic has it. */
-    String registered(TopicName topic, SchemaInfo schema) {
-        String path = "/admin/v2/schemas/" + topic.path();
-        Map<String, Object> body = new HashMap<>();
-        body.put("type", schema.getType().name());
-        body.put("schema", new String(schema.getSchema(), StandardCharsets.UTF_8));
-        body.put("properties", schema.getProperties());
-        Map<?, ?> version = required(path + "/version", Json.write(body), topic);
-        Map<?, ?> found = required(path + "/schema/" + version.get("version"), null, topic);
-        return found.get("data") instanceof String data ? data : "";
-    }
-
-    private Map<?, ?> required(String path, String body, TopicName topic) {
-        Map<?, ?> found = ask(path, body);
-        if (found == null) {
-            throw new DelayLevelException(
-                    Reason.ADMIN,
-                    "the registry has no schema for " + topic + ", although a producer with it is "
-                            + "open: was the topic deleted? Create a new producer");
+    /** Returns all versions of the schema of a topic, oldest first. */
+    List<SchemaReference.Version> schemas(TopicName topic) {
+        Map<?, ?> answer = ask("/admin/v2/schemas/" + topic.path() + "/schemas");
+        List<SchemaReference.Version> found = new ArrayList<>();
+        if (answer != null && answer.get("getSchemaResponses") instanceof List<?> versions) {
+            for (Object each : versions) {
+                Map<?, ?> version = (Map<?, ?>) each;
+                found.add(new SchemaReference.Version(
+                        ((Number) version.get("version")).longValue(),
+                        (String) version.get("type"),
+                        version.get("data") instanceof String data ? data : ""));
+            }
         }
+        found.sort(Comparator.comparingLong(SchemaReference.Version::number));
         return found;
     }
 
     private Map<String, String> properties(TopicName topic) {
         String path = "/admin/v2/persistent/" + topic.path() + "/partitions";
-        Map<?, ?> answer = ask(path + "?checkAllowAutoCreation=false", null);
+        Map<?, ?> answer = ask(path + "?checkAllowAutoCreation=false");
         if (answer == null) {
             return null;
         }
@@ -117,17 +109,15 @@ final class AdminRest {
         return found;
     }
 
-    /** Returns the answer to a request; null for 404. A body makes it a POST. */
-    private Map<?, ?> ask(String path, String body) {
-        BodyPublisher content = body == null ? BodyPublishers.noBody() : BodyPublishers.ofString(body);
+    /** Returns the answer to a request; null for 404. */
+    private Map<?, ?> ask(String path) {
         URI place = URI.create(url + path);
         HttpResponse<String> answer = null;
         for (int hop = 0; hop < HOPS; hop++) {
             HttpRequest.Builder request = HttpRequest.newBuilder(place)
                     .timeout(PATIENCE)
                     .header("Accept", "application/json")
-                    .header("Content-Type", "application/json")
-                    .method(body == null ? "GET" : "POST", content);
+                    .GET();
             if (token != null) {
                 request.header("Authorization", "Bearer " + token.get().strip());
             }

@@ -138,11 +138,9 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         List<CompletableFuture<Void>> all = new ArrayList<>();
         all.add(business.closeAsync());
         partitions.values().forEach(partition -> all.add(partition.close()));
-        try {
-            await(CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0])));
-        } finally {
-            executor.shutdown();
-        }
+        // The executor is not shut down: an opening in progress needs it to close its producer. Idle
+        // threads end by themselves.
+        await(CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0])));
     }
 
     /** Returns the full name of the level topic. */

@@ -55,6 +55,36 @@ final class Json {
         return isEmpty(value) ? "" : write(value);
     }
 
+    /**
+     * Returns the canonical form of a definition without its notes (doc and aliases), by which the
+     * registry takes definitions for equal.
+     */
+    static String essentials(String definition) {
+        try {
+            return write(withoutNotes(parse(definition)));
+        } catch (IllegalArgumentException notJson) {
+            return definition;
+        }
+    }
+
+    private static Object withoutNotes(Object value) {
+        if (value instanceof List<?> list) {
+            List<Object> found = new ArrayList<>();
+            list.forEach(item -> found.add(withoutNotes(item)));
+            return found;
+        }
+        if (!(value instanceof Map<?, ?> map)) {
+            return value;
+        }
+        Map<String, Object> found = new LinkedHashMap<>();
+        map.forEach((name, item) -> {
+            if (!name.equals("doc") && !name.equals("aliases")) {
+                found.put((String) name, name.equals("default") ? item : withoutNotes(item));
+            }
+        });
+        return found;
+    }
+
     /** Returns a value as JSON in the canonical form. */
     static String write(Object value) {
         StringBuilder out = new StringBuilder();

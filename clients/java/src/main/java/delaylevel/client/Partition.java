@@ -74,17 +74,26 @@ final class Partition {
             if (found == null) {
                 message.result.completeExceptionally(error);
             } else if (!message.result.isDone()) { // otherwise it has timed out
-                Waiting given = message;
-                given.send.apply(found).whenComplete((id, failure) -> {
-                    if (failure == null) {
-                        given.result.complete(id);
-                    } else {
-                        given.result.completeExceptionally(failure);
-                    }
-                });
+                give(message, found);
             }
         }
         return null;
+    }
+
+    private static void give(Waiting message, Producer<byte[]> found) {
+        CompletableFuture<MessageId> sent;
+        try {
+            sent = message.send.apply(found);
+        } catch (RuntimeException error) { // the others must not wait for ever
+            sent = CompletableFuture.failedFuture(error);
+        }
+        sent.whenComplete((id, failure) -> {
+            if (failure == null) {
+                message.result.complete(id);
+            } else {
+                message.result.completeExceptionally(failure);
+            }
+        });
     }
 
     /** Returns the next waiting message; null once there is none, and the partition is open. */

@@ -72,6 +72,7 @@ class VectorsTest {
                 case "routes" -> route(question);
                 case "window_partitions" -> window(question);
                 case "schemas" -> schema(question);
+                case "registered" -> registered(question);
                 case "properties" -> properties(question);
                 case "envelopes" -> envelope(question);
                 case "ids" -> Envelope.stableId(
@@ -201,6 +202,19 @@ class VectorsTest {
         return Map.of(
                 "canonical", Json.canonicalDefinition(definition),
                 "reference", SchemaReference.of(text(question, "type"), definition));
+    }
+
+    private static Object registered(Map<?, ?> question) {
+        List<SchemaReference.Version> versions = new ArrayList<>();
+        for (Object each : (List<?>) question.get("versions")) {
+            Map<?, ?> version = (Map<?, ?>) each;
+            versions.add(new SchemaReference.Version(
+                    versions.size(), text(version, "type"), text(version, "definition")));
+        }
+        String type = text(question, "type");
+        String found =
+                SchemaReference.registered(versions, type, text(question, "definition"));
+        return found == null ? null : SchemaReference.of(type, found);
     }
 
     private static Object properties(Map<?, ?> question) {
