@@ -166,10 +166,10 @@ def target_schemas(context: LevelTopicContext) -> Outcome:
             encoding = versions[-1].properties.get("kv.encoding.type", "INLINE")
             problems.append(
                 Problem(
-                    f"{target} has a KeyValue schema ({encoding}): parked messages of this schema "
-                    "become dead letters",
-                    "use a topic with another schema for delayed messages, or send these messages "
-                    "straight to the business topic",
+                    f"{target} has a KeyValue schema ({encoding}): parked messages that name "
+                    "this schema become dead letters",
+                    "park them with the Java producer of delaylevel, which sends them as bytes; "
+                    "or use a topic with another schema for delayed messages",
                 )
             )
     return Outcome.of(problems)

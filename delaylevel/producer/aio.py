@@ -337,7 +337,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             create_producer = functools.partial(open_producer, self)
             business = await create_producer(topic, **options)
             try:
-                setup = await in_thread(setup.created)
+                setup = await in_thread(functools.partial(setup.created, business._schema))
                 return AsyncDelayLevelProducer(create_producer, business, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):

@@ -102,7 +102,7 @@ async def wrap(
         for warning in (setup.warning, assumptions):
             if warning:
                 warnings.warn(warning, stacklevel=2)
-        setup = await in_thread(setup.created)
+        setup = await in_thread(functools.partial(setup.created, producer._schema))
         return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
 
 

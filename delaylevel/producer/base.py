@@ -36,7 +36,7 @@ class BaseProducer:
         routing = Routing(
             setup.description,
             setup.target,
-            reference_to(self._schema),
+            setup.reference or reference_to(self._schema),
             setup.clock,
             compression_name(setup.level_settings.get("compression_type")),
             max_message_size=setup.max_message_size,

@@ -215,7 +215,9 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
-                return DelayLevelProducer(create_producer, business, setup.created())
+                return DelayLevelProducer(
+                    create_producer, business, setup.created(business._schema)
+                )
             except BaseException:
                 close_quietly(business, "producer")
                 raise
@@ -319,7 +321,7 @@ def wrap(
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        return DelayLevelProducer(plain.create_producer, producer, setup.created())
+        return DelayLevelProducer(plain.create_producer, producer, setup.created(producer._schema))
 
 
 def prepare_wrapped(

@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import InvalidInputError, LevelTopicError, StrategyMismatchError
+from delaylevel.cluster.schemas import reference_to, registered_reference
+from delaylevel.cluster.values import SchemaVersion
+from delaylevel.errors import (
+    BrokerError,
+    InvalidInputError,
+    LevelTopicError,
+    StrategyMismatchError,
+)
 from delaylevel.model.clock import Clock
+from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
@@ -52,6 +60,9 @@ class ProducerSetup(NamedTuple):
         create: function that creates the missing level topic; None if it exists.
         watch: function that looks now and then whether something delivers the messages of a level
             topic; None without a broker.
+        registered: function that returns the versions of the business topic's schema; None without
+            admin access.
+        reference: the schema of the payloads, once the business topic is open; None for bytes.
     """
 
     description: LevelTopicDescription
@@ -64,17 +75,37 @@ class ProducerSetup(NamedTuple):
     window_settings: Mapping[str, Any] | None = None
     create: Callable[[], LevelTopicDescription] | None = None
     watch: Callable[[LevelTopicDescription], None] | None = None
+    registered: Callable[[], Sequence[SchemaVersion]] | None = None
+    reference: SchemaRef | None = None
 
-    def created(self) -> ProducerSetup:
+    def created(self, schema: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description.
 
         The application's own producer is opened first: if the broker refuses that, nothing is
-        left behind.
+        left behind, and its schema is registered.
+
+        Args:
+            schema: the schema of the application's own producer.
         """
         description = self.description if self.create is None else self.create()
         if self.watch is not None:
             self.watch(description)
-        return self._replace(description=description, create=None)
+        reference = self._reference_to(schema)
+        return self._replace(description=description, create=None, reference=reference)
+
+    def _reference_to(self, schema: Any) -> SchemaRef | None:
+        """Return the reference to a schema: to its registered version, if the registry can be read.
+
+        The registry keeps the first of several texts that it takes for equal.
+        """
+        own = reference_to(schema)
+        if own is None or self.registered is None:
+            return own
+        try:
+            versions = self.registered()
+        except BrokerError:
+            return own
+        return registered_reference(versions, own.type, schema.schema_info().schema()) or own
 
 
 def prepare(
@@ -155,6 +186,7 @@ def prepare(
         window_settings,
         create_missing,
         watch,
+        None if admin is None else partial(admin.schemas, TopicName.parse(target)),
     )
 
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import pulsar
 import pytest
-from pulsar.schema import JsonSchema, Record, String
+import urllib3
+from pulsar.schema import Integer, JsonSchema, Record, String
 
 import delaylevel.producer.aio
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster import schemas
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import (
@@ -33,11 +35,12 @@ from delaylevel.errors import (
     TargetNotAllowedError,
     UnsupportedOptionError,
 )
+from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.level_topic import LevelTopicDescription, default_level_topic
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.client import DelayLevelClient, wrap
-from world import MakeClient, RealWorld, Stored
+from world import MakeClient, MakeLevelTopic, RealWorld, Stored
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))
 DAYS = PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3))
@@ -540,3 +543,35 @@ def test_loss_of_the_broker(private_broker: Callable[..., EmbeddedBroker]) -> No
         description: LevelTopicDescription = topics.describe(admin, topic)
         assert admin.last_message_id(description.name.partition(2)) is not None
     client.close()
+
+
+def test_the_schema_reference_names_the_registered_text(
+    world: RealWorld, level_topic: MakeLevelTopic, stored: Stored
+) -> None:
+    class Order(Record):
+        amount = Integer()
+
+    # The same schema for the registry, which keeps this text.
+    schema = JsonSchema(Order)
+    own = json.loads(schema.schema_info().schema())
+    text = json.dumps({"doc": "An order of the shop", **own})
+    description = level_topic(Levels(PartitionStrategy()))
+    target = TopicName.parse(description.targets[0])
+    url = f"{world.admin.admin_url}/admin/v2/schemas/{target.rest_path.split('/', 1)[1]}/schema"
+    body = {"type": "JSON", "schema": text, "properties": {}}
+    assert urllib3.request("POST", url, json=body).status == 200
+    producer = world.client().create_producer(
+        target.full,
+        schema=schema,
+        enable_delay_level_topic=True,
+        delay_level_topic=description.topic,
+    )
+    producer.send(Order(amount=1), deliver_after=timedelta(days=3))
+    (version,) = world.admin.schemas(target)
+    assert version.definition == text
+    (message,) = stored(description.topic)
+    reference = schemas.reference_to(schema)
+    named = message.properties["delaylevel.schema"]
+    assert named == str(SchemaRef.of("JSON", schemas.canonical(text))) != str(reference)
+    found = schemas.find(world.admin, target, SchemaRef.parse(named))
+    assert found is not None
