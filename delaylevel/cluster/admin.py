@@ -351,6 +351,15 @@ class Admin(OperatorAdmin):
         position = read.position(self._rest.get(f"{partition.rest_path}/lastMessageId"))
         return position if position.entry >= 0 else None
 
+    def open_transaction_at(self, partition: TopicName) -> Position | None:
+        stats = self._rest.get(f"{partition.rest_path}/stats", **_STATS)
+        if not stats.get("ongoingTxnCount"):
+            return None
+        path = partition.rest_path.removeprefix("persistent/")
+        path = f"transactions/transactionBufferStats/{path}"
+        answer = self._rest.request("GET", path, api="v3")
+        return read.text_position(answer.json()["maxReadPosition"]).next_entry
+
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
         path = f"{partition.rest_path}/messageid/{max(publish_ms, 0)}"
         position = read.position(self._rest.get(path)).entry_start

@@ -105,6 +105,12 @@ def position(value: Mapping[str, int]) -> Position:
     return Position(value["ledgerId"], value["entryId"], value.get("batchIndex", -1))
 
 
+def text_position(text: str) -> Position:
+    """Read a position as ``ledger:entry``."""
+    ledger, _, entry = text.partition(":")
+    return Position(int(ledger), int(entry))
+
+
 def instant(text: str) -> int:
     """Read an ISO-8601 instant into milliseconds since the epoch."""
     moment = datetime.fromisoformat(text.removesuffix("Z"))

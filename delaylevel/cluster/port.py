@@ -86,6 +86,13 @@ class TopicAdmin(Protocol):
         None if nothing is stored. The message may be acknowledged already.
         """
 
+    def open_transaction_at(self, partition: TopicName) -> Position | None:
+        """Return the end of what readers get of a partition because a transaction is open.
+
+        None if none is. The broker delivers nothing that was stored after the first message of an
+        open transaction, of other producers either.
+        """
+
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
         """Return the start of the first entry published at or after a time; None if there is none.
 

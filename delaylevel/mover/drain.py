@@ -24,6 +24,7 @@ from delaylevel.topics.registry import describe
 from delaylevel.topics.subscriptions import early_subscriptions
 
 from .forwarder import Forwarder
+from .ready import readable_end
 
 # A limit, because producers may never stop sending.
 _PASSES = 20
@@ -108,6 +109,8 @@ def drain(
             moved = False
             for source in sources:
                 end = held_ends.get(source.topic, _end(admin, source))
+                if end is not None:
+                    end = readable_end(admin, source, at[source.topic], end)
                 if end is None or end <= at[source.topic]:
                     continue
                 moved = True

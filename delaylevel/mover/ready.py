@@ -79,6 +79,9 @@ def ready_bound(
 ) -> ReadyBound:
     """Return the bound up to which a partition may be read; this itself reads nothing.
 
+    Messages behind an open transaction are not ready: readers do not get them, and the mover would
+    acknowledge them unread.
+
     Args:
         start: the first position that has not been handed off.
         now_ms: present time of the mover, ms since the epoch.
@@ -88,6 +91,26 @@ def ready_bound(
     Raises:
         BrokerError: the positions cannot be read.
     """
+    bound = _stored_bound(admin, source, start, now_ms, lead_ms)
+    end = readable_end(admin, source, start, bound.end)
+    return bound if end == bound.end else ReadyBound(end, now_ms)
+
+
+def readable_end(
+    admin: TopicAdmin, source: SourcePartition, start: Position, end: Position
+) -> Position:
+    """Return the end of the part of [start, end) that readers get."""
+    if end <= start:
+        return end
+    limit = admin.open_transaction_at(source.name)
+    if limit is None or limit >= end:
+        return end
+    return max(start, _existing_bound(admin, source.name, limit, start))
+
+
+def _stored_bound(
+    admin: TopicAdmin, source: SourcePartition, start: Position, now_ms: int, lead_ms: int
+) -> ReadyBound:
     topic = source.name
     last = admin.last_message_id(topic)
     if last is None or last.next_entry <= start:

@@ -83,6 +83,9 @@ class MemoryAdmin(OperatorAdmin):
             entries = self._broker.existing(partition).log.entries
             return entries[-1].last_position if entries else None
 
+    def open_transaction_at(self, partition: TopicName) -> Position | None:
+        return None  # the in-memory Pulsar has no transactions
+
     def message_id_at(self, partition: TopicName, publish_ms: int) -> Position | None:
         with self._lock:
             log = self._broker.existing(partition).log

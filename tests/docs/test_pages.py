@@ -298,6 +298,10 @@ class Reader:
                 code = process.wait(PATIENCE_S)
                 assert code == 0, f"{name}: exit code {code}\n{log.read_text()}"
 
+    def empty(self) -> None:
+        """Delete everything in the namespaces that pages use."""
+        assert _empty(self.connection)
+
     def serve(self, line: str) -> None:
         """Start a server that runs until the reader leaves."""
         with (self.folder / "servers.log").open("ab") as log:

@@ -16,14 +16,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 import urllib3
 
 from background import Moving, Serving
 from delaylevel import topics
 from delaylevel.broker.distribution import distribution_directory, java
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.envelope import DUE, TARGET
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     FinalWindow,
@@ -33,8 +38,9 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.mover.local import LocalMover
 from delaylevel.topics.lifecycle import expand
-from world import RealWorld
+from world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 
@@ -56,7 +62,7 @@ def b64(value: bytes) -> str:
 class JavaSession:
     """A Java program with producers and consumers (Session.java)."""
 
-    def __init__(self, classes: Path, connection: Connection) -> None:
+    def __init__(self, classes: Path, connection: Connection, *options: str) -> None:
         self._admin_url = connection.admin_url
         self._process = subprocess.Popen(
             [
@@ -68,6 +74,7 @@ class JavaSession:
                 f"{classes}:{distribution_directory()}/lib/*",
                 "delaylevel.client.Session",
                 connection.service_url,
+                *options,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -390,3 +397,66 @@ def test_with_a_function_the_broker_delays_until_the_hand_off(
     assert message.batch == -1
     assert message.properties["delaylevel.id"] == "one"
     assert set(message.properties) == {"delaylevel.due", "delaylevel.id", "delaylevel.target"}
+
+
+def test_messages_behind_an_open_transaction_wait_until_it_ends(
+    java_classes: Path, private_broker: Callable[..., EmbeddedBroker]
+) -> None:
+    """The broker does not deliver them, so a mover must not acknowledge them either."""
+    broker = private_broker({"transactionCoordinatorEnabled": True})
+    connection = broker.connection.model_copy(update={"operation_timeout_seconds": 60})
+    target = "persistent://public/default/orders"
+    admin = Admin.from_connection(connection)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(admin)
+        client = connection.open_client()
+        stack.callback(client.close)
+        description = topics.create(
+            admin,
+            LevelTopicDescription(
+                topic=default_level_topic(target),
+                levels=SECONDS,
+                targets=(target,),
+                final_window=FinalWindow.BROKER,
+            ),
+        )
+        consumer = client.subscribe(target, "application")
+        java_session = stack.enter_context(
+            contextlib.closing(JavaSession(java_classes, connection, "transactions"))
+        )
+        partition = description.name.partition(1)
+        java_session("open-plain", name="orders", topic=partition.full, schema="bytes")
+        due_ms = SystemClock().now_ms() + 2_500
+
+        def park(body: bytes, **values: Any) -> None:
+            properties = {DUE: str(due_ms), TARGET: target}
+            answer = java_session(
+                "send-plain",
+                name="orders",
+                schema="bytes",
+                value=b64(body),
+                properties=properties,
+                **values,
+            )
+            assert "failed" not in answer, answer
+
+        park(b"before")
+        assert java_session("begin") == {}
+        park(b"inside", inTransaction=True)
+        park(b"behind")
+        mover = stack.enter_context(LocalMover(client, admin, description))
+        found: list[bytes] = []
+
+        def received(count: int) -> bool:
+            mover.run_once()
+            with contextlib.suppress(pulsar.Timeout):
+                while True:
+                    found.append(consumer.receive(100).data())
+            return len(found) >= count
+
+        eventually(lambda: received(1), "the message before the transaction")
+        eventually(lambda: SystemClock().now_ms() > due_ms, "the hand-off time of all")
+        assert not received(2)
+        assert java_session("commit") == {}
+        eventually(lambda: received(3), "the messages of and behind the transaction")
+        assert found == [b"before", b"inside", b"behind"]

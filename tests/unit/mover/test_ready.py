@@ -42,6 +42,7 @@ class Stored:
 
     times: dict[int, list[int]] = field(default_factory=dict)
     calls: int = 0
+    readable_until: Position | None = None
     _entries: list[tuple[Position, int]] = field(default_factory=list)
 
     @classmethod
@@ -78,6 +79,9 @@ class Stored:
         self.calls += 1
         entries = self.entries
         return entries[-1][0] if entries else None
+
+    def open_transaction_at(self, topic: TopicName) -> Position | None:
+        return self.readable_until
 
     def message_id_at(self, topic: TopicName, publish_ms: int) -> Position | None:
         self.calls += 1
@@ -411,3 +415,27 @@ def test_errors_of_the_broker_are_raised() -> None:
 
     with pytest.raises(ConnectionError):
         check(Unreachable.of([T0]), EARLIEST, T0)
+
+
+@pytest.mark.parametrize(
+    ("transaction", "end"),
+    [
+        (None, Position(12, 3)),
+        (Position(10, 1), Position(10, 1)),
+        (Position(10, 0), EARLIEST),
+        # The mover acknowledges the entry before the bound, so that entry must exist.
+        (Position(12, 0), Position(10, 3)),
+        (Position(12, 2), Position(12, 2)),
+        (Position(14, 0), Position(12, 3)),
+    ],
+)
+def test_nothing_behind_an_open_transaction_is_ready(
+    transaction: Position | None, end: Position
+) -> None:
+    """Readers do not get it, and the mover would acknowledge it unread."""
+    stored = Stored.of([T0] * 6, (3,))
+    stored.readable_until = transaction
+    now_ms = T0 + AFTER + 1
+    bound = ready_bound(stored, partition(), EARLIEST, now_ms, LEAD)  # type: ignore[arg-type]
+    assert bound.end == end
+    assert bound.next_check_ms == now_ms

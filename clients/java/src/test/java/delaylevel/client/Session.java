@@ -24,6 +24,7 @@ import org.apache.pulsar.client.api.Schema;
 import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 import org.apache.pulsar.client.api.SubscriptionType;
 import org.apache.pulsar.client.api.TypedMessageBuilder;
+import org.apache.pulsar.client.api.transaction.Transaction;
 import org.apache.pulsar.common.schema.KeyValue;
 import org.apache.pulsar.common.schema.KeyValueEncodingType;
 
@@ -73,6 +74,8 @@ public final class Session {
     private final Map<String, Producer<Object>> plain = new HashMap<>();
     private final Map<String, Consumer<Object>> consumers = new HashMap<>();
 
+    private Transaction transaction;
+
     private Session(PulsarClient client) {
         this.client = client;
     }
@@ -83,7 +86,9 @@ public final class Session {
 
     /** Obeys commands until the input ends. */
     public static void main(String[] args) throws Exception {
-        try (PulsarClient client = PulsarClient.builder().serviceUrl(args[0]).build()) {
+        boolean transactions = args.length > 1;
+        try (PulsarClient client = PulsarClient.builder().serviceUrl(args[0])
+                .enableTransaction(transactions).build()) {
             Session session = new Session(client);
             BufferedReader lines = new BufferedReader(
                     new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -110,6 +115,14 @@ public final class Session {
             case "open" -> open(command, name, answer);
             case "send" -> send(command, producers.get(name), answer);
             case "send-plain" -> sendPlain(command, plain.get(name));
+            case "open-plain" -> plain.put(name, client.newProducer(schema(command))
+                    .topic(text(command, "topic"))
+                    .sendTimeout(0, TimeUnit.SECONDS) // as transactions need it
+                    .enableBatching(false)
+                    .create());
+            case "begin" -> transaction = client.newTransaction()
+                    .withTransactionTimeout(60, TimeUnit.SECONDS).build().get();
+            case "commit" -> transaction.commit().get();
             case "flush" -> producers.get(name).flush();
             case "close" -> producers.get(name).close();
             case "subscribe" -> consumers.put(name, client.newConsumer(schema(command))
@@ -175,7 +188,9 @@ public final class Session {
 
     /** Sends the same message with the plain client, for comparison. */
     private void sendPlain(Map<?, ?> command, Producer<Object> producer) throws Exception {
-        TypedMessageBuilder<Object> message = producer.newMessage().value(value(command));
+        TypedMessageBuilder<Object> message = command.containsKey("inTransaction")
+                ? producer.newMessage(transaction) : producer.newMessage();
+        message.value(value(command));
         if (command.containsKey("key")) {
             message.key(text(command, "key"));
         }
