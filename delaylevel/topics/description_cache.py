@@ -118,14 +118,13 @@ class DescriptionCache:
     def _read_now(self) -> LevelTopicDescription:
         self._tried_s = self._now_s()
         self.failing = True
+        lifetime_s = LIFETIME_S
         try:
             self._known = (self._read(), self._tried_s)
             self.failing = False
         except UpgradeRequiredError:
-            self._fresh_until_s = float("-inf")
+            lifetime_s = 0.0
             raise
-        except BaseException:
-            self._fresh_until_s = self._now_s() + LIFETIME_S
-            raise
-        self._fresh_until_s = self._now_s() + LIFETIME_S
+        finally:
+            self._fresh_until_s = self._now_s() + lifetime_s
         return self.latest()
