@@ -185,6 +185,17 @@ def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
     """Measure one side on its own broker; return None if the side is not installed."""
     if side == "nats":
         return measure_nats(load, restart)
+    with broker_with_defaults() as (connection, broker, directory):
+        return measure(side, load, restart, dispatchers, connection, broker, directory)
+
+
+@contextlib.contextmanager
+def broker_with_defaults() -> Iterator[tuple[Connection, psutil.Process, Path]]:
+    """Start a broker without the settings that favour bulk reads; stop it at the end.
+
+    Yields:
+        Its addresses, its process, and a directory for other files.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
         EmbeddedBroker(
@@ -193,15 +204,7 @@ def run(side: str, load: Load, restart: bool, dispatchers: int) -> Case | None:
     ):
         pid = broker.status().pid
         assert pid is not None
-        return measure(
-            side,
-            load,
-            restart,
-            dispatchers,
-            broker.connection,
-            psutil.Process(pid),
-            Path(directory),
-        )
+        yield broker.connection, psutil.Process(pid), Path(directory)
 
 
 def measure(

@@ -15,18 +15,17 @@ Examples:
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pulsar
+from arrivals import wait
 from baselines import Case
-from bench_dispatch import DispatcherProcess, wait
+from bench_dispatch import DispatcherProcess, broker_with_defaults
 from common import BODY, QUIET, arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
-from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
@@ -41,22 +40,14 @@ def main() -> None:
     """Publish, and measure each round; print the table."""
     parser = arguments(__doc__, messages=1_000_000, rounds=3)
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="delaylevel-bench-") as directory,
-        EmbeddedBroker(
-            "bench", directory=Path(directory) / "broker", heap_mb=600, follow_parent=True
-        ) as broker,
-    ):
-        pid = broker.status().pid
-        assert pid is not None
-        process = psutil.Process(pid)
-        description = publish(broker.connection, options.messages)
+    with broker_with_defaults() as (connection, broker, directory):
+        description = publish(connection, options.messages)
         rows: list[Case] = []
         for number in range(options.rounds):
-            rows.append(read_plainly(broker.connection, description, options.messages, process))
+            rows.append(read_plainly(connection, description, options.messages, broker))
             note(str(rows[-1]))
-            path = Path(directory) / f"spill-{number}"
-            rows.append(restart(broker.connection, description, options.messages, process, path))
+            path = directory / f"spill-{number}"
+            rows.append(restart(connection, description, options.messages, broker, path))
             note(str(rows[-1]))
     report(rows, options.json)
 
@@ -103,10 +94,9 @@ def restart(
     broker_s, began = _cpu_s(broker), time.monotonic()
     dispatcher = DispatcherProcess(connection, _TOPIC, "at-least-once", directory)
     try:
-        state = "delaylevel_dispatch_state"
-        wait(lambda: dispatcher.series(state, state="releasing") > 0, 300)
+        wait(lambda: dispatcher.releasing() > 0, 300)
         first_s = time.monotonic() - began
-        wait(lambda: dispatcher.releasing(partitions), 300)
+        wait(lambda: dispatcher.releasing() == partitions, 300)
         known_s, broker_s = time.monotonic() - began, _cpu_s(broker) - broker_s
         cpu_s = _cpu_s(psutil.Process(dispatcher.process.pid))
         wait(lambda: dispatcher.series("delaylevel_dispatch_pending") >= count, 30)
