@@ -133,6 +133,7 @@ def levels() -> None:
     help="Pause before a message is sent again to a target that refused it.",
 )
 @options.on_missing_target(default=MissingTarget.HOLD.value)
+@options.features
 @options.output
 @pass_settings
 def create(

@@ -13,6 +13,7 @@ from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import lifecycle
+from delaylevel.topics import registry as topics
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -201,20 +202,38 @@ def delete(
 @examples(
     "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --on-missing-target hold",
+    "delaylevel levels set orders --feature cancel",
 )
 @click.command("set")
 @click.argument("topic")
-@options.on_missing_target(required=True)
+@options.on_missing_target()
+@options.features
 @options.output
 @pass_settings
-def set_(settings: Settings, topic: str, on_missing_target: MissingTarget, output: str) -> None:
-    """Change a setting of TOPIC's level topic.
+def set_(
+    settings: Settings,
+    topic: str,
+    on_missing_target: MissingTarget | None,
+    features: tuple[str, ...],
+    output: str,
+) -> None:
+    """Change settings of TOPIC's level topic.
 
     Messages stay where they are. The Spark job and the dispatcher apply it within seconds, a
     Function when it is restarted.
+
+    A feature cannot be removed. Before you add one, upgrade all producers, movers and dispatchers
+    to a version that knows it: earlier ones stop, and versions from before features would deliver
+    its records as messages.
     """
+    if on_missing_target is None and not features:
+        raise InvalidInputError("nothing to change: give --on-missing-target or --feature")
     with Admin.from_connection(settings.connection()) as admin:
-        after = lifecycle.set_on_missing_target(admin, topic, on_missing_target)
+        after = topics.describe(admin, topic, search=True)
+        if on_missing_target is not None:
+            after = lifecycle.set_on_missing_target(admin, after.topic, on_missing_target)
+        for feature in features:
+            after = lifecycle.add_feature(admin, after.topic, feature)
     emit_one(description_view(after), DESCRIPTION, output)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from delaylevel.model.delivery import Delivery
+from delaylevel.model.features import FEATURES
 from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
 from delaylevel.model.topic_name import parse_namespace
 
@@ -98,6 +99,13 @@ on_missing_target = functools.partial(
     "--on-missing-target",
     type=OneOf(MissingTarget),
     help="Action for messages whose business topic does not exist.",
+)
+features = click.option(
+    "--feature",
+    "features",
+    type=click.Choice(sorted(FEATURES)),
+    multiple=True,
+    help="Feature to add, which every process must know from then on. Repeatable.",
 )
 
 

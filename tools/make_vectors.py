@@ -547,10 +547,10 @@ def _envelope_inputs() -> Iterator[Case]:
     for value in ("LZ4", "ZLib", "ZSTD", "SNAPPY", "ZLIB", "lz4", "NONE", ""):
         yield case(f"compression {value!r}", compression=value)
     yield case("unreadable", unreadable="the key is not UTF-8")
-    for value in ("cancel", "message", "", "Cancel", "x" * 50):
+    for value in ("teleport", "message", "", "Cancel", "x" * 50):
         yield case(f"kind {value!r}", kind=value)
-    yield case("a kind without a due time", kind="cancel", due=None)
-    yield case("unreadable and of a kind", kind="cancel", unreadable="the key is not UTF-8")
+    yield case("a kind without a due time", kind="teleport", due=None)
+    yield case("unreadable and of a kind", kind="teleport", unreadable="the key is not UTF-8")
     yield case("a reason does not matter", reason="its registry has no schema", attempt="2")
     yield case("an unknown property does not matter", colour="red")
 

@@ -25,9 +25,18 @@ COMPRESSION = PREFIX + "compression"
 CHUNK = PREFIX + "chunk"
 # The kind of a parked record that is not an ordinary message; those do not have the property.
 KIND = PREFIX + "kind"
+# The time from which a message is not released any more, ms since the epoch.
+EXPIRES = PREFIX + "expires"
+# The ID of the message that this one was sent to replace, for information.
+REPLACES = PREFIX + "replaces"
 # The mark of a message with fields that are not UTF-8: its value is the reason. The bytes of these
 # fields are in properties of their own, in base64 (see unreadable.py).
 UNREADABLE = PREFIX + "unreadable"
+
+#: The kind of a cancellation (see cancellation.py).
+CANCEL = "cancel"
+#: The kinds of control records that this version knows.
+KINDS = frozenset((CANCEL,))
 
 # The type of a schema of keys and values. With separated encoding, its keys are bytes.
 KEY_VALUE = "KEY_VALUE"
@@ -84,7 +93,7 @@ class SchemaRef:
 
 
 class Envelope(NamedTuple):
-    """The due time, target and identity of a parked message.
+    """The due time, target and identity of a parked message, or of a control record.
 
     Attributes:
         due_ms: due time, milliseconds since the epoch, UTC.
@@ -94,6 +103,11 @@ class Envelope(NamedTuple):
         attempt: number of times that the target refused the message; 0 until it is held.
         compression: the compression of the message's producer, one of :data:`COMPRESSIONS`; None
             without one. A message may fit through the broker only if every hop compresses it too.
+        kind: one of :data:`KINDS`; None for an ordinary message. The due time, target and ID of a
+            cancellation are those of its message.
+        expires_ms: time from which the message is not released any more, ms since the epoch; 0 if
+            it does not expire.
+        replaces: the ID of the message that it was sent to replace; None without one.
     """
 
     due_ms: int
@@ -102,13 +116,17 @@ class Envelope(NamedTuple):
     schema: SchemaRef | None = None
     attempt: int = 0
     compression: str | None = None
+    kind: str | None = None
+    expires_ms: int = 0
+    replaces: str | None = None
 
     @classmethod
     def read(cls, properties: Mapping[str, str], fallback_id: str | None = None) -> Envelope:
         """Read the envelope from the properties of a parked message.
 
         Args:
-            fallback_id: the ID of a message that has none.
+            fallback_id: the ID of a message that has none. A cancellation must have the ID of its
+                message.
 
         Raises:
             EnvelopeError: a property is missing or damaged, or the message has unreadable fields,
@@ -116,8 +134,9 @@ class Envelope(NamedTuple):
         """
         if UNREADABLE in properties:
             raise EnvelopeError(properties[UNREADABLE])
-        if KIND in properties:
-            raise _unknown_kind(properties[KIND])
+        kind = properties.get(KIND)
+        if kind is not None and kind not in KINDS:
+            raise _unknown_kind(kind)
         due = _due_ms(properties)
         target = properties.get(TARGET)
         if target is None:
@@ -126,6 +145,8 @@ class Envelope(NamedTuple):
             full = _full_name(target)
         except InvalidInputError as error:
             raise EnvelopeError(f"{TARGET}: {error}") from error
+        if kind is not None and ID not in properties:
+            raise EnvelopeError(f"{ID} is missing: a record of kind {kind!r} names its message")
         schema, own_id = properties.get(SCHEMA), properties.get(ID, fallback_id)
         if own_id == "":
             raise EnvelopeError(f"{ID} is empty: different messages would be taken for one")
@@ -136,6 +157,9 @@ class Envelope(NamedTuple):
             SchemaRef.parse(schema) if schema is not None else None,
             _integer(ATTEMPT, properties[ATTEMPT]) if ATTEMPT in properties else 0,
             compression_of(properties),
+            kind,
+            _time_ms(EXPIRES, properties[EXPIRES]) if EXPIRES in properties else 0,
+            properties.get(REPLACES) or None,
         )
 
     def held_again(self) -> Envelope:
@@ -153,6 +177,12 @@ class Envelope(NamedTuple):
             properties[ATTEMPT] = str(self.attempt)
         if self.compression is not None:
             properties[COMPRESSION] = self.compression
+        if self.kind is not None:
+            properties[KIND] = self.kind
+        if self.expires_ms:
+            properties[EXPIRES] = str(self.expires_ms)
+        if self.replaces is not None:
+            properties[REPLACES] = self.replaces
         return properties
 
     def parked_again_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +207,7 @@ def due_of(properties: Mapping[str, str]) -> int | None:
     """Return the due time of a parked message, ms since the epoch; None if it is unreadable.
 
     This is for inspection. A mover reads the whole :class:`Envelope`, whose errors have a reason.
-    A record of an unknown kind will never be delivered, so its due time counts as unreadable.
+    A control record is never delivered, so its due time counts as unreadable.
     """
     if KIND in properties:
         return None
@@ -234,10 +264,14 @@ def _due_ms(properties: Mapping[str, str]) -> int:
     text = properties.get(DUE)
     if text is not None and len(text) == _DUE_DIGITS and text.isascii() and text.isdigit():
         return int(text)  # nearly every message, at every hop
-    due = _integer(DUE, text)
-    if due > LATEST_DUE_MS:
-        raise EnvelopeError(f"{DUE} is {due}, beyond the year 9999")
-    return due
+    return _time_ms(DUE, text)
+
+
+def _time_ms(name: str, text: str | None) -> int:
+    time_ms = _integer(name, text)
+    if time_ms > LATEST_DUE_MS:
+        raise EnvelopeError(f"{name} is {time_ms}, beyond the year 9999")
+    return time_ms
 
 
 def _integer(name: str, text: str | None) -> int:

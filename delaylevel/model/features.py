@@ -17,9 +17,12 @@ from delaylevel.errors import InvalidInputError, UpgradeRequiredError
 #: that earlier versions, which know no features, understand exactly those level topics.
 WITHOUT_FEATURES, WITH_FEATURES = 1, 2
 
+#: Messages of the level topic can be cancelled.
+CANCEL = "cancel"
+
 #: Name of each feature that this version knows -> first version that knows it. The versions are
 #: stored in descriptions and never change.
-FEATURES: dict[str, str] = {}
+FEATURES: dict[str, str] = {CANCEL: "0.1.0"}
 
 
 def check_known(names: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,14 @@ from typing import Any
 
 from delaylevel.errors import InvalidInputError, LevelTopicError, TargetNotAllowedError
 
-from .features import FEATURES, WITH_FEATURES, WITHOUT_FEATURES, check_known, read_features
+from .features import (
+    CANCEL,
+    FEATURES,
+    WITH_FEATURES,
+    WITHOUT_FEATURES,
+    check_known,
+    read_features,
+)
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
 
@@ -36,6 +43,7 @@ HELD_SUFFIX = "-held"
 DEAD_LETTER_SUFFIX = "-DLQ"
 WINDOW_SUFFIX = "-window"
 JOURNAL_SUFFIX = "-window-log"
+OUTCOMES_SUFFIX = "-outcomes"
 
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
@@ -73,6 +81,7 @@ class Role(str, enum.Enum):
     DEAD_LETTER = "dead-letter"
     WINDOW = "window"
     JOURNAL = "log"  # the stored name is older
+    OUTCOMES = "outcomes"
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,11 @@ class LevelTopicDescription:
         """The journal of the dispatchers, with one partition per window partition."""
         return self.name.with_suffix(JOURNAL_SUFFIX)
 
+    @property
+    def outcomes_topic(self) -> TopicName:
+        """The topic for outcomes of cancellations, with the feature ``cancel``."""
+        return self.name.with_suffix(OUTCOMES_SUFFIX)
+
     def window_partition(self, key: str, message_id: str) -> int:
         """Return the window partition of a message, the same for all its copies.
 
@@ -186,7 +200,8 @@ class LevelTopicDescription:
     def members(self) -> Iterator[Member]:
         """Yield every member topic: levels from coarse to fine, held topic, dead-letter topic.
 
-        With ``tracker``, the window topic and the journal follow.
+        With ``tracker``, the window topic and the journal follow; with the feature ``cancel``, the
+        outcomes topic.
         """
         for level in self.levels:
             yield Member(self.level_topic(level.index), Role.LEVEL, level.partitions, level.index)
@@ -195,6 +210,8 @@ class LevelTopicDescription:
         if self.final_window is FinalWindow.TRACKER:
             yield Member(self.window_topic, Role.WINDOW, self.window_partitions)
             yield Member(self.journal_topic, Role.JOURNAL, self.window_partitions)
+        if CANCEL in self.features:
+            yield Member(self.outcomes_topic, Role.OUTCOMES, 1)
 
     def accepts(self, levels: Levels) -> bool:
         """Return True if a client may be configured with these levels.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.schema import NO_TOPIC
-from delaylevel.errors import InvalidInputError, UnknownTargetError
+from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope
@@ -45,7 +45,7 @@ def open_envelope(
         topic: full name of the partition where the message was read.
 
     Raises:
-        EnvelopeError: the envelope cannot be read.
+        EnvelopeError: the envelope cannot be read, or nobody would decide about a cancellation.
         UnknownTargetError: the description does not have its target. The target may be new: only a
             description that was read after the message was stored shows that it is unknown.
     """
@@ -53,6 +53,12 @@ def open_envelope(
     # Computed only if needed, and given to read(): this runs for every message.
     fallback_id = None if env.ID in properties else message.stable_id(topic)
     envelope = Envelope.read(properties, fallback_id)
+    if envelope.kind is not None and description.final_window is not FinalWindow.TRACKER:
+        raise EnvelopeError(
+            f"{env.KIND} is {envelope.kind!r}: no dispatcher decides about such records in level "
+            f"topic {description.topic}, which has the final window "
+            f"{description.final_window.value!r}"
+        )
     if envelope.target not in description.targets:
         raise UnknownTargetError(
             f"target {envelope.target} is not one of level topic {description.topic}"

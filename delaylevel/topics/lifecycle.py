@@ -3,11 +3,12 @@
 from .deletion import PendingEntries, delete, pending_entries
 from .expansion import expand, longer_levels
 from .orphans import Orphan, orphans
-from .settings import set_on_missing_target
+from .settings import add_feature, set_on_missing_target
 
 __all__ = [
     "Orphan",
     "PendingEntries",
+    "add_feature",
     "delete",
     "expand",
     "longer_levels",

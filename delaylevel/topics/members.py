@@ -33,6 +33,7 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from . import safety
+from .subscriptions import subscribe
 
 # Policies pass through a system topic, which the broker creates at first use. A topic that another
 # client has just created is visible a moment after the conflict.
@@ -196,6 +197,27 @@ def create_missing(admin: TopicAdmin, member: Member, description: LevelTopicDes
         if error.status == 406 and limit:
             safety.check_partition_limit(description, int(limit[1]))
         raise
+
+
+def ensure(
+    admin: TopicAdmin,
+    member: Member,
+    description: LevelTopicDescription,
+    policies: NamespacePolicies,
+    settings: BrokerSettings,
+    found: TopicMetadata | None,
+) -> None:
+    """Create a member topic if it is missing; give it its subscription and policies.
+
+    Args:
+        policies: policies of the namespace.
+        settings: settings of the broker.
+        found: its metadata, from :func:`existing`; None if it is missing.
+    """
+    if found is None:
+        create_missing(admin, member, description)
+    subscribe(admin, member)
+    protect(admin, member, description, policies, settings)
 
 
 def protect(

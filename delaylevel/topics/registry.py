@@ -17,6 +17,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
@@ -26,7 +27,6 @@ from delaylevel.model.level_topic import (
 from delaylevel.model.topic_name import TopicName
 
 from . import members, safety
-from .subscriptions import subscribe
 
 _THREADS = 8
 _UNFINISHED = "its creation was not finished: create it again with the same strategy"
@@ -66,40 +66,44 @@ class _Checked(NamedTuple):
 
 
 def create(admin: TopicAdmin, description: LevelTopicDescription) -> LevelTopicDescription:
-    """Create a level topic with its member topics, finish its creation, or add targets to it.
+    """Create a level topic with its member topics, finish its creation, or extend it.
+
+    An existing level topic keeps its targets and features, and gets those that it lacks.
 
     Every member topic gets its durable subscription and its policies (no TTL, not deleted while
     inactive, not replicated) before the description is written, so that nobody can publish to an
     incomplete level topic. The call may be repeated, also by several clients at once.
 
     Args:
-        description: the level topic; targets that it has already are kept.
+        description: the level topic.
 
     Returns:
-        The description on the broker, with all targets.
+        The description on the broker, with all targets and features.
 
     Raises:
         StrategyMismatchError: it exists with another strategy; the text shows both.
         UnsafeNamespaceError: policies would delete or block parked messages; with remedies.
         InvalidStrategyError: more partitions than the broker allows; the text proposes levels.
+        InvalidInputError: its final window does not allow a feature.
         LevelTopicError: a member topic exists and is not ours.
         NotFoundError: the namespace does not exist.
     """
     description, existing, policies, settings = _checked(admin, description)
     for member in description.members():
-        if existing[member.topic] is None:
-            members.create_missing(admin, member, description)
-        subscribe(admin, member)
-        members.protect(admin, member, description, policies, settings)
+        members.ensure(admin, member, description, policies, settings, existing[member.topic])
     wanted = description.to_properties()
     level_topic = existing[description.name]
     stored = dict(level_topic.properties) if level_topic is not None else {}
     described = LevelTopicDescription.from_properties(description.topic, stored)
-    if described is None or not set(description.targets) <= set(described.targets):
-        if described is not None:
-            # Keep the description: each new target has its own property, so that clients that add
-            # targets at the same time do not overwrite each other.
-            wanted = {key: value for key, value in wanted.items() if key not in stored}
+    if described is not None:
+        # Keep the description: each new target has its own property, so that clients that add
+        # targets at the same time do not overwrite each other.
+        added = not set(description.targets) <= set(described.targets)
+        wanted = {key: value for key, value in wanted.items() if added and key not in stored}
+        if description.features != described.features:
+            after = replace(described, features=description.features)
+            wanted[DESCRIPTION_PROPERTY] = after.to_json()
+    if wanted:
         admin.set_properties(description.name, wanted)
     found = find(admin, description.topic)
     if found is None:
@@ -303,8 +307,9 @@ def notes(admin: TopicAdmin, description: LevelTopicDescription) -> tuple[str, .
 
 def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
     """Check everything before anything is created, so that a refusal leaves nothing behind."""
-    description = _as_expanded(admin, description)
+    description = _as_stored(admin, description)
     safety.check_names(description)
+    safety.check_features(description)
     settings = admin.broker_settings()
     policies = members.policies_of(admin, description.name)
     safety.check_partition_limit(description, settings.max_partitions)
@@ -316,12 +321,20 @@ def _checked(admin: TopicAdmin, description: LevelTopicDescription) -> _Checked:
     return _Checked(description, existing, policies, settings)
 
 
-def _as_expanded(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:
-    """Return the description with the current levels if it has those before an expansion."""
+def _as_stored(admin: TopicAdmin, wanted: LevelTopicDescription) -> LevelTopicDescription:
+    """Return the description with the stored features.
+
+    It gets the current levels if it has those before an expansion.
+    """
     try:
         described = find(admin, wanted.topic)
     except LevelTopicError:
         return wanted  # the check of the member topics raises the error
-    if described is None or wanted.levels not in described.former:
+    if described is None:
         return wanted
-    return replace(wanted, levels=described.levels)
+    expanded = wanted.levels in described.former
+    return replace(
+        wanted,
+        levels=described.levels if expanded else wanted.levels,
+        features=(*wanted.features, *described.features),
+    )

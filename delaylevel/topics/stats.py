@@ -143,7 +143,8 @@ class LevelTopicStats:
 
     Attributes:
         description: the level topic.
-        members: its member topics: levels coarse to fine, held, dead letters, window, journal.
+        members: its member topics: levels coarse to fine, held, dead letters, window, journal,
+            outcomes.
     """
 
     description: LevelTopicDescription

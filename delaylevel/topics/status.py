@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import NotFoundError
+from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 
@@ -28,7 +29,8 @@ class LevelTopicStatus:
         description: the level topic.
         now_ms: the moment, ms since the epoch.
         partitions: a row for each partition of each level, coarse to fine.
-        others: a row for each partition of the held topic, dead letters, window and journal.
+        others: a row for each partition of the held topic, dead letters, window, journal and
+            outcomes.
         problems: missing topics and subscriptions, a line each.
         foreign: subscriptions of the member topics that are not ours.
     """
@@ -73,6 +75,11 @@ class LevelTopicStatus:
     def log_entries(self) -> int | None:
         """Number of journal entries for a takeover to read (``tracker``); None with ``broker``."""
         return self._tracked(Role.JOURNAL)
+
+    @property
+    def outcome_entries(self) -> int | None:
+        """Number of outcomes that are kept; None without the feature ``cancel``."""
+        return self._entries(Role.OUTCOMES) if CANCEL in self.description.features else None
 
     @property
     def dispatchers(self) -> tuple[str, ...]:

@@ -28,6 +28,8 @@ _NOT_HOLDING = frozenset(("Exclusive", "Failover"))
 _READER_PREFIX = f"{SUBSCRIPTION}-"
 # Subscriptions of the broker itself, such as that of compaction.
 _BROKERS_OWN = ("__", "pulsar.")
+# Everybody may follow the outcomes.
+_PUBLIC = frozenset((Role.OUTCOMES,))
 _CONTENTS = {Role.DEAD_LETTER: "dead letters", Role.JOURNAL: "records of the journal"}
 
 
@@ -69,7 +71,12 @@ class ForeignSubscription:
 def foreign_subscriptions(
     member: Member, partitions: Iterable[PartitionStats]
 ) -> list[ForeignSubscription]:
-    """Return the subscriptions of a member topic that are not ours, sorted by name."""
+    """Return the subscriptions of a member topic that are not ours, sorted by name.
+
+    Applications may have their own ones on the outcomes topic.
+    """
+    if member.role in _PUBLIC:
+        return []
     found: dict[str, list[SubscriptionStats]] = {}
     for stats in partitions:
         for name, subscription in stats.subscriptions.items():

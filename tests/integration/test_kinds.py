@@ -50,7 +50,7 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
     producer = world.plain_client.create_producer(window)
     for name, due_ms in (("overdue", now_ms - 1000), ("soon", now_ms + 1000)):
         properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: name}
-        producer.send(b"a record", properties={**properties, env.KIND: "cancel"})
+        producer.send(b"a record", properties={**properties, env.KIND: "teleport"})
         producer.send(name.encode(), properties=properties)
     with Serving(dispatcher_for(world, description, tmp_path)):
         world.eventually(lambda: len(world.stored(target)) == 2, "both messages")
@@ -65,9 +65,9 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
         )
     assert [message.value for message in world.stored(target)] == [b"overdue", b"soon"]
     letters = list(dead_letters(world.plain_client, world.admin, description))
-    assert {letter.message.properties[env.KIND] for letter in letters} == {"cancel"}
+    assert {letter.message.properties[env.KIND] for letter in letters} == {"teleport"}
     assert {letter.reason for letter in letters} == {
-        "delaylevel.kind is 'cancel': this version does not know this kind of record"
+        "delaylevel.kind is 'teleport': this version does not know this kind of record"
     }
     assert len(letters) == 2
 

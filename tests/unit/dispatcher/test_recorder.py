@@ -131,10 +131,10 @@ def test_a_message_that_cannot_be_understood_is_a_dead_letter_at_once() -> None:
 def test_a_record_of_an_unknown_kind_is_a_dead_letter_at_once() -> None:
     window = Window()
     record = message(0, ORDERS)
-    dead = window.record(record._replace(properties={**record.properties, KIND: "cancel"}))
+    dead = window.record(record._replace(properties={**record.properties, KIND: "teleport"}))
     assert dead is not None
     assert (dead.target, dead.due_ms) == ("", 0)
-    assert dead.properties.items() >= {KIND: "cancel", "mine": "1", ID: "id-0"}.items()
+    assert dead.properties.items() >= {KIND: "teleport", "mine": "1", ID: "id-0"}.items()
     assert dead.properties[REASON] == (
-        "delaylevel.kind is 'cancel': this version does not know this kind of record"
+        "delaylevel.kind is 'teleport': this version does not know this kind of record"
     )

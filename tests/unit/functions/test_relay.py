@@ -311,16 +311,16 @@ def test_an_invalid_message_is_acknowledged_once_it_is_a_dead_letter(world: Rela
 def test_a_record_of_an_unknown_kind_is_a_dead_letter(world: RelayWorld) -> None:
     relay = world.relay()
     for entry, due_ms in enumerate((T0, T0 + DAY, T0 + 4 * DAY)):
-        relay.offer(received(entry, {DUE: str(due_ms), TARGET: ORDERS, KIND: "cancel"}))
+        relay.offer(received(entry, {DUE: str(due_ms), TARGET: ORDERS, KIND: "teleport"}))
     relay.offer(parked(3))
     settle(relay)
     world[DEAD].answer()
     world[ORDERS].answer()
     settle(relay)
     assert world.acknowledged == [0, 1, 2, 3]
-    assert {sent.properties[KIND] for sent in world[DEAD].sent} == {"cancel"}
+    assert {sent.properties[KIND] for sent in world[DEAD].sent} == {"teleport"}
     assert relay.take_report().dead == {
-        "delaylevel.kind is 'cancel': this version does not know this kind of record": 3
+        "delaylevel.kind is 'teleport': this version does not know this kind of record": 3
     }
     assert len(world[ORDERS].sent) == 1
 

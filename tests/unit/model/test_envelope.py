@@ -15,9 +15,12 @@ from delaylevel.model.envelope import (
     COMPRESSION,
     COMPRESSIONS,
     DUE,
+    EXPIRES,
     ID,
     KIND,
+    KINDS,
     PREFIX,
+    REPLACES,
     SCHEMA,
     TARGET,
     Envelope,
@@ -39,12 +42,18 @@ envelopes = st.builds(
     schema=st.none() | schemas,
     attempt=st.integers(0, 10**6),
     compression=st.none() | st.sampled_from(sorted(COMPRESSIONS)),
+    expires_ms=st.integers(0, LATEST_DUE_MS),
+    replaces=st.none() | st.text(min_size=1),
+    kind=st.none(),
+)
+cancellations = st.builds(
+    Envelope._replace, envelopes, id=st.text(min_size=1), kind=st.just("cancel")
 )
 applications = st.dictionaries(st.text().filter(lambda key: not key.startswith(PREFIX)), st.text())
 
 
 @quick
-@given(envelopes, applications)
+@given(envelopes | cancellations, applications)
 def test_parked_properties_can_be_read(envelope: Envelope, application: dict[str, str]) -> None:
     properties = envelope.parked_properties(application)
     assert Envelope.read(properties) == envelope
@@ -78,6 +87,14 @@ def test_the_names_of_the_properties_are_fixed() -> None:
         "delaylevel.compression": "LZ4",
     }
     assert envelope.held_again().attempt == 3
+    later = Envelope(1, ORDERS, "b", expires_ms=1_800_000_060_000, replaces="a")
+    assert later.parked_properties({}) == {
+        "delaylevel.due": "1",
+        "delaylevel.target": ORDERS,
+        "delaylevel.id": "b",
+        "delaylevel.expires": "1800000060000",
+        "delaylevel.replaces": "a",
+    }
     first = Envelope(1, ORDERS)
     assert set(first.parked_properties({})) == {DUE, TARGET}
 
@@ -98,12 +115,51 @@ def test_every_hop_keeps_the_compression_and_the_business_message_has_none() -> 
     assert COMPRESSION not in envelope.delivered_properties({})
 
 
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_every_hop_keeps_the_expiry_and_the_replaced_id(attempt: int) -> None:
+    """The first hop, a later one, the held topic and the dead letters; not the business topic."""
+    first = Envelope(1, ORDERS, attempt=attempt, expires_ms=2, replaces="old")
+    parked = first.parked_properties({"mine": "1"})
+    envelope = Envelope.read(parked, "t:1:2:3")
+    for found in (
+        envelope.parked_again_properties(parked),
+        envelope.held_again().parked_properties({"mine": "1"}),
+        Envelope.read(envelope.parked_properties({"mine": "1"})).parked_properties({"mine": "1"}),
+    ):
+        assert found.items() >= {EXPIRES: "2", REPLACES: "old", "mine": "1", ID: "t:1:2:3"}.items()
+    assert envelope.delivered_properties({"mine": "1"}) == {"mine": "1", DUE: "1", ID: "t:1:2:3"}
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_cancellation_is_read_and_kept_at_every_hop(attempt: int) -> None:
+    assert frozenset({"cancel"}) == KINDS
+    parked = Envelope(1, ORDERS, "a", attempt=attempt, kind="cancel").parked_properties(
+        {"mine": ""}
+    )
+    assert parked[KIND] == "cancel"
+    envelope = Envelope.read(parked)
+    assert (envelope.kind, envelope.id, envelope.due_ms) == ("cancel", "a", 1)
+    assert envelope.parked_again_properties(parked) == parked
+    assert due_of(parked) is None
+
+
+def test_a_cancellation_must_name_its_message() -> None:
+    parked = {DUE: "1", TARGET: ORDERS, KIND: "cancel"}
+    with pytest.raises(EnvelopeError) as caught:
+        Envelope.read(parked, "t:1:2:3")
+    assert caught.value.reason == (
+        "delaylevel.id is missing: a record of kind 'cancel' names its message"
+    )
+    with pytest.raises(EnvelopeError, match=r"delaylevel.id is empty"):
+        Envelope.read({**parked, ID: ""})
+
+
 @pytest.mark.parametrize("name", ["", "lz4", "NONE", "BROTLI", "LZ4 "])
 def test_an_unknown_compression_is_none_and_no_error(name: str) -> None:
     assert Envelope.read({**GOOD, COMPRESSION: name}).compression is None
 
 
-@pytest.mark.parametrize("kind", ["cancel", "", "message", "x" * 500])
+@pytest.mark.parametrize("kind", ["teleport", "", "message", "Cancel", "x" * 500])
 def test_a_kind_that_this_version_does_not_know_has_no_envelope(kind: str) -> None:
     """Even a record without any other property is recognised by its kind."""
     for others in (GOOD, {}):
@@ -165,6 +221,9 @@ GOOD = {DUE: "1800000000000", TARGET: ORDERS, ID: "a", SCHEMA: "AVRO:0123", ATTE
         ({ATTEMPT: "once"}, "delaylevel.attempt is 'once'"),
         ({ATTEMPT: "9" * 25}, "not a whole number"),
         ({ATTEMPT: "-1"}, "delaylevel.attempt is '-1'"),
+        ({EXPIRES: "soon"}, "delaylevel.expires is 'soon', not a whole number"),
+        ({EXPIRES: ""}, "delaylevel.expires is '', not a whole number"),
+        ({EXPIRES: str(LATEST_DUE_MS + 1)}, "delaylevel.expires is 253402300800000, beyond"),
     ],
 )
 def test_every_damaged_envelope_has_a_reason(damage: dict[str, str | None], reason: str) -> None:
@@ -197,7 +256,10 @@ def test_a_due_time_is_readable_if_the_envelope_is(text: str) -> None:
 @quick
 @given(
     st.dictionaries(
-        st.sampled_from([DUE, TARGET, ID, SCHEMA, ATTEMPT, COMPRESSION, "other"]), st.text()
+        st.sampled_from(
+            [DUE, TARGET, ID, SCHEMA, ATTEMPT, COMPRESSION, EXPIRES, REPLACES, "other"]
+        ),
+        st.text(),
     )
 )
 def test_any_properties_are_an_envelope_or_one_kind_of_error(properties: dict[str, str]) -> None:

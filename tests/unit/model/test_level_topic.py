@@ -162,6 +162,15 @@ def test_a_later_format_asks_for_an_upgrade() -> None:
     assert not isinstance(caught.value, InvalidInputError)
 
 
+def test_the_feature_cancel_adds_the_outcomes_topic() -> None:
+    described = describe(features=("cancel",))
+    added = [member for member in described.members() if member not in set(describe().members())]
+    assert added == [Member(TopicName.parse(TOPIC + "-outcomes"), Role.OUTCOMES, 1)]
+    assert added[0].topic == described.outcomes_topic
+    assert added == list(described.members())[-1:]
+    assert Role.OUTCOMES.value == "outcomes"
+
+
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     """Two features that this version knows."""
@@ -198,8 +207,8 @@ def test_an_unknown_feature_names_the_version_that_knows_it(known: Mapping[str, 
 
 
 def test_a_feature_that_this_version_does_not_know_cannot_be_used() -> None:
-    with pytest.raises(InvalidInputError, match=r"'cancel'.* knows no such feature"):
-        describe(features=("cancel",))
+    with pytest.raises(InvalidInputError, match=r"'teleport'.* knows no such feature"):
+        describe(features=("teleport",))
 
 
 @pytest.mark.parametrize(

@@ -261,17 +261,17 @@ def test_records_of_an_unknown_kind_are_dead_letters_between_the_others() -> Non
     client = Client()
     properties = {DUE: str(T0 + 5 * HOUR), TARGET: ORDERS, ID: "a"}
     due = {**properties, DUE: str(T0)}
-    records = [properties, {**properties, KIND: "cancel"}, {**due, KIND: "cancel"}, properties]
+    records = [properties, {**properties, KIND: "teleport"}, {**due, KIND: "teleport"}, properties]
     rows = [raw(number, given, b"%d" % number) for number, given in enumerate(records)]
     moving = forwarder(client)
     assert moving.forward_all(SOURCE, rows, lambda: T0) == len(rows)
-    reason = "delaylevel.kind is 'cancel': this version does not know this kind of record"
+    reason = "delaylevel.kind is 'teleport': this version does not know this kind of record"
     assert moving._report.parked.total() == 2
     assert moving._report.dead == {reason: 2}
     dead = [sent for sent in client.sent if "-DLQ-" in sent[0]]
     assert [sent[1] for sent in dead] == [b"1", b"2"]
     assert all(
-        sent[2].items() >= {KIND: "cancel", ID: "a", REASON: reason}.items() for sent in dead
+        sent[2].items() >= {KIND: "teleport", ID: "a", REASON: reason}.items() for sent in dead
     )
     assert {sent[1] for sent in client.sent if sent not in dead} == {b"0", b"3"}
 

@@ -101,6 +101,7 @@ def test_values_are_derived_from_the_statistics(
         Role.DEAD_LETTER: 0,
         Role.WINDOW: 1,
         Role.JOURNAL: 0,
+        Role.OUTCOMES: 0,
     }
     day, hour = stats.of(Role.LEVEL)
     assert (day.backlog_entries, day.messages_in, hour.backlog_entries) == (2, 2, 1)
