@@ -1,4 +1,4 @@
-"""A thread that reads one window partition, from a position on."""
+"""The reading of one window partition from a position on, and the thread that does it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class EntryEnd(NamedTuple):
     entry_id: int
 
 
-class Fetcher(threading.Thread):
+class Fetcher:
     """Reader of a window partition, which passes messages on in batches.
+
+    Each call of `gather` reads one batch. `FetcherThread` calls it all the time.
 
     Args:
         topic: full name of the window partition.
@@ -59,6 +61,12 @@ class Fetcher(threading.Thread):
             when no further message is stored, or with the error that ended the reading.
         clock: clock of the due times.
         rank: rank among the partitions that have not caught up; the lowest is read first.
+        now_s: the monotonic clock, in seconds.
+
+    Attributes:
+        topic: as the argument.
+        put: as the argument.
+        retry_s: monotonic time before which nothing is read, because the description could not be.
     """
 
     def __init__(
@@ -71,17 +79,19 @@ class Fetcher(threading.Thread):
         put: Callable[[Any], None],
         clock: Clock,
         rank: int = 0,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(name=f"fetcher {topic}", daemon=True)
+        self.topic = topic
+        self.put = put
+        self.retry_s = 0.0
         self._client = client
-        self._topic = topic
         self._start = start
         self._end = None if end is None or end < start else end
         self._record = record
-        self._put = put
         self._clock = clock
         self._rank = rank
-        self._stopping = threading.Event()
+        self._now_s = now_s
+        self._reader: PartitionReader | None = None
         self._ahead = threading.Semaphore(BATCHES_AHEAD)
         self._last: Any = None  # ID of the last message, until the end of its entry is known
         self._undecided: list[Any] = []  # a message whose target may be new, and those behind it
@@ -91,47 +101,56 @@ class Fetcher(threading.Thread):
         """Allow one further batch: the owner has taken one."""
         self._ahead.release()
 
-    def stop(self) -> None:
-        """Stop reading, and wait for the thread to end."""
-        self._stopping.set()
+    @property
+    def has_room(self) -> bool:
+        """True if a further batch may wait for the owner."""
+        if not self._ahead.acquire(blocking=False):
+            return False
         self._ahead.release()
-        self.join()
+        return True
 
-    def run(self) -> None:
-        try:
-            self._read()
-        except Exception as error:
-            self._put(error)
+    def open(self) -> None:
+        """Open the reader, before the first call of `gather`."""
+        self._reader = PartitionReader(self._client, self.topic, self._start)
+        if self._end is None:
+            self.put(CaughtUp())
 
-    def _read(self) -> None:
-        reader = PartitionReader(self._client, self._topic, self._start)
-        try:
-            if self._end is None:
-                self._put(CaughtUp())
-            while not self._stopping.is_set():
-                self._gather(reader)
-        finally:
-            reader.close()
+    def close(self) -> None:
+        """Close the reader."""
+        if self._reader is not None:
+            self._reader.close()
 
-    def _gather(self, reader: PartitionReader) -> None:
-        """Read the messages that are available, up to one batch, and pass them on."""
+    def gather(self) -> bool:
+        """Read the messages that are available, up to one batch, and pass them on.
+
+        The call waits a moment for the first message, and while too many batches wait for the
+        owner.
+
+        Returns:
+            False if there is nothing to read now.
+        """
+        reader = self._reader
+        assert reader is not None
+        if self._now_s() < self.retry_s:
+            return False
         message = None if self._undecided else reader.receive(_IDLE_MS)
         if message is None and not self._undecided:
             self._report_entry_end()
             self._report_caught_up(reader, -1, -1)
-            return
+            return False
         batch = FetchedBatch()
         with nullcontext() if self._end is None else TURNS.take(self._rank):
-            self._convert(batch, self._undecided or _available(reader.burst(message)))
+            self._convert(batch, self._undecided or self._available(reader.burst(message)))
         if self._end is None:
             self._fill_later(batch, reader)
         if batch.records:
             self._ahead.acquire()
-            self._put(batch)
+            self.put(batch)
         if self._undecided:
             self._refresh()
         else:
             self._report_caught_up(reader, batch.ledger_ids[-1], batch.entry_ids[-1])
+        return True
 
     def _refresh(self) -> None:
         """Read the description for a message whose target may be new; everything else waits."""
@@ -139,15 +158,15 @@ class Fetcher(threading.Thread):
             self._record.refresh()
         except BrokerError as error:
             self._warning.failed(f"a message has a target that may be new: {error}")
-            self._stopping.wait(_RETRY_S)
+            self.retry_s = self._now_s() + _RETRY_S
         else:
             self._warning.over()
 
     def _fill_later(self, batch: FetchedBatch, reader: PartitionReader) -> None:
         """Add messages that arrive a little later to a small batch in which nothing is due soon."""
-        until_s = time.monotonic() + _GATHER_LATER_S
+        until_s = self._now_s() + _GATHER_LATER_S
         while not self._undecided and 0 < len(batch) < _FEW:
-            left_ms = int((until_s - time.monotonic()) * 1000)
+            left_ms = int((until_s - self._now_s()) * 1000)
             if left_ms < 1 or min(batch.due_ms) - self._clock.now_ms() < _SOON_MS:
                 return
             message = reader.receive(left_ms)
@@ -183,7 +202,7 @@ class Fetcher(threading.Thread):
             return
         batch = last.batch_index()
         if batch < 0 or batch + 1 >= batch_size(last):
-            self._put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
+            self.put(EntryEnd(last.ledger_id(), last.entry_id() << 10 | max(batch, 0)))
 
     def _report_caught_up(self, reader: PartitionReader, ledger: int, entry_id: int) -> None:
         if self._end is None:
@@ -197,15 +216,45 @@ class Fetcher(threading.Thread):
         elif (ledger, entry) == end and reader.has_message_available():
             return  # messages of the same entry follow
         self._end = None
-        self._put(CaughtUp())
+        self.put(CaughtUp())
+
+    def _available(self, messages: Iterable[Any]) -> list[Any]:
+        """Return messages that come without a pause, up to one batch."""
+        until = self._now_s() + _GATHER_S
+        taken: list[Any] = []
+        for message in messages:
+            taken.append(message)
+            if len(taken) == BATCH_MESSAGES or self._now_s() > until:
+                break
+        return taken
 
 
-def _available(messages: Iterable[Any]) -> list[Any]:
-    """Return messages that come without a pause, up to one batch."""
-    until = time.monotonic() + _GATHER_S
-    taken: list[Any] = []
-    for message in messages:
-        taken.append(message)
-        if len(taken) == BATCH_MESSAGES or time.monotonic() > until:
-            break
-    return taken
+class FetcherThread(threading.Thread):
+    """Thread that reads a window partition until it is stopped."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        super().__init__(name=f"fetcher {fetcher.topic}", daemon=True)
+        self._fetcher = fetcher
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._read()
+        except Exception as error:
+            self._fetcher.put(error)
+
+    def stop(self) -> None:
+        """Stop reading, and wait for the thread to end."""
+        self._stopping.set()
+        self._fetcher.batch_taken()
+        self.join()
+
+    def _read(self) -> None:
+        fetcher = self._fetcher
+        fetcher.open()
+        try:
+            while not self._stopping.is_set():
+                if not fetcher.gather() and fetcher.retry_s:
+                    self._stopping.wait(fetcher.retry_s - time.monotonic())
+        finally:
+            fetcher.close()

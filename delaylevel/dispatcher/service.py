@@ -35,7 +35,8 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.stats import PartitionStatus, window_stats
 
 from .assignment import Membership, assign
-from .owner import FAILURES, PartitionOwner
+from .owner import PartitionOwner
+from .owner_thread import FAILURES, OwnerThread
 from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import OwnerStats
@@ -57,7 +58,7 @@ class _ServedTopic:
     descriptions: DescriptionCache
     membership: Membership
     warning: RepeatedWarning
-    owners: dict[int, PartitionOwner] = field(default_factory=dict)
+    owners: dict[int, OwnerThread] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
     probe_s: float = 0.0
@@ -68,7 +69,7 @@ class _ServedTopic:
         """The latest description of the level topic."""
         return self.descriptions.latest()
 
-    def watch_owner(self, owner: PartitionOwner) -> None:
+    def watch_owner(self, owner: OwnerThread) -> None:
         """Log the failure of an owner, and the end of the failure once it releases messages."""
         warning = self.owner_warnings.get(owner.partition)
         if owner.is_alive():
@@ -235,9 +236,10 @@ class Dispatcher:
             self._clock,
             None if self._clients is None else self._clients.of,
         )
+        thread = OwnerThread(owner, self._clock)
         with self._lock:
-            topic.owners[index] = owner
-        owner.start()
+            topic.owners[index] = thread
+        thread.start()
 
     def _revoke(self, partitions: Sequence[tuple[_ServedTopic, int]]) -> None:
         """Stop owners, all at the same time, and wait for their end."""

@@ -131,9 +131,10 @@ def test_a_clock_that_is_corrected_while_a_message_waits_makes_it_no_later(
     world.eventually(lambda: serving.owned == [0], "the takeover")
     with producer_of(world.client, description) as producer:
         producer.send(b"pay me", deliver_at=clock.now_ms() + 40_000)
-    (owner,) = serving.dispatcher._topics[0].owners.values()
+    (thread,) = serving.dispatcher._topics[0].owners.values()
     # From then on, no event wakes the owner.
-    world.eventually(lambda: owner._entry_end > 0, "the end of reading")
+    window = thread.owner._acknowledgement
+    world.eventually(lambda: window.entry_end > 0, "the end of reading")
     clock.at_ms += 40_000
     begin = time.monotonic()
     (arrival,) = get(1, seconds=30)

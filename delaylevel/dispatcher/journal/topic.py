@@ -48,12 +48,18 @@ class Journal:
     """
 
     def __init__(
-        self, client: Any, admin: TopicAdmin, source: SourcePartition, lock: PartitionLock
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        source: SourcePartition,
+        lock: PartitionLock,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._admin = admin
         self._source = source
         self._lock = lock
+        self._now_s = now_s
         self._failure: str | None = None
         self.size_bytes = 0
         self._written = self.stored = 0
@@ -90,7 +96,7 @@ class Journal:
             The number of records up to this one: it is stored once ``stored`` is not below that.
         """
         number = self._written + 1
-        stored = partial(self._take_answer, number, time.monotonic())
+        stored = partial(self._take_answer, number, self._now_s())
         self._write(self._producer.send_async, encode(record), stored)
         self._written = number
         return number
@@ -117,7 +123,7 @@ class Journal:
 
     def _write_through(self, data: bytes) -> Any:
         """Write a record, wait until it and all earlier ones are stored, and return its ID."""
-        number, now_s = self._written + 1, time.monotonic()
+        number, now_s = self._written + 1, self._now_s()
         sent = self._write(self._producer.send, data)
         self._written = number
         self.check()

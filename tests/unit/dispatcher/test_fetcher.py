@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from delaylevel.dispatcher.batches import FetchedBatch
-from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher
+from delaylevel.dispatcher.fetcher import CaughtUp, Fetcher, FetcherThread
 from delaylevel.dispatcher.record import WindowMessage
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.position import EARLIEST, Position
@@ -87,9 +87,10 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Send, list[Any]]]
             time.sleep(pause_s)
 
     fetcher = Fetcher(None, TOPIC, EARLIEST, None, Records(), put, clock)  # type: ignore[arg-type]
-    fetcher.start()
+    thread = FetcherThread(fetcher)
+    thread.start()
     yield send, events
-    fetcher.stop()
+    thread.stop()
 
 
 def batches(events: list[Any], messages: int) -> list[int]:
@@ -172,9 +173,10 @@ def test_a_message_with_a_new_target_and_those_behind_it_belong_to_the_takeover(
     end = Position(1, 0)
     put = records.events.append
     fetcher = Fetcher(None, TOPIC, EARLIEST, end, records, put, SystemClock())  # type: ignore[arg-type]
-    fetcher.start()
+    thread = FetcherThread(fetcher)
+    thread.start()
     assert batches(records.events, 3) == [1, 2]
-    fetcher.stop()
+    thread.stop()
     found = [each.entry_ids for each in records.events if isinstance(each, FetchedBatch)]
     assert found == [[0], [1, 2]]
     assert isinstance(records.events[2], CaughtUp)

@@ -11,6 +11,7 @@ from delaylevel.dispatcher import DispatchSettings
 from delaylevel.dispatcher.journal.codec import DamagedJournalError
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.dispatcher.owner import PartitionOwner
+from delaylevel.dispatcher.owner_thread import OwnerThread
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.topics.description_cache import DescriptionCache
@@ -41,8 +42,9 @@ def test_a_damaged_journal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         DispatchSettings(tmp_path),
         SystemClock(),
     )
-    owner.run()
-    assert isinstance(owner.failure, DamagedJournalError)
+    thread = OwnerThread(owner, SystemClock())
+    thread.run()
+    assert isinstance(thread.failure, DamagedJournalError)
     assert owner.stats.now().state == "stopped"
     assert client[description.journal_topic.partition(0).full].closed
     assert lock.closed

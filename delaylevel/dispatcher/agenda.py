@@ -1,0 +1,67 @@
+"""The times at which the owner of a window partition has work to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .delay_queue import DelayQueue
+from .offers import OfferQueue
+from .publishing import BatchPublisher
+
+# A callback that is missing after a flush comes within milliseconds.
+_LOOK_EVERY_S = 0.001
+# Time between two looks at targets that do not answer.
+_CHECK_EVERY_S = 0.1
+
+
+class OwnerAgenda:
+    """Times of the next work of an owner, without its checkpoints.
+
+    Args:
+        now_s: the monotonic clock, in seconds.
+
+    Attributes:
+        caught_up: True if due messages are published.
+    """
+
+    def __init__(
+        self,
+        queue: DelayQueue,
+        offers: OfferQueue,
+        publisher: BatchPublisher,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._queue = queue
+        self._offers = offers
+        self._publisher = publisher
+        self._now_s = now_s
+        self.caught_up = False
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Time of the next work by due times, ms since the epoch; None if there is none."""
+        publisher = self._publisher
+        dues = [] if publisher.next_due_ms is None else [publisher.next_due_ms]
+        if self.caught_up and publisher.ready:
+            candidates = (self._queue.next_due_ms(), publisher.next_plan_ms)
+            dues += [due_ms for due_ms in candidates if due_ms is not None]
+        return min(dues, default=None)
+
+    @property
+    def next_look_s(self) -> float | None:
+        """Monotonic time of the next work without an event or a due time, in s, or None."""
+        publisher = self._publisher
+        times = [each for each in (self._offers.retry_s, publisher.next_commit_s) if each]
+        if publisher.owes_answers or publisher.busy:
+            times.append(self._now_s() + self.look_every_s)
+        return min(times, default=None)
+
+    @property
+    def look_every_s(self) -> float:
+        """Time between two looks at what is in flight, in s."""
+        return _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S
+
+    @property
+    def is_patient(self) -> bool:
+        """True if the answers of targets may wait."""
+        return self._publisher.ready
