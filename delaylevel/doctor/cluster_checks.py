@@ -7,14 +7,14 @@ from delaylevel.errors import AdminError, BrokerUnreachableError, PermissionDeni
 from delaylevel.model.formatting import format_duration
 
 from .context import ClusterContext
-from .finding import Outcome, Problem
+from .finding import CheckResult, Problem
 
 # Earlier brokers were not tested, and describe missing topics less precisely.
 _OLDEST = (3, 0)
 _SKEW_MS = 5000
 
 
-def broker(cluster: ClusterContext) -> Outcome:
+def broker(cluster: ClusterContext) -> CheckResult:
     """Check that both addresses answer, and that this release supports the broker's version."""
     problems = []
     connection, version = cluster.connection, ""
@@ -35,10 +35,10 @@ def broker(cluster: ClusterContext) -> Outcome:
                 "upgrade to 4.0; this release was not tested with versions before 3.0",
             )
         )
-    return Outcome.of(problems, f"Pulsar {version} at {connection.service_url}")
+    return CheckResult.of(problems, f"Pulsar {version} at {connection.service_url}")
 
 
-def rights(cluster: ClusterContext, namespace: str) -> Outcome:
+def rights(cluster: ClusterContext, namespace: str) -> CheckResult:
     """Check that the token has the permissions of producers, movers and operators."""
     problems = []
     for action, request in (
@@ -65,22 +65,22 @@ def rights(cluster: ClusterContext, namespace: str) -> Outcome:
     note = ""
     if cluster.configuration is None:
         note = "no superuser: checks of the broker's own settings are left out"
-    return Outcome.of(problems, note)
+    return CheckResult.of(problems, note)
 
 
-def clock(cluster: ClusterContext) -> Outcome:
+def clock(cluster: ClusterContext) -> CheckResult:
     """Check that the clocks of this machine and of the broker differ by a few seconds at most."""
     before_ms = cluster.clock.now_ms()
     broker_ms = cluster.admin.clock_ms()
     after_ms = cluster.clock.now_ms()
     if broker_ms is None:
-        return Outcome.skip("the broker does not report its time")
+        return CheckResult.skip("the broker does not report its time")
     # The broker reports whole seconds, of some moment between the two local times.
     skew_ms = min(0, broker_ms + 999 - before_ms) or max(0, broker_ms - after_ms)
     if abs(skew_ms) <= _SKEW_MS:
-        return Outcome(note="this machine and the broker agree")
+        return CheckResult(note="this machine and the broker agree")
     direction = "behind" if skew_ms > 0 else "ahead of"
-    return Outcome.failed(
+    return CheckResult.failed(
         f"this machine's clock is {format_duration(abs(skew_ms))} {direction} the broker's",
         "synchronize both with NTP (chrony): due times come from the producer's clock, and the "
         "broker delivers by its own",

@@ -21,11 +21,11 @@ from delaylevel.topics import registry as topics
 
 from . import cluster_checks, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
-from .finding import Finding, Outcome, Problem
+from .finding import CheckResult, Finding, Problem
 
 _UPGRADE = "install that version of delaylevel on this machine (docs/versions.md)"
 
-TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], Outcome]], ...] = (
+TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...] = (
     ("partitions", topic_checks.partitions),
     ("subscriptions", topic_checks.subscriptions),
     ("foreign subscriptions", topic_checks.foreign_subscriptions),
@@ -107,11 +107,11 @@ def _level_topics(
         try:
             described = topics.describe(admin, topic, search=True)
         except UpgradeRequiredError as error:
-            return (), Finding("level topic", subject, Outcome.failed(str(error), _UPGRADE))
+            return (), Finding("level topic", subject, CheckResult.failed(str(error), _UPGRADE))
         except LevelTopicError as error:
-            outcome = Outcome.failed(str(error), f"`delaylevel levels create {topic}`")
+            outcome = CheckResult.failed(str(error), f"`delaylevel levels create {topic}`")
             return (), Finding("level topic", subject, outcome)
-        return (described,), Finding("level topic", subject, Outcome(note=described.topic))
+        return (described,), Finding("level topic", subject, CheckResult(note=described.topic))
     found = topics.list_level_topics(admin, namespace)
     bad = [
         Problem(
@@ -125,21 +125,21 @@ def _level_topics(
     ]
     descriptions = [item.description for item in found if item.description is not None]
     note = f"{len(descriptions)} level topics"
-    return descriptions, Finding("level topic", subject, Outcome.of(bad, note))
+    return descriptions, Finding("level topic", subject, CheckResult.of(bad, note))
 
 
 def _run(
-    check: Callable[[LevelTopicContext], Outcome] | Callable[[ClusterContext], Outcome],
+    check: Callable[[LevelTopicContext], CheckResult] | Callable[[ClusterContext], CheckResult],
     context: object,
-) -> Outcome:
+) -> CheckResult:
     """Run a check; a failed request is an outcome too."""
     try:
         return check(context)  # type: ignore[arg-type]
     except PermissionDeniedError as error:
-        return Outcome.skip(f"the token has no permission ({error.reason})")
+        return CheckResult.skip(f"the token has no permission ({error.reason})")
     except BrokerUnreachableError as error:
-        return Outcome.failed(str(error), "start the broker, or name its --admin-url")
+        return CheckResult.failed(str(error), "start the broker, or name its --admin-url")
     except NotFoundError as error:
-        return Outcome.skip(f"deleted during the check: {error.reason}")
+        return CheckResult.skip(f"deleted during the check: {error.reason}")
     except BrokerError as error:
-        return Outcome.failed(str(error), "try again; the broker's own log has details")
+        return CheckResult.failed(str(error), "try again; the broker's own log has details")

@@ -29,7 +29,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckResult:
     """The return value of a check.
 
     Attributes:
@@ -43,17 +43,17 @@ class Outcome:
     skipped: bool = False
 
     @classmethod
-    def skip(cls, reason: str) -> Outcome:
+    def skip(cls, reason: str) -> CheckResult:
         """Return the outcome of a check that could not run."""
         return cls(note=reason, skipped=True)
 
     @classmethod
-    def failed(cls, says: str, remedy: str) -> Outcome:
+    def failed(cls, says: str, remedy: str) -> CheckResult:
         """Return the outcome of a check that found one problem."""
         return cls((Problem(says, remedy),))
 
     @classmethod
-    def of(cls, problems: Iterable[Problem], note: str = "") -> Outcome:
+    def of(cls, problems: Iterable[Problem], note: str = "") -> CheckResult:
         """Return the outcome of a check that may have found problems."""
         return cls(tuple(problems), note)
 
@@ -70,7 +70,7 @@ class Finding:
 
     check: str
     subject: str
-    outcome: Outcome
+    outcome: CheckResult
 
     @property
     def state(self) -> State:

@@ -14,7 +14,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 
 from .context import LevelTopicContext
-from .finding import Outcome, Problem
+from .finding import CheckResult, Problem
 
 # The tolerated share of the broker's limit of acknowledged ranges.
 _HOLES = 0.1
@@ -27,7 +27,7 @@ _READ_AHEAD_DEFAULT = 100
 _FREE_BYTES = 256 * 1024 * 1024
 
 
-def mover(context: LevelTopicContext) -> Outcome:
+def mover(context: LevelTopicContext) -> CheckResult:
     """Check that every partition of the levels and the held topic has a mover."""
     description = context.description
     remedy = f"`delaylevel mover run {description.topic}`"
@@ -41,7 +41,7 @@ def mover(context: LevelTopicContext) -> Outcome:
         all_idle = len(idle) == len(rows)
         missing = "no mover is connected" if all_idle else f"no mover reads {idle[0].topic}"
         problems.append(_unattended(missing, idle, rows, remedy))
-    return Outcome.of(problems, ", ".join(context.status.consumers[:3]))
+    return CheckResult.of(problems, ", ".join(context.status.consumers[:3]))
 
 
 def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]:
@@ -67,17 +67,17 @@ def _function_problems(context: LevelTopicContext, deploy: str) -> list[Problem]
     ]
 
 
-def dispatcher(context: LevelTopicContext) -> Outcome:
+def dispatcher(context: LevelTopicContext) -> CheckResult:
     """Check that every window partition has a dispatcher, if the final window needs one."""
     if context.description.final_window is not FinalWindow.TRACKER:
-        return Outcome(note="none needed: the broker holds near-due messages")
+        return CheckResult(note="none needed: the broker holds near-due messages")
     rows = context.status.rows(Role.WINDOW)
     idle = [row for row in rows if not row.consumers]
     if not idle:
-        return Outcome(note=", ".join(context.status.dispatchers[:3]))
+        return CheckResult(note=", ".join(context.status.dispatchers[:3]))
     remedy = f"`delaylevel dispatcher run {context.description.topic}`"
     missing = f"no dispatcher serves {idle[0].topic}"
-    return Outcome.of([_unattended(missing, idle, rows, remedy)])
+    return CheckResult.of([_unattended(missing, idle, rows, remedy)])
 
 
 def _unattended(
@@ -86,14 +86,14 @@ def _unattended(
     return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
 
 
-def lateness(context: LevelTopicContext) -> Outcome:
+def lateness(context: LevelTopicContext) -> CheckResult:
     """Check that hand-offs are behind by less than the lead."""
     behind_ms = context.status.behind_ms
     lead_ms = context.description.levels.smallest_lead_ms
     if not context.status.late or not context.status.mover_alive:
         # A missing mover is the finding of another check.
-        return Outcome(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
-    return Outcome.failed(
+        return CheckResult(note=f"behind by {format_duration(behind_ms)}" if behind_ms else "")
+    return CheckResult.failed(
         f"hand-offs are {format_duration(behind_ms)} behind, more than the lead of "
         f"{format_duration(lead_ms)}: messages arrive late",
         "find the cause of the delay (the mover's log, a slow target), or give the mover more "
@@ -101,12 +101,12 @@ def lateness(context: LevelTopicContext) -> Outcome:
     )
 
 
-def lead(context: LevelTopicContext) -> Outcome:
+def lead(context: LevelTopicContext) -> CheckResult:
     """Check that the lead covers two triggers of the mover."""
     trigger_ms, lead_ms = context.options.trigger_ms, context.description.levels.smallest_lead_ms
     if trigger_ms is None or 2 * trigger_ms <= lead_ms:
-        return Outcome(note=format_duration(lead_ms))
-    return Outcome.failed(
+        return CheckResult(note=format_duration(lead_ms))
+    return CheckResult.failed(
         f"the mover's trigger is {format_duration(trigger_ms)}, and the lead is "
         f"{format_duration(lead_ms)}: a single slow batch makes messages late",
         f"use a trigger of {format_duration(lead_ms // 2)} or less, or a level topic with a "
@@ -114,7 +114,7 @@ def lead(context: LevelTopicContext) -> Outcome:
     )
 
 
-def producer_clocks(context: LevelTopicContext) -> Outcome:
+def producer_clocks(context: LevelTopicContext) -> CheckResult:
     """Check that no parked message was published in the future."""
     slack_ms = max(1000, context.description.levels.smallest_lead_ms // 2)
     rows = [row for row in context.status.partitions if row.backlog_entries]
@@ -128,15 +128,15 @@ def producer_clocks(context: LevelTopicContext) -> Outcome:
     found = zip(context.cluster.in_parallel(ahead_ms, rows), rows, strict=True)
     skew_ms, worst = max(found, default=(0, None), key=lambda pair: pair[0])
     if worst is None or skew_ms <= slack_ms:
-        return Outcome()
-    return Outcome.failed(
+        return CheckResult()
+    return CheckResult.failed(
         f"the clock of a producer of {worst.topic} is {format_duration(skew_ms)} ahead",
         "synchronize the producers' clocks with NTP (chrony); no message is lost, but due "
         "times that are computed from this clock are wrong by as much",
     )
 
 
-def held(context: LevelTopicContext) -> Outcome:
+def held(context: LevelTopicContext) -> CheckResult:
     """Check that no messages are held because their target cannot be written."""
     return _empty(
         context.status.held_entries,
@@ -146,7 +146,7 @@ def held(context: LevelTopicContext) -> Outcome:
     )
 
 
-def dead_letters(context: LevelTopicContext) -> Outcome:
+def dead_letters(context: LevelTopicContext) -> CheckResult:
     """Check that there are no dead letters."""
     return _empty(
         context.status.dead_letter_entries,
@@ -156,11 +156,11 @@ def dead_letters(context: LevelTopicContext) -> Outcome:
     )
 
 
-def _empty(entries: int, problem: str, remedy: str) -> Outcome:
-    return Outcome.failed(f"{entries:,} {problem}", remedy) if entries else Outcome()
+def _empty(entries: int, problem: str, remedy: str) -> CheckResult:
+    return CheckResult.failed(f"{entries:,} {problem}", remedy) if entries else CheckResult()
 
 
-def holes(context: LevelTopicContext) -> Outcome:
+def holes(context: LevelTopicContext) -> CheckResult:
     """Check for holes in acknowledgements: the broker forgets ranges beyond a limit."""
     name = "managedLedgerMaxUnackedRangesToPersist"
     limit = int((context.cluster.configuration or {}).get(name, _DEFAULT_RANGES))
@@ -185,7 +185,7 @@ def holes(context: LevelTopicContext) -> Outcome:
 
     counts = chain.from_iterable(context.cluster.in_parallel(count, watched.items()))
     bad = sorted((one for one in counts if one[0] > _HOLES * limit), reverse=True)
-    return Outcome.of(
+    return CheckResult.of(
         Problem(
             f"subscription {subscription} has {number:,} holes in its acknowledgements; the "
             f"broker keeps {limit:,} over a restart, and delivers the rest again",
@@ -196,17 +196,17 @@ def holes(context: LevelTopicContext) -> Outcome:
     )
 
 
-def read_ahead(context: LevelTopicContext) -> Outcome:
+def read_ahead(context: LevelTopicContext) -> CheckResult:
     """Check that bookies do not read far ahead if due times are spread."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return Outcome(note="no random reads: the dispatcher holds near-due messages")
+        return CheckResult(note="no random reads: the dispatcher holds near-due messages")
     conf = context.options.bookie_conf
     remedy = f"set {_READ_AHEAD}={_READ_AHEAD_BEST} in bookkeeper.conf"
     if conf is not None:
         size = _setting(conf, _READ_AHEAD, _READ_AHEAD_DEFAULT)
         if size <= _READ_AHEAD_BEST:
-            return Outcome(note=f"{_READ_AHEAD}={size}")
-        return Outcome.failed(
+            return CheckResult(note=f"{_READ_AHEAD}={size}")
+        return CheckResult.failed(
             f"{_READ_AHEAD}={size}: bookies read ahead messages that are delivered much later",
             f"{remedy}, or use --final-window tracker",
         )
@@ -217,8 +217,8 @@ def read_ahead(context: LevelTopicContext) -> Outcome:
     ]
     most = max(delayed, default=0)
     if most < _MANY_DELAYED:
-        return Outcome(note="few messages wait in the broker's timer")
-    return Outcome.failed(
+        return CheckResult(note="few messages wait in the broker's timer")
+    return CheckResult.failed(
         f"{most:,} messages wait in the broker's timer: if their due times are spread, "
         "delivery slows down to some hundreds per second",
         f"{remedy} (name the file with --bookie-conf), add a finer last level, or use "
@@ -226,22 +226,22 @@ def read_ahead(context: LevelTopicContext) -> Outcome:
     )
 
 
-def disk(context: LevelTopicContext) -> Outcome:
+def disk(context: LevelTopicContext) -> CheckResult:
     """Check that the disk of the dispatcher's spill directory has room for the window."""
     folder = context.options.spill_dir
     if folder is None:
         if context.description.final_window is not FinalWindow.TRACKER:
-            return Outcome(note="nothing is spilled: the broker holds near-due messages")
-        return Outcome.skip("name the dispatcher's directory with --spill-dir")
+            return CheckResult(note="nothing is spilled: the broker holds near-due messages")
+        return CheckResult.skip("name the dispatcher's directory with --spill-dir")
     if not folder.is_dir():
-        return Outcome.failed(
+        return CheckResult.failed(
             f"{folder} is no directory", "create it, or name the dispatcher's own"
         )
     window = sum(row.storage_bytes for row in context.status.rows(Role.WINDOW))
     free, needed = shutil.disk_usage(folder).free, max(_FREE_BYTES, 2 * window)
     if free >= needed:
-        return Outcome(note=f"{free / 1e9:,.1f} GB free")
-    return Outcome.failed(
+        return CheckResult(note=f"{free / 1e9:,.1f} GB free")
+    return CheckResult.failed(
         f"{folder} has {free / 1e6:,.0f} MB free; the window may need {needed / 1e6:,.0f} MB",
         "free some space, or use another directory; a finer last level makes the window smaller",
     )

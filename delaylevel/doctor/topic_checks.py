@@ -14,7 +14,7 @@ from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions
 
 from .context import LevelTopicContext
-from .finding import Outcome, Problem
+from .finding import CheckResult, Problem
 
 _NEAR_LIMIT = 0.8
 _DEFAULT_DEDUPLICATION_MIN = 360
@@ -22,7 +22,7 @@ _DEFAULT_DEDUPLICATION_MIN = 360
 _IN_SUBSCRIPTION_THREAD = "dispatcherDispatchMessagesInSubscriptionThread"
 
 
-def partitions(context: LevelTopicContext) -> Outcome:
+def partitions(context: LevelTopicContext) -> CheckResult:
     """Check that every member topic exists with the described number of partitions."""
     topic = context.description.topic
     limit = context.cluster.settings.max_partitions or 0
@@ -56,24 +56,24 @@ def partitions(context: LevelTopicContext) -> Outcome:
     note = f"{sum(counts)} partitions"
     if limit and max(counts) > _NEAR_LIMIT * limit:
         note += f"; the broker's limit for a topic is {limit}"
-    return Outcome.of(problems(), note)
+    return CheckResult.of(problems(), note)
 
 
-def subscriptions(context: LevelTopicContext) -> Outcome:
+def subscriptions(context: LevelTopicContext) -> CheckResult:
     """Check that every partition has the durable subscription that keeps its data."""
     missing = {member.topic for member, found in context.metadata.items() if found is None}
     topic = context.description.topic
-    return Outcome.of(
+    return CheckResult.of(
         Problem(line, f"run `delaylevel levels create` again for {topic}")
         for line in context.status.problems
         if not any(line.startswith(f"{name}-partition-") for name in missing)
     )
 
 
-def foreign_subscriptions(context: LevelTopicContext) -> Outcome:
+def foreign_subscriptions(context: LevelTopicContext) -> CheckResult:
     """Check that no subscription of a member topic belongs to somebody else."""
     patterns = 'let its pattern leave out our topics (docs/concepts.md, "Consumers with a pattern")'
-    return Outcome.of(
+    return CheckResult.of(
         Problem(
             str(found),
             f"close its consumers, or {patterns}"
@@ -83,11 +83,11 @@ def foreign_subscriptions(context: LevelTopicContext) -> Outcome:
     )
 
 
-def expiry(context: LevelTopicContext) -> Outcome:
+def expiry(context: LevelTopicContext) -> CheckResult:
     """Check that no message TTL applies to a topic that keeps parked messages."""
     broker_s, namespace_s = context.cluster.settings.message_ttl_s, context.policies.message_ttl_s
     default_s = broker_s if namespace_s is None else namespace_s
-    return Outcome.of(
+    return CheckResult.of(
         Problem(
             f"messages in {member.topic} expire after {format_duration(ttl_s * 1000)} (message "
             "TTL)",
@@ -98,11 +98,11 @@ def expiry(context: LevelTopicContext) -> Outcome:
     )
 
 
-def inactivity(context: LevelTopicContext) -> Outcome:
+def inactivity(context: LevelTopicContext) -> CheckResult:
     """Check that the broker does not delete a member topic without connections."""
     if context.cluster.settings.topic_policies is False:
-        return Outcome(note="the broker's own settings apply: see namespace policies")
-    return Outcome.of(
+        return CheckResult(note="the broker's own settings apply: see namespace policies")
+    return CheckResult.of(
         Problem(
             f"the broker may delete {member.topic} while no client is connected",
             f"run `delaylevel levels create` again for {context.description.topic}, which sets "
@@ -113,10 +113,10 @@ def inactivity(context: LevelTopicContext) -> Outcome:
     )
 
 
-def replication(context: LevelTopicContext) -> Outcome:
+def replication(context: LevelTopicContext) -> CheckResult:
     """Check that no member topic is replicated: a mover in each cluster would deliver messages."""
     clusters = context.policies.replication_clusters
-    return Outcome.of(
+    return CheckResult.of(
         Problem(
             f"{member.topic} is replicated to {', '.join(sorted(found))}",
             f"run `delaylevel levels create` again for {context.description.topic}, or use a "
@@ -127,12 +127,12 @@ def replication(context: LevelTopicContext) -> Outcome:
     )
 
 
-def namespace(context: LevelTopicContext) -> Outcome:
+def namespace(context: LevelTopicContext) -> CheckResult:
     """Check that quotas and expirations of the namespace neither delete nor block messages."""
     settings = context.cluster.settings
     found = safety.problems(context.description, context.policies, settings)
     notes = safety.notes(context.description, context.policies, settings)
-    return Outcome.of(map(_problem, found), notes[0] if notes else "")
+    return CheckResult.of(map(_problem, found), notes[0] if notes else "")
 
 
 def _problem(line: str) -> Problem:
@@ -140,9 +140,9 @@ def _problem(line: str) -> Problem:
     return Problem(says or remedy, remedy)
 
 
-def targets(context: LevelTopicContext) -> Outcome:
+def targets(context: LevelTopicContext) -> CheckResult:
     """Check that every business topic exists."""
-    return Outcome.of(
+    return CheckResult.of(
         Problem(
             f"{target} does not exist: messages that are due for it are held",
             f"create it again, or delete the level topic: `delaylevel levels delete "
@@ -153,7 +153,7 @@ def targets(context: LevelTopicContext) -> Outcome:
     )
 
 
-def target_schemas(context: LevelTopicContext) -> Outcome:
+def target_schemas(context: LevelTopicContext) -> CheckResult:
     """Check that no business topic has a KeyValue schema.
 
     The Python client cannot declare such a schema. With separated encoding, the key is bytes, and
@@ -172,14 +172,14 @@ def target_schemas(context: LevelTopicContext) -> Outcome:
                     "or use a topic with another schema for delayed messages",
                 )
             )
-    return Outcome.of(problems)
+    return CheckResult.of(problems)
 
 
-def target_subscriptions(context: LevelTopicContext) -> Outcome:
+def target_subscriptions(context: LevelTopicContext) -> CheckResult:
     """Check that no subscription of a business topic ignores due times."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return Outcome(note="any type: the dispatcher publishes messages when they are due")
-    return Outcome.of(
+        return CheckResult(note="any type: the dispatcher publishes messages when they are due")
+    return CheckResult.of(
         Problem(
             f"subscription {name} gets messages before they are due",
             "use type Shared or Key_Shared, or a level topic with --final-window tracker",
@@ -188,10 +188,10 @@ def target_subscriptions(context: LevelTopicContext) -> Outcome:
     )
 
 
-def delayed_delivery(context: LevelTopicContext) -> Outcome:
+def delayed_delivery(context: LevelTopicContext) -> CheckResult:
     """Check that the broker delays messages in the final window, and precisely enough."""
     if context.description.final_window is not FinalWindow.BROKER:
-        return Outcome(note="not used: the dispatcher delays messages itself")
+        return CheckResult(note="not used: the dispatcher delays messages itself")
     configuration = context.cluster.configuration or {}
     enabled = configuration.get("delayedDeliveryEnabled", "true") == "true"
     tick_ms = int(configuration.get("delayedDeliveryTickTimeMillis", "1000"))
@@ -228,23 +228,23 @@ def delayed_delivery(context: LevelTopicContext) -> Outcome:
     )
     if configuration.get(_IN_SUBSCRIPTION_THREAD) == "true":
         note += f"; a few messages may come twice ({_IN_SUBSCRIPTION_THREAD}=true)"
-    return Outcome.of(problems, note)
+    return CheckResult.of(problems, note)
 
 
-def dispatch_thread(context: LevelTopicContext) -> Outcome:
+def dispatch_thread(context: LevelTopicContext) -> CheckResult:
     """Check that the broker does not deliver delayed messages to a Function twice.
 
     A Function has a Shared subscription on levels full of delayed messages. An instance drops a
     message that it received before, but a message that two instances receive is published twice.
     """
     if context.description.mover is not Mover.FUNCTION:
-        return Outcome(note="the Spark job has no Shared subscription")
+        return CheckResult(note="the Spark job has no Shared subscription")
     configuration = context.cluster.configuration
     if configuration is None:
-        return Outcome.skip("only superusers may read the broker's settings")
+        return CheckResult.skip("only superusers may read the broker's settings")
     if configuration.get(_IN_SUBSCRIPTION_THREAD) != "true":
-        return Outcome(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
-    return Outcome.failed(
+        return CheckResult(note=f"{_IN_SUBSCRIPTION_THREAD}=false")
+    return CheckResult.failed(
         "the broker delivers some delayed messages twice, each with the same message ID "
         f"({_IN_SUBSCRIPTION_THREAD}=true)",
         f"`pulsar-admin brokers update-dynamic-config --config {_IN_SUBSCRIPTION_THREAD} "
@@ -252,10 +252,10 @@ def dispatch_thread(context: LevelTopicContext) -> Outcome:
     )
 
 
-def deduplication(context: LevelTopicContext) -> Outcome:
+def deduplication(context: LevelTopicContext) -> CheckResult:
     """Check that every topic that an effectively-once mover writes has deduplication enabled."""
     if context.options.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return Outcome(note="not needed for at-least-once")
+        return CheckResult(note="not needed for at-least-once")
     problems = []
     written: dict[TopicName, Iterable[PartitionStats]] = {
         item.member.topic: item.broker_stats
@@ -283,4 +283,4 @@ def deduplication(context: LevelTopicContext) -> Outcome:
                 f"set {name}={_DEFAULT_DEDUPLICATION_MIN} or more in broker.conf",
             )
         )
-    return Outcome.of(problems, f"the broker forgets a mover that is away for {memory}")
+    return CheckResult.of(problems, f"the broker forgets a mover that is away for {memory}")

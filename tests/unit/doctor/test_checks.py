@@ -26,7 +26,7 @@ from delaylevel.cluster.values import (
 from delaylevel.doctor import cluster_checks, examination, running_checks, topic_checks
 from delaylevel.doctor.context import ClusterContext, ExamOptions, LevelTopicContext
 from delaylevel.doctor.examination import _run
-from delaylevel.doctor.finding import Finding, Outcome, Problem, State
+from delaylevel.doctor.finding import CheckResult, Finding, Problem, State
 from delaylevel.errors import BrokerUnreachableError, PermissionDeniedError
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import (
@@ -79,7 +79,7 @@ def topic_context(
     return LevelTopicContext(cluster(options, **answers), description)
 
 
-def problems_of(outcome: Outcome) -> list[str]:
+def problems_of(outcome: CheckResult) -> list[str]:
     return [problem.says for problem in outcome.problems]
 
 
@@ -238,7 +238,7 @@ def test_redeliveries_by_the_broker_are_a_problem_for_a_function() -> None:
     name = "dispatcherDispatchMessagesInSubscriptionThread"
     function = replace(TRACKER, mover=Mover.FUNCTION)
 
-    def look(description: LevelTopicDescription, value: str) -> Outcome:
+    def look(description: LevelTopicDescription, value: str) -> CheckResult:
         context = topic_context(description, runtime_configuration={name: value})
         return topic_checks.dispatch_thread(context)
 
@@ -266,8 +266,8 @@ def test_missing_superuser_rights_are_noted_and_not_a_problem() -> None:
 
 
 def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
-    def check(error: Exception) -> Callable[[Any], Outcome]:
-        def fail(_: Any) -> Outcome:
+    def check(error: Exception) -> Callable[[Any], CheckResult]:
+        def fail(_: Any) -> CheckResult:
             raise error
 
         return fail
@@ -281,7 +281,7 @@ def test_a_failed_request_is_skipped_or_fails_but_never_raises() -> None:
 
 def test_a_finding_shows_its_first_problem_and_each_remedy_once() -> None:
     problems = [Problem("one", "do this"), Problem("two", "do this"), Problem("three", "do that")]
-    finding = Finding("check", "topic", Outcome.of(problems))
+    finding = Finding("check", "topic", CheckResult.of(problems))
     assert finding.says == "one (and 2 more)"
     assert finding.remedies == ("do this", "do that")
 

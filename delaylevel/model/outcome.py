@@ -1,0 +1,285 @@
+"""The receipt of a scheduled message, and the outcome of its cancellation: pure values."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from delaylevel.errors import EnvelopeError, InvalidInputError
+
+from .due_time import LATEST_DUE_MS
+from .envelope import DUE, ID, PREFIX, REASON, TARGET
+from .position import Position
+from .topic_name import TopicName
+
+# Properties of a record in the outcomes topic, besides those of the envelope.
+OUTCOME = PREFIX + "outcome"
+DECIDED = PREFIX + "decided"
+RELEASED = PREFIX + "released"
+
+# The prefix names the version of the form. A later form gets another one.
+_PREFIX = "dl1."
+_CHECKSUM_BYTES = 4
+_AGAIN = "copy the whole text that schedule() returned, or give message_id= and deliver_at="
+
+
+class OutcomeStatus(str, enum.Enum):
+    """The status of a cancellation."""
+
+    ACCEPTED = "accepted"  # stored; the dispatcher has not decided yet, or it is not known
+    CANCELLED = "cancelled"  # the message will never be released
+    TOO_LATE = "too late"  # the message has been released
+    UNKNOWN = "unknown"  # no such message arrived by its due time and some time after it
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one cancellation.
+
+    Attributes:
+        status: the status. All but ACCEPTED are final.
+        id: ID of the message.
+        target: full name of its business topic.
+        due_ms: due time of the message as the cancellation gave it, ms since the epoch.
+        decided_ms: time of the dispatcher's decision, ms; None if it is not known.
+        released_ms: time of the message's release, ms; None if it was not released, or if the
+            time is not known.
+        reason: explanation for people; empty for none.
+    """
+
+    status: OutcomeStatus
+    id: str
+    target: str
+    due_ms: int
+    decided_ms: int | None = None
+    released_ms: int | None = None
+    reason: str = ""
+
+    @property
+    def final(self) -> bool:
+        """True if the dispatcher has decided."""
+        return self.status is not OutcomeStatus.ACCEPTED
+
+    def properties(self) -> dict[str, str]:
+        """Return the properties of the record in the outcomes topic; its key is the ID.
+
+        Raises:
+            InvalidInputError: the outcome is not decided.
+        """
+        if not self.final or self.decided_ms is None:
+            raise InvalidInputError(
+                f"the cancellation of {self.id!r} is {self.status} without a time of decision: "
+                "only decided outcomes are stored in the outcomes topic"
+            )
+        properties = {
+            ID: self.id,
+            TARGET: self.target,
+            OUTCOME: self.status.value,
+            DUE: str(self.due_ms),
+            DECIDED: str(self.decided_ms),
+        }
+        if self.released_ms is not None:
+            properties[RELEASED] = str(self.released_ms)
+        if self.reason:
+            properties[REASON] = self.reason
+        return properties
+
+    def payload(self) -> bytes:
+        """Return the payload of the record: its properties as JSON, without their prefix.
+
+        Times are numbers.
+
+        Raises:
+            InvalidInputError: as for :meth:`properties`.
+        """
+        value: dict[str, str | int] = {}
+        for name, text in self.properties().items():
+            value[name[len(PREFIX) :]] = int(text) if name in (DUE, DECIDED, RELEASED) else text
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def read(cls, properties: Mapping[str, str]) -> Outcome:
+        """Read an outcome from the properties of a record in the outcomes topic.
+
+        Raises:
+            EnvelopeError: a property is missing or damaged.
+        """
+        try:
+            status = OutcomeStatus(properties[OUTCOME])
+            outcome = cls(
+                status,
+                properties[ID],
+                TopicName.parse(properties[TARGET]).full,
+                _ms(properties[DUE]),
+                _ms(properties[DECIDED]),
+                _ms(properties[RELEASED]) if RELEASED in properties else None,
+                properties.get(REASON, ""),
+            )
+        except KeyError as error:
+            raise EnvelopeError(f"{error.args[0]} is missing: not an outcome") from error
+        except ValueError as error:
+            raise EnvelopeError(f"an outcome is damaged: {error}") from error
+        if not (outcome.id and outcome.final):
+            raise EnvelopeError(f"an outcome is damaged: {OUTCOME} is {status}, {ID} {outcome.id}")
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The receipt of a scheduled message: all that its cancellation needs.
+
+    ``str(receipt)`` is a text to store or to send; :meth:`parse` reads it.
+
+    Attributes:
+        id: ID of the message.
+        due_ms: its due time, ms since the epoch, UTC.
+        target: full name of its business topic.
+        level_topic: full name of the level topic.
+        key: its partition key; empty for none.
+        position: the place that stored it, ``tenant/namespace/partition:ledger:entry:batch``;
+            empty if it is not known. If it is the business topic, the message was due at once.
+    """
+
+    id: str
+    due_ms: int
+    target: str
+    level_topic: str
+    key: str = ""
+    position: str = ""
+
+    @property
+    def place(self) -> tuple[str, Position] | None:
+        """Full name of the partition that stored the message, and its position; None if unknown."""
+        return _place(self.position) if self.position else None
+
+    @property
+    def sent_directly(self) -> bool:
+        """True if the message went straight to its business topic."""
+        place = self.place
+        return place is not None and self.target in (
+            place[0],
+            TopicName.parse(place[0]).without_partition.full,
+        )
+
+    def __str__(self) -> str:
+        value: dict[str, Any] = {
+            "due": self.due_ms,
+            "target": self.target,
+            "topic": self.level_topic,
+        }
+        # The ID of most messages is their position.
+        if self.id != self.position:
+            value["id"] = self.id
+        if self.key:
+            value["key"] = self.key
+        if self.position:
+            value["at"] = self.position
+        text = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+        data = text + zlib.crc32(text).to_bytes(_CHECKSUM_BYTES, "big")
+        return _PREFIX + base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Receipt:
+        """Parse the text of a receipt; white space around it is ignored.
+
+        Raises:
+            InvalidInputError: it is not the text of a receipt, or it is damaged, or only a later
+                version understands it.
+        """
+        if not isinstance(text, str):
+            raise InvalidInputError(
+                f"a receipt is a Receipt or its text, not {type(text).__name__}: {_AGAIN}"
+            )
+        stripped = text.strip()
+        if not stripped.startswith(_PREFIX):
+            version, dot, _ = stripped.partition(".")
+            if dot and version[:2] == "dl" and version[2:].isdecimal():
+                raise InvalidInputError(
+                    f"the receipt {_short(text)} is of version {version[2:]}, and this delaylevel "
+                    "understands version 1: upgrade delaylevel"
+                )
+            raise InvalidInputError(
+                f"{_short(text)} is not a receipt: it does not begin with {_PREFIX!r}; {_AGAIN}"
+            )
+        try:
+            return cls._from_json(_checked(stripped[len(_PREFIX) :]))
+        except (ValueError, KeyError, RecursionError) as error:
+            raise InvalidInputError(
+                f"the receipt {_short(text)} is damaged ({_why(error)}): {_AGAIN}"
+            ) from error
+
+    @classmethod
+    def _from_json(cls, data: bytes) -> Receipt:
+        value = json.loads(data)
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
+        position, key, due_ms = value.get("at", ""), value.get("key", ""), value["due"]
+        own_id = value.get("id", position)
+        names = (("id", own_id), ("key", key), ("at", position))
+        for name, item in (*names, ("target", value["target"]), ("topic", value["topic"])):
+            if not isinstance(item, str):
+                raise ValueError(f"{name} is not a text")
+        if not own_id:
+            raise ValueError("it has no ID")
+        if type(due_ms) is not int or not 0 < due_ms <= LATEST_DUE_MS:
+            raise ValueError(f"its due time is {due_ms!r}")
+        if position:
+            _place(position)
+        target, topic = (TopicName.parse(value[name]).full for name in ("target", "topic"))
+        return cls(own_id, due_ms, target, topic, key, position)
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The result of a reschedule.
+
+    Attributes:
+        receipt: the receipt of the new message, which is stored.
+        outcome: the outcome of the old message's cancellation. If it is CANCELLED, only the new
+            message will be delivered. If it is TOO_LATE, the old one was delivered and the new one
+            will be.
+    """
+
+    receipt: Receipt
+    outcome: Outcome
+
+
+def _place(text: str) -> tuple[str, Position]:
+    """Return the full name of the partition and the position in ``topic:ledger:entry:batch``."""
+    topic, *numbers = text.rsplit(":", 3)
+    return TopicName.parse(topic).full, Position.parse(":".join(numbers))
+
+
+def _checked(text: str) -> bytes:
+    """Return the bytes of a receipt's text without their checksum."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("it is cut off, or has other characters") from error
+    body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") != checksum:
+        raise ValueError("it is cut off or changed: its checksum is wrong")
+    return body
+
+
+def _ms(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ValueError(f"{text[:40]!r} is not a time in ms")
+    return int(text)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "…")
+
+
+def _why(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
