@@ -10,6 +10,7 @@ from delaylevel.errors import DelayLevelError, MissingExtraError
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 
 if TYPE_CHECKING:
+    from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
     from delaylevel.producer.client import DelayLevelClient, wrap
     from delaylevel.producer.producer import DelayLevelProducer
     from delaylevel.structures.deduplicator import Deduplicator
@@ -23,8 +24,12 @@ __all__ = [
     "DelayLevelError",
     "DelayLevelProducer",
     "Levels",
+    "Outcome",
+    "OutcomeStatus",
     "PartitionBy",
     "PartitionStrategy",
+    "Receipt",
+    "Rescheduled",
     "TimeBucketTracker",
     "__version__",
     "wrap",
@@ -35,6 +40,10 @@ __all__ = [
 _LAZY: dict[str, tuple[str, str | None]] = {
     "DelayLevelClient": ("delaylevel.producer.client", None),
     "DelayLevelProducer": ("delaylevel.producer.producer", None),
+    "Outcome": ("delaylevel.model.outcome", None),
+    "OutcomeStatus": ("delaylevel.model.outcome", None),
+    "Receipt": ("delaylevel.model.outcome", None),
+    "Rescheduled": ("delaylevel.model.outcome", None),
     "Deduplicator": ("delaylevel.structures.deduplicator", "window"),
     "TimeBucketTracker": ("delaylevel.structures.timebucket.tracker", "window"),
     "wrap": ("delaylevel.producer.client", None),

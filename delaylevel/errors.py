@@ -108,6 +108,22 @@ class ClientError(BrokerError):
         self.transient = transient
 
 
+class CancellationFailedError(ClientError):
+    """A cancellation that the broker did not confirm.
+
+    Unless the text says that it was not stored, it may take effect. To cancel again does no harm.
+    Producers raise a subclass that is also the client's exception for the failure.
+
+    Attributes:
+        receipt: the text of the new message's receipt, which is stored; empty unless the message
+            was rescheduled.
+    """
+
+    def __init__(self, message: str, *, name: str, transient: bool, receipt: str = "") -> None:
+        super().__init__(message, name=name, transient=transient)
+        self.receipt = receipt
+
+
 class UnconfirmedMessagesError(BrokerError):
     """Messages sent without a callback that the broker did not confirm.
 

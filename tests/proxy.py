@@ -23,6 +23,8 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._flows = threading.Event()
         self._flows.set()
+        self._answers = threading.Event()
+        self._answers.set()
         self._away = False
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -39,15 +41,21 @@ class Proxy:
         """Keep connections, but pass nothing on."""
         self._flows.clear()
 
+    def hold_answers(self) -> None:
+        """Pass on what the client sends, but not the broker's answers."""
+        self._answers.clear()
+
     def restore(self) -> None:
         """Pass everything on again."""
         self._away = False
         self._flows.set()
+        self._answers.set()
 
     def close(self) -> None:
         """Close the port and all connections."""
         self._listener.close()
         self._flows.set()
+        self._answers.set()
         self.cut()
 
     def _accept(self) -> None:
@@ -62,12 +70,14 @@ class Proxy:
             far = socket.create_connection(self._target)
             self._sockets += [near, far]
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+                held = self._answers if source is far else self._flows
+                threading.Thread(target=self._pump, args=(source, sink, held), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, held: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flows.wait()
+                held.wait()
                 sink.sendall(data)
         for each in (source, sink):
             with contextlib.suppress(OSError):

@@ -16,7 +16,15 @@ import pulsar.asyncio
 from delaylevel.errors import DelayTooLongError, InvalidInputError
 from delaylevel.model.level_topic import FinalWindow, Mover
 
-from .async_calls import SharedCall, close, close_client, flush, in_thread, open_producer
+from .async_calls import (
+    SharedCall,
+    close,
+    close_client,
+    flush,
+    in_thread,
+    open_producer,
+    reading_client,
+)
 from .async_partition import AsyncPartition, timeout_ms
 from .asyncio_checks import (
     ASYNCIO_CREATE_PRODUCER,
@@ -24,7 +32,7 @@ from .asyncio_checks import (
     check_message_arguments,
     check_producer_arguments,
 )
-from .base import BaseProducer
+from .asyncio_scheduling import AsyncScheduling
 from .client import OWN_OPTIONS, BaseClient
 from .client_errors import client_errors
 from .existing import remember
@@ -43,7 +51,7 @@ _AWAY_S = 1.0
 _CHECK_S = 5.0
 
 
-class AsyncDelayLevelProducer(BaseProducer):
+class AsyncDelayLevelProducer(AsyncScheduling):
     """Asyncio twin of :class:`delaylevel.DelayLevelProducer`, as ``pulsar.asyncio.Producer``.
 
     Its public name is ``delaylevel.asyncio.DelayLevelProducer``.
@@ -87,6 +95,35 @@ class AsyncDelayLevelProducer(BaseProducer):
             pulsar.asyncio.PulsarException: as for ``pulsar.asyncio.Producer.send``; with the result
                 ``AlreadyClosed`` once :meth:`close` was called.
         """
+        options: dict[str, Any] = {
+            "sequence_id": sequence_id,
+            "replication_clusters": replication_clusters,
+            "disable_replication": disable_replication,
+        }
+        kept = partition_key, ordering_key, event_timestamp
+        sent = await self._send(
+            content, properties, deliver_at, deliver_after, message_id, kept, options
+        )
+        return sent[-1]
+
+    async def _send(
+        self,
+        content: Any,
+        properties: dict[str, str] | None,
+        deliver_at: int | datetime | None,
+        deliver_after: timedelta | None,
+        message_id: str | None,
+        kept: tuple[str | None, str | None, int | None],
+        options: dict[str, Any],
+        replaces: str | None = None,
+    ) -> tuple[Route, int, Any]:
+        """Send a message, and return its route, due time (ms since the epoch) and message ID.
+
+        Args:
+            kept: partition key, ordering key and event time.
+            options: values of the ``NOT_PARKABLE`` options of send, by name.
+            replaces: ID of the message that it replaces, or None.
+        """
         if content is None:
             raise InvalidInputError(
                 "pulsar.asyncio cannot send a null value; use delaylevel.DelayLevelClient for "
@@ -94,32 +131,23 @@ class AsyncDelayLevelProducer(BaseProducer):
             )
         self._enter_loop()
         self._check_open()
-        options: dict[str, Any] = {
-            "sequence_id": sequence_id,
-            "replication_clusters": replication_clusters,
-            "disable_replication": disable_replication,
-        }
-        kept = partition_key, ordering_key, event_timestamp
         await check_message_arguments(self._schema, content, properties, kept, **options)
+        partition_key, ordering_key, _ = kept
+        own = {} if replaces is None else {"replaces": replaces}
         route = await self._route(
-            deliver_at, deliver_after, properties, message_id, partition_key, **options
+            deliver_at, deliver_after, properties, message_id, partition_key, **own, **options
         )
         # From here to the partition's queue, or to the client, there is no other step of the event
         # loop: messages keep the order of their sends, and close() finds each.
-        arguments: dict[str, Any] = {
-            "properties": route.properties,
-            "partition_key": partition_key,
-            "ordering_key": ordering_key,
-            "event_timestamp": event_timestamp,
-            "deliver_at": route.deliver_at_ms,
-        }
+        arguments = self._arguments(route, *kept)
+        due_ms = self._due_of(route)
         if not route.parked:
             self._sent[BUSINESS] += 1
-            return await self._business.send(content, **arguments, **options)
+            return route, due_ms, await self._business.send(content, **arguments, **options)
         body = self._schema.encode(content)
         size_limit = self._cache.routing.size_limit
         size_limit.check(body, route.properties, partition_key, ordering_key)
-        return await self._partition(route).send(body, **arguments)
+        return route, due_ms, await self._partition(route).send(body, **arguments)
 
     async def flush(self) -> None:
         """Wait until everything sent so far is stored, in the business topic and in ours.
@@ -168,6 +196,7 @@ class AsyncDelayLevelProducer(BaseProducer):
         self._ended = True
         for partition in self._partitions():
             partition.abandon(closed)
+        await in_thread(self._close_watch)
         await _all(*(close(producer) for producer in self._producers()))
 
     async def _store_all(self) -> None:
@@ -338,6 +367,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             business = await create_producer(topic, **options)
             try:
                 setup = await in_thread(functools.partial(setup.created, business._schema))
+                setup = setup._replace(reading=reading_client(self))
                 return AsyncDelayLevelProducer(create_producer, business, setup)
             except BaseException:
                 with contextlib.suppress(pulsar.asyncio.PulsarException):

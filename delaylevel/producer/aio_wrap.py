@@ -16,7 +16,7 @@ from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 
 from .aio import AsyncDelayLevelProducer
-from .async_calls import in_thread, open_producer
+from .async_calls import in_thread, open_producer, reading_client
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER, asyncio_errors, check_producer_arguments
 from .base import BaseProducer
 from .client import admin_for, prepare_wrapped
@@ -103,6 +103,7 @@ async def wrap(
             if warning:
                 warnings.warn(warning, stacklevel=2)
         setup = await in_thread(functools.partial(setup.created, producer._schema))
+        setup = setup._replace(reading=reading_client(client))
         return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
 
 

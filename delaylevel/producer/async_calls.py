@@ -16,6 +16,7 @@ from delaylevel.cluster import background
 
 from .asyncio_checks import ASYNCIO_CREATE_PRODUCER
 from .calls import in_client
+from .plain_checks import CLIENT
 from .results import is_transient
 
 T = TypeVar("T")
@@ -70,6 +71,16 @@ async def close_client(client: pulsar.asyncio.Client) -> None:
     then, one process in ten aborts.
     """
     await _without_callback(client._client.close)
+
+
+def reading_client(client: pulsar.asyncio.Client) -> pulsar.Client:
+    """Return a client for blocking readers in threads, with the connections of an asyncio client.
+
+    It is not to be closed.
+    """
+    plain = CLIENT.__new__(CLIENT)
+    plain._client, plain._consumers = client._client, []
+    return plain
 
 
 async def _synchronously(producer: Any, call: str) -> None:

@@ -90,6 +90,11 @@ class Confirmation:
         return self._message_id
 
 
+def has_core(client: Any) -> bool:
+    """Return True for a client with the C++ core, whose calls may wait for the broker."""
+    return type(getattr(client, "_client", None)) is _pulsar.Client
+
+
 class PartitionOpener:
     """Opening of producers through a client's ``create_producer``.
 
@@ -108,7 +113,7 @@ class PartitionOpener:
         self._create_producer = create_producer
         client = getattr(create_producer, "__self__", None)
         self._core: Any = getattr(client, "_client", None)
-        real = type(self._core) is _pulsar.Client
+        real = has_core(client)
         own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
         self._native = real and own
         self.start: Starter = in_thread if real else _at_once

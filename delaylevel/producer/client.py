@@ -215,9 +215,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
-                return DelayLevelProducer(
-                    create_producer, business, setup.created(business._schema)
-                )
+                created = setup.created(business._schema)._replace(reading=self)
+                return DelayLevelProducer(create_producer, business, created)
             except BaseException:
                 close_quietly(business, "producer")
                 raise
@@ -321,7 +320,8 @@ def wrap(
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        return DelayLevelProducer(plain.create_producer, producer, setup.created(producer._schema))
+        setup = setup.created(producer._schema)._replace(reading=client)
+        return DelayLevelProducer(plain.create_producer, producer, setup)
 
 
 def prepare_wrapped(

@@ -63,13 +63,17 @@ class LevelTopicCache:
 
     def route(self, *arguments: Any, **options: Any) -> Route:
         """Route a message; arguments and errors are those of :meth:`Routing.route`."""
+        return self.routed(lambda routing: routing.route(*arguments, **options))
+
+    def routed(self, rule: Callable[[Routing], Route]) -> Route:
+        """Return the route that a function finds with the routing; errors are those of it."""
         self.refresh_if_old()
         try:
-            return self.routing.route(*arguments, **options)
+            return rule(self.routing)
         except DelayTooLongError:
             if not self.refresh_after_refusal():
                 raise
-        return self.routing.route(*arguments, **options)
+        return rule(self.routing)
 
     def refresh_if_old(self) -> None:
         """Read the description in a background thread if the last read is long ago."""
@@ -89,6 +93,23 @@ class LevelTopicCache:
             if self._describe is None or self._now_s() - self._read_s < _REFUSED_EVERY_S:
                 return False
             return self._refresh()
+
+    def refresh_for(self, feature: str) -> LevelTopicDescription:
+        """Read the description unless it has a feature, and return what is known then.
+
+        Raises:
+            LevelTopicError: the level topic was deleted.
+            BrokerError: the description cannot be read.
+        """
+        if self._describe is not None and feature not in self.description.features:
+            with self._lock:
+                if feature not in self.description.features:
+                    self._read_s = self._now_s()
+                    found = self._describe()
+                    if found is None:
+                        raise self._deleted()
+                    self._adopt(found)
+        return self.description
 
     @property
     def can_check(self) -> bool:
@@ -113,10 +134,13 @@ class LevelTopicCache:
         except BrokerError:
             return  # the admin interface fails; creating the producer tells
         if gone:
-            raise LevelTopicError(
-                f"level topic {self.description.topic} was deleted: create it again with "
-                "`delaylevel levels create`, then a new producer; the message was not sent"
-            )
+            raise self._deleted()
+
+    def _deleted(self) -> LevelTopicError:
+        return LevelTopicError(
+            f"level topic {self.description.topic} was deleted: create it again with "
+            "`delaylevel levels create`, then a new producer; the message was not sent"
+        )
 
     def _refresh_once(self) -> None:
         try:
@@ -128,7 +152,6 @@ class LevelTopicCache:
     def _refresh(self) -> bool:
         assert self._describe is not None
         self._read_s = self._now_s()
-        known = self.routing.description
         try:
             found = self._describe()
         except BrokerError as error:
@@ -138,7 +161,12 @@ class LevelTopicCache:
             self._warning.failed("it does not exist any more")
             return False
         self._warning.over()
-        if found.levels == known.levels:
+        return self._adopt(found)
+
+    def _adopt(self, found: LevelTopicDescription) -> bool:
+        """Use a description if it extends the current one; return True if the routing changed."""
+        known = self.routing.description
+        if (found.levels, found.features) == (known.levels, known.features):
             return False
         if not found.accepts(known.levels) or found.mover is not known.mover:
             log.warning(
@@ -147,6 +175,7 @@ class LevelTopicCache:
                 found.levels,
             )
             return False
-        log.info("level topic %s was expanded: %s", known.topic, found.levels)
+        if found.levels != known.levels:
+            log.info("level topic %s was expanded: %s", known.topic, found.levels)
         self.routing = self.routing.with_description(found)
         return True

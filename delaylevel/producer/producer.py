@@ -12,20 +12,20 @@ import pulsar
 from pulsar.schema import BytesSchema
 
 from .at_exit import at_exit
-from .base import BaseProducer
 from .calls import Done, PartitionOpener, close_async, first_error, ignore, interruptible, run_all
 from .client_errors import client_errors
 from .outgoing import build
 from .partition import Opening, PartitionProducer
 from .plain_checks import check_encoded, check_message_arguments
 from .routing import BUSINESS, NOT_PARKABLE, Route
+from .scheduling import Scheduling
 from .setup import ProducerSetup
 from .unconfirmed import CallbacklessMessages
 
 _NONE_GIVEN = (None, None, False)
 
 
-class DelayLevelProducer(BaseProducer):
+class DelayLevelProducer(Scheduling):
     """Producer that sends delayed messages through a delay-level topic, and others directly.
 
     Created by :meth:`delaylevel.DelayLevelClient.create_producer` and :func:`delaylevel.wrap`.
@@ -201,6 +201,7 @@ class DelayLevelProducer(BaseProducer):
         with self._lock:
             self._closed = True
             self._sends = {}
+        self._close_watch()
         with interruptible():
             try:
                 # The client's own close fails the messages that it has not sent yet.
@@ -232,28 +233,26 @@ class DelayLevelProducer(BaseProducer):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         not_parkable: tuple[int | None, list[str] | None, bool],
+        replaces: str | None = None,
     ) -> tuple[Route, Any, dict[str, Any]]:
         """Return the route of a message, its body for this route, and its other arguments.
 
         Args:
             kept: partition key, ordering key and event time.
             not_parkable: values of the options in ``NOT_PARKABLE``.
+            replaces: ID of the message that it replaces, or None.
         """
         check_message_arguments(self._schema, content, properties, kept, not_parkable)
-        partition_key, ordering_key, event_timestamp = kept
+        partition_key, ordering_key, _ = kept
         options: dict[str, Any] = {}
+        if replaces is not None:
+            options["replaces"] = replaces
         if not_parkable != _NONE_GIVEN:
-            options = dict(zip(NOT_PARKABLE, not_parkable, strict=True))
+            options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
         route = self._cache.route(
             deliver_at, deliver_after, properties, message_id, partition_key, **options
         )
-        arguments: dict[str, Any] = {
-            "properties": route.properties,
-            "partition_key": partition_key,
-            "ordering_key": ordering_key,
-            "event_timestamp": event_timestamp,
-            "deliver_at": route.deliver_at_ms,
-        }
+        arguments = self._arguments(route, *kept)
         if not route.parked:
             arguments.update(zip(NOT_PARKABLE, not_parkable, strict=True))
             self._sent[BUSINESS] += 1

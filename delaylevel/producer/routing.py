@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from delaylevel.errors import UnsupportedOptionError
 from delaylevel.model import envelope as env
+from delaylevel.model.cancellation import cancellation, cancellation_partition
 from delaylevel.model.clock import Clock
 from delaylevel.model.due_time import due_time_ms
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
-from delaylevel.model.router import Hop, Router
+from delaylevel.model.router import Decision, Hop, Router
 
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE, SizeLimit
 
@@ -105,6 +106,8 @@ class Routing:
         properties: Mapping[str, str] | None,
         message_id: str | None,
         partition_key: str | None = None,
+        *,
+        replaces: str | None = None,
         **unsupported: Any,
     ) -> Route:
         """Route a message.
@@ -114,6 +117,7 @@ class Routing:
             properties: properties of the application; any ``delaylevel.*`` is left out.
             message_id: the application's own ID, or None.
             partition_key: the message's key, or None.
+            replaces: ID of the message that this one replaces, or None.
             unsupported: values of the ``NOT_PARKABLE`` options of send.
 
         Raises:
@@ -132,6 +136,7 @@ class Routing:
             env.check_id(message_id) if message_id is not None else None,
             self._schema,
             compression=self._compression,
+            replaces=replaces,
         )
         if decision.hop is Hop.DUE or (decision.hop is Hop.WINDOW and not self._window):
             deliver_at_ms = due_ms if decision.hop is Hop.WINDOW else None
@@ -141,10 +146,73 @@ class Routing:
         parked = envelope.parked_properties(application)
         if decision.hop is Hop.WINDOW:
             return Route(WINDOW, self._window_partition(partition_key, message_id), parked, None)
+        return self._level_route(decision, parked, now_ms)
+
+    def route_cancellation(self, due_ms: int, message_id: str, partition_key: str) -> Route:
+        """Route a cancellation as its message, but never to the business topic.
+
+        Args:
+            due_ms: due time of the message, ms since the epoch.
+            message_id: its ID.
+            partition_key: its key; empty for none.
+
+        Raises:
+            DelayTooLongError: no message can have this due time.
+        """
+        properties = cancellation(due_ms, self._target, message_id).parked_properties({})
+        now_ms = self._clock.now_ms()
+        decision = self._router.decide(due_ms, now_ms)
+        if decision.hop is Hop.PARK:
+            return self._level_route(decision, properties, now_ms)
+        partition = cancellation_partition(self.description, partition_key, message_id)
+        return Route(WINDOW, partition, properties, None)
+
+    def route_again(
+        self,
+        due_ms: int,
+        original: Envelope,
+        application: Mapping[str, str],
+        message_id: str,
+        partition_key: str,
+    ) -> Route:
+        """Route the encoded payload of a parked message with a new due time, in its stead.
+
+        It goes to the window even if it is due, because only the dispatcher can publish an
+        encoded payload under its schema.
+
+        Args:
+            due_ms: the new due time, ms since the epoch.
+            original: envelope of the parked message.
+            application: its properties without ours.
+            message_id: ID of the new message.
+            partition_key: its key; empty for none.
+
+        Raises:
+            DelayTooLongError: the message must not be sent.
+        """
+        expires_ms = original.expires_ms
+        envelope = original._replace(
+            due_ms=due_ms,
+            id=message_id,
+            attempt=0,
+            compression=self._compression,
+            # A message expires as long after its due time as before.
+            expires_ms=expires_ms and due_ms + expires_ms - original.due_ms,
+            replaces=original.id,
+        )
+        properties = envelope.parked_properties(application)
+        now_ms = self._clock.now_ms()
+        decision = self._router.decide(due_ms, now_ms)
+        if decision.hop is Hop.PARK:
+            return self._level_route(decision, properties, now_ms)
+        partition = self._window_partition(partition_key, message_id)
+        return Route(WINDOW, partition, properties, None)
+
+    def _level_route(self, decision: Decision, properties: dict[str, str], now_ms: int) -> Route:
         hand_off_ms = None
         if not self._spark:
             hand_off_ms = self._router.hand_off_ms(decision.level, decision.partition, now_ms)
-        return Route(decision.level, decision.partition, parked, hand_off_ms)
+        return Route(decision.level, decision.partition, properties, hand_off_ms)
 
     def route_fast(
         self,

@@ -63,6 +63,8 @@ class ProducerSetup(NamedTuple):
         registered: function that returns the versions of the business topic's schema; None without
             admin access.
         reference: the schema of the payloads, once the business topic is open; None for bytes.
+        admin: the admin interface, or None.
+        reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
     """
 
     description: LevelTopicDescription
@@ -77,6 +79,8 @@ class ProducerSetup(NamedTuple):
     watch: Callable[[LevelTopicDescription], None] | None = None
     registered: Callable[[], Sequence[SchemaVersion]] | None = None
     reference: SchemaRef | None = None
+    admin: TopicAdmin | None = None
+    reading: Any = None
 
     def created(self, schema: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description.
@@ -187,6 +191,7 @@ def prepare(
         create_missing,
         watch,
         None if admin is None else partial(admin.schemas, TopicName.parse(target)),
+        admin=admin,
     )
 
 

@@ -1,0 +1,251 @@
+"""Receipts of scheduled messages, and the checks of a cancellation before anything is sent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import pulsar
+
+from delaylevel.cluster.failures import error_name
+from delaylevel.errors import (
+    CancellationFailedError,
+    DelayLevelError,
+    InvalidDelayError,
+    InvalidInputError,
+    LevelTopicError,
+)
+from delaylevel.model.due_time import due_time_ms
+from delaylevel.model.envelope import check_id
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
+from delaylevel.model.position import Position, stable_id
+
+from .client_errors import as_client_error
+
+# With these failures, the broker or the client certainly has not stored the message.
+_NOT_STORED = frozenset(
+    {
+        "AuthorizationError",
+        "InvalidMessage",
+        "MessageTooBig",
+        "NotAllowedError",
+        "ProducerBusy",
+        "ProducerFenced",
+        "ProducerQueueIsFull",
+        "TopicNotFound",
+        "TopicTerminated",
+    }
+)
+_SENT_DIRECTLY = "it was due when it was sent, and went straight to its topic"
+
+
+def new_id() -> str:
+    """Return an ID for a message whose application gives none.
+
+    A position is not enough: if the connection breaks before a confirmation, the client sends the
+    message again, and the broker stores it twice. Both copies must have the ID of the receipt.
+    """
+    return uuid.uuid4().hex
+
+
+def check_scheduled(deliver_at: object, deliver_after: object) -> None:
+    """Raise InvalidDelayError if neither a due time nor a delay was given."""
+    if deliver_at is None and deliver_after is None:
+        raise InvalidDelayError(
+            "a scheduled message has a due time: give deliver_at or deliver_after, or call send(); "
+            "the message was not sent"
+        )
+
+
+def receipt_for(
+    own_id: str,
+    due_ms: int,
+    target: str,
+    level_topic: str,
+    key: str | None,
+    parked_in: str | None,
+    stored: Any,
+) -> Receipt:
+    """Return the receipt of a message that was stored.
+
+    Args:
+        own_id, due_ms, target, level_topic, key: as in :class:`~delaylevel.Receipt`.
+        parked_in: full name of the partition where the message waits; None if it went straight to
+            its business topic.
+        stored: the message ID that the client returned.
+    """
+    position = Position(stored.ledger_id(), stored.entry_id(), stored.batch_index())
+    if parked_in is None:
+        number = stored.partition()
+        topic = target if number < 0 else f"{target}-partition-{number}"
+        place = stable_id(topic, position)
+    else:
+        # A topic with deduplication may confirm without a position.
+        place = stable_id(parked_in, position) if position.ledger >= 0 else ""
+    return Receipt(own_id, due_ms, target, level_topic, key or "", place)
+
+
+def check_read_back(receipt: Receipt, *given: object) -> None:
+    """Raise InvalidInputError if contents of a new message are given, but not its payload.
+
+    Args:
+        receipt: that of the old message.
+        given: properties, keys and event time as given; None for those that were not.
+    """
+    if any(value is not None for value in given):
+        raise InvalidInputError(
+            f"without a payload, everything of message {receipt.id!r} but its due time is kept: "
+            "give the payload, too, or leave properties, keys and event time out; nothing was sent"
+        )
+
+
+def wanted_message(
+    receipt: Receipt | str | None,
+    message_id: str | None,
+    deliver_at: int | datetime | None,
+    partition_key: str | None,
+    target: str,
+    level_topic: str,
+) -> Receipt:
+    """Return the receipt of the message that a call names.
+
+    Args:
+        receipt: the receipt or its text; None if the message is named by its ID.
+        message_id, deliver_at, partition_key: as in :meth:`~delaylevel.DelayLevelProducer.cancel`.
+        target, level_topic: full names of the producer's own business topic and level topic.
+
+    Raises:
+        InvalidInputError: nothing or too much is given, or the receipt is damaged, or it is that of
+            a message of another producer.
+    """
+    if receipt is None:
+        if message_id is None or deliver_at is None:
+            raise InvalidInputError(
+                "name the message: give its receipt, or message_id= with deliver_at= (and "
+                "partition_key= if it has one), as it was sent; nothing was sent"
+            )
+        due_ms = due_time_ms(deliver_at, None, 0)
+        if due_ms is None:
+            raise InvalidDelayError(
+                f"deliver_at={deliver_at!r} is no due time: give that of the message; nothing was "
+                "sent"
+            )
+        if partition_key is not None and not isinstance(partition_key, str):
+            raise InvalidInputError(
+                f"partition_key is a str, not {type(partition_key).__name__}; nothing was sent"
+            )
+        return Receipt(check_id(message_id), due_ms, target, level_topic, partition_key or "")
+    if message_id is not None or deliver_at is not None or partition_key is not None:
+        raise InvalidInputError(
+            "a receipt and message_id=, deliver_at= or partition_key= are both given: the receipt "
+            "is enough; nothing was sent"
+        )
+    found = receipt if isinstance(receipt, Receipt) else Receipt.parse(receipt)
+    if (found.target, found.level_topic) != (target, level_topic):
+        raise InvalidInputError(
+            f"the receipt is that of a message for {found.target} in level topic "
+            f"{found.level_topic}, and this producer sends to {target} through {level_topic}: use "
+            "a producer of the receipt's topics; nothing was sent"
+        )
+    return found
+
+
+def check_cancellable(description: LevelTopicDescription, has_admin: bool) -> None:
+    """Raise an error if messages of a level topic cannot be cancelled.
+
+    Args:
+        description: the description of the level topic, as far as the producer can read it.
+        has_admin: False if the producer has no admin access.
+    """
+    topic = description.topic
+    if not has_admin:
+        raise InvalidInputError(
+            f"without admin access, this producer cannot know whether level topic {topic} allows "
+            "cancellations: create the client with admin_url=; nothing was sent"
+        )
+    if description.final_window is not FinalWindow.TRACKER:
+        raise LevelTopicError(
+            f"messages of level topic {topic} cannot be cancelled: its final window is "
+            f"{description.final_window.value!r}, so the broker releases them, and it cannot take "
+            "one back; create a level topic with final window 'tracker'; nothing was sent"
+        )
+    if CANCEL not in description.features:
+        raise LevelTopicError(
+            f"level topic {topic} does not allow cancellations, because earlier versions of its "
+            "dispatchers would not understand them: upgrade these, then `delaylevel levels set "
+            f"{topic} --feature {CANCEL}`; nothing was sent"
+        )
+
+
+def seconds_of(timeout: timedelta | float | None) -> float:
+    """Return a timeout in seconds; 0 for none.
+
+    Raises:
+        InvalidInputError: it is negative or of another type.
+    """
+    if timeout is None:
+        return 0.0
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        raise InvalidInputError(
+            f"timeout={timeout!r}: give a timedelta or seconds, zero or more; nothing was sent"
+        )
+    return float(timeout)
+
+
+def accepted(receipt: Receipt) -> Outcome:
+    """Return the outcome of a cancellation that is stored and not decided yet."""
+    return Outcome(OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms)
+
+
+def too_late(receipt: Receipt) -> Outcome:
+    """Return the outcome for a message that was never parked."""
+    return Outcome(
+        OutcomeStatus.TOO_LATE,
+        receipt.id,
+        receipt.target,
+        receipt.due_ms,
+        reason=_SENT_DIRECTLY,
+    )
+
+
+@contextmanager
+def explained(receipt: Receipt, new: Receipt | None = None) -> Iterator[None]:
+    """Raise the failure to send a cancellation with an explanation.
+
+    Args:
+        receipt: that of the message to cancel.
+        new: that of the message that was stored to replace it; None without one.
+
+    Raises:
+        CancellationFailedError: the client's error, explained.
+    """
+    try:
+        yield
+    except (pulsar.Interrupted, InvalidInputError):
+        raise
+    except Exception as error:
+        if isinstance(error, DelayLevelError) and new is None:
+            raise  # nothing was sent, as it says itself
+        raise as_client_error(_failure(error, receipt, new)) from error
+
+
+def _failure(error: Exception, receipt: Receipt, new: Receipt | None) -> CancellationFailedError:
+    result = getattr(error, "error", None)  # of pulsar.asyncio
+    name = str(result().name) if callable(result) else error_name(error)
+    sure = isinstance(error, DelayLevelError) or name in _NOT_STORED
+    text = (
+        f"the cancellation of message {receipt.id!r} was not stored ({error}): cancel it again"
+        if sure
+        else f"it is not known if the cancellation of message {receipt.id!r} was stored ({error}): "
+        "cancel it again, twice does no harm"
+    )
+    if new is not None:
+        text += f". The new message is stored; its receipt is {new}"
+    return CancellationFailedError(text, name=name, transient=not sure, receipt=str(new or ""))

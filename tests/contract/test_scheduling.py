@@ -1,0 +1,490 @@
+"""Contract of scheduling and cancelling: the records that are stored, and the answers to callers.
+
+No dispatcher decides here: tests publish outcomes themselves, in the form of the wire format.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import JsonSchema, Record, String
+
+from delaylevel import Outcome, OutcomeStatus, Receipt, topics, wrap
+from delaylevel.cluster.reader import read_range
+from delaylevel.errors import (
+    DelayTooLongError,
+    InvalidDelayError,
+    InvalidInputError,
+    LevelTopicError,
+    MessageTooLargeError,
+)
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.position import EARLIEST
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics.settings import add_feature
+from world import World
+
+HOUR = timedelta(hours=1)
+LEVELS = Levels(
+    [
+        PartitionStrategy(partition_by=PartitionBy.DAY, maximum_delay=timedelta(days=3)),
+        PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(days=1)),
+    ]
+)
+NEAR, FAR = timedelta(minutes=10), timedelta(days=2, minutes=5)
+
+
+class Order(Record):  # type: ignore[misc]
+    name = String()
+
+
+def described(world: World, name: str = "orders", **values: Any) -> LevelTopicDescription:
+    """Create the level topic of a business topic, by default one that allows cancellations."""
+    values = {"features": ("cancel",), **values}
+    topic = world.topic(name)
+    description = LevelTopicDescription(f"{topic}-delay-level", LEVELS, (topic,), **values)
+    return topics.create(world.admin, description)
+
+
+def producer_for(world: World, name: str = "orders", **options: Any) -> Any:
+    return world.client().create_producer(
+        world.topic(name), enable_delay_level_topic=True, create_level_topic=False, **options
+    )
+
+
+def members(world: World, description: LevelTopicDescription) -> dict[str, list[ParkedMessage]]:
+    """Return the messages in the level and window topics that are not empty, by topic."""
+    names = [description.level_topic(index).full for index in range(2)]
+    found = {name: world.stored(name) for name in (*names, description.window_topic.full)}
+    return {name.rpartition("/")[2]: messages for name, messages in found.items() if messages}
+
+
+def partition_records(world: World, partition: str) -> list[ParkedMessage]:
+    last = world.admin.last_message_id(TopicName.parse(partition))
+    end = EARLIEST if last is None else last.next_entry
+    return list(read_range(world.plain_client, partition, EARLIEST, end))
+
+
+def everything(world: World, description: LevelTopicDescription) -> list[tuple[str, ParkedMessage]]:
+    """Return the messages in the level, window and business topics, each with its topic."""
+    names = [description.level_topic(index).full for index in range(2)]
+    names += [description.window_topic.full, description.targets[0]]
+    return [(name, message) for name in names for message in world.stored(name)]
+
+
+def publish(world: World, description: LevelTopicDescription, *outcomes: Outcome) -> None:
+    producer = world.plain_client.create_producer(description.outcomes_topic.partition(0).full)
+    for outcome in outcomes:
+        producer.send(outcome.payload(), outcome.properties(), partition_key=outcome.id)
+    producer.close()
+
+
+def decided(receipt: Receipt, status: OutcomeStatus, reason: str = "", **changed: Any) -> Outcome:
+    values = {
+        "id": receipt.id,
+        "target": receipt.target,
+        "due_ms": receipt.due_ms,
+        "decided_ms": receipt.due_ms + 1,
+        "reason": reason,
+        **changed,
+    }
+    return Outcome(status, **values)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_receipt_tells_where_its_message_is(world: World, batched: bool) -> None:
+    description = described(world)
+    producer = producer_for(world, batching_enabled=batched)
+    receipts = {}
+    for index, after in enumerate([NEAR, HOUR + NEAR, FAR, FAR, timedelta(0)]):
+        key = f"k{index}" if index % 2 else None
+        body = b"%d" % index
+        receipts[body] = producer.schedule(body, partition_key=key, deliver_after=after)
+    own = producer.schedule(b"own", deliver_after=FAR, message_id="mine")
+    receipts[b"own"] = own
+    assert own.id == "mine"
+    assert len({receipt.id for receipt in receipts.values()}) == 6
+    found = {message.value: (topic, message) for topic, message in everything(world, description)}
+    for body, receipt in receipts.items():
+        assert Receipt.parse(str(receipt)) == receipt
+        topic, message = found[body]
+        assert receipt.place is not None
+        partition, position = receipt.place
+        assert partition.startswith(topic)
+        assert position == message.position
+        assert (receipt.key, receipt.id) == (message.key, message.properties[env.ID])
+        assert (receipt.target, receipt.level_topic) == (world.topic("orders"), description.topic)
+        assert receipt.sent_directly == (body == b"4")
+        if not receipt.sent_directly:
+            assert str(receipt.due_ms) == message.properties[env.DUE]
+
+
+def test_a_message_needs_a_due_time(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    with pytest.raises(InvalidDelayError, match="give deliver_at or deliver_after"):
+        producer.schedule(b"x")
+    with pytest.raises(InvalidDelayError, match="naive"):
+        producer.schedule(b"x", deliver_at=datetime(2030, 1, 1))
+    with pytest.raises(DelayTooLongError):
+        producer.schedule(b"x", deliver_after=timedelta(days=4))
+    with pytest.raises(InvalidInputError, match="1 to 512 characters"):
+        producer.schedule(b"x", deliver_after=NEAR, message_id="")
+    assert everything(world, description) == []
+
+
+def test_a_cancellation_takes_the_way_of_its_message(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    for after, topic in ((FAR, "orders-delay-level"), (HOUR + NEAR, "orders-delay-level-hour")):
+        for key in (None, "Kunde 7"):
+            receipt = producer.schedule(b"body", partition_key=key, deliver_after=after)
+            given: Any = str(receipt) if key else receipt
+            outcome = producer.cancel(given)
+            assert outcome == Outcome(
+                OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms
+            )
+            message, record = members(world, description)[topic][-2:]
+            assert receipt.place is not None
+            assert message.position == receipt.place[1]
+            assert record.value == b"cancel"
+            assert record.key == message.key == (key or "")
+            assert record.properties == {
+                "delaylevel.kind": "cancel",
+                "delaylevel.due": str(receipt.due_ms),
+                "delaylevel.target": world.topic("orders"),
+                "delaylevel.id": receipt.id,
+            }
+    assert list(members(world, description)) == ["orders-delay-level", "orders-delay-level-hour"]
+
+
+@pytest.mark.parametrize("key", [None, "", "Kunde 7"])
+@pytest.mark.parametrize("own_id", [None, "mine"])
+def test_a_cancellation_in_the_window_goes_to_the_partition_of_its_message(
+    world: World, key: str | None, own_id: str | None
+) -> None:
+    description = described(world, window_partitions=5)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"", partition_key=key, message_id=own_id, deliver_after=NEAR)
+    assert receipt.place is not None
+    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED
+    records = partition_records(world, receipt.place[0])
+    assert [record.properties.get(env.KIND) for record in records] == [None, "cancel"]
+    assert everything(world, description)[0][1].properties[env.ID] == receipt.id
+
+
+def test_a_message_that_send_put_into_the_window_is_cancelled_by_its_position(world: World) -> None:
+    description = described(world, window_partitions=5)
+    producer = producer_for(world)
+    due_ms = world.clock.now_ms() + 600_000
+    stored = producer.send(b"x", deliver_at=due_ms)
+    (partition,) = [
+        index
+        for index in range(5)
+        if partition_records(world, description.window_topic.partition(index).full)
+    ]
+    topic = description.window_topic.partition(partition).full
+    own_id = f"{topic[13:]}:{stored.ledger_id()}:{stored.entry_id()}:{stored.batch_index()}"
+    assert producer.cancel(message_id=own_id, deliver_at=due_ms).id == own_id
+    assert partition_records(world, topic)[-1].properties[env.ID] == own_id
+
+
+def test_a_message_is_cancelled_by_its_own_id(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    at = datetime.fromtimestamp(world.clock.now_ms() // 1000, timezone.utc) + FAR
+    receipt = producer.schedule(b"x", partition_key="k", deliver_at=at, message_id="mine")
+    producer.cancel(message_id="mine", deliver_at=at, partition_key="k")
+    message, record = members(world, description)["orders-delay-level"]
+    assert record.properties[env.DUE] == message.properties[env.DUE] == str(receipt.due_ms)
+    assert (record.properties[env.ID], record.key) == ("mine", "k")
+
+
+def test_a_cancellation_after_the_due_time_goes_to_the_window(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    due_ms = world.clock.now_ms() - 5000
+    outcome = producer.cancel(message_id="mine", deliver_at=due_ms, timeout=0.1)
+    assert outcome.status is OutcomeStatus.ACCEPTED
+    ((topic, records),) = members(world, description).items()
+    assert (topic, records[0].properties[env.ID]) == ("orders-delay-level-window", "mine")
+    assert world.stored(world.topic("orders")) == []
+
+
+def test_a_message_that_was_due_at_once_cannot_be_cancelled(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    past_ms = world.clock.now_ms() - 5000
+    for options in ({"deliver_at": past_ms}, {"deliver_after": timedelta(0)}):
+        receipt = producer.schedule(b"now", **options)
+        outcome = producer.cancel(str(receipt), timeout=timedelta(seconds=5))
+        assert outcome.status is OutcomeStatus.TOO_LATE
+        assert "straight to its topic" in outcome.reason
+        with pytest.raises(InvalidInputError, match="went straight to"):
+            producer.reschedule(receipt, deliver_after=NEAR)
+    assert members(world, description) == {}
+    again = producer.reschedule(receipt, b"again", deliver_after=NEAR)
+    assert again.outcome.status is OutcomeStatus.TOO_LATE
+    ((_, messages),) = members(world, description).items()
+    assert [message.value for message in messages] == [b"again"]
+
+
+def test_a_mover_function_hands_the_cancellation_off_like_its_message(world: World) -> None:
+    described(world, mover=Mover.FUNCTION)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED
+    assert receipt.place is not None
+    _, record = partition_records(world, receipt.place[0])
+    assert record.properties[env.KIND] == "cancel"
+
+
+# -- refused
+
+
+def test_a_level_topic_must_allow_cancellations(world: World) -> None:
+    description = described(world, features=())
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    before = members(world, description)
+    for call in (
+        lambda: producer.cancel(receipt),
+        lambda: producer.reschedule(receipt, deliver_after=NEAR),
+        lambda: producer.fire_now(receipt, b"y"),
+        lambda: producer.outcome(receipt),
+    ):
+        with pytest.raises(LevelTopicError, match=r"levels set .* --feature cancel.*nothing was"):
+            call()
+        with pytest.raises(pulsar.PulsarException):
+            call()
+    assert members(world, description) == before
+    add_feature(world.admin, description.topic, "cancel")
+    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED  # without a restart
+    assert "cancel" in producer.description.features
+
+
+def test_the_broker_cannot_take_a_message_back(world: World) -> None:
+    description = described(world, features=(), final_window=FinalWindow.BROKER)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    with pytest.raises(LevelTopicError, match=r"final window is 'broker'.*nothing was sent"):
+        producer.cancel(receipt)
+    near = producer.schedule(b"x", deliver_after=NEAR)  # the broker has it
+    with pytest.raises(LevelTopicError, match="final window is 'broker'"):
+        producer.cancel(near)
+    assert len(members(world, description)["orders-delay-level"]) == 1
+
+
+def test_cancelling_needs_admin_access(world: World) -> None:
+    description = described(world)
+    receipt = producer_for(world).schedule(b"x", deliver_after=FAR)
+    plain = world.plain_client.create_producer(world.topic("orders"))
+    wrapped = wrap(
+        plain,
+        world.plain_client,
+        admin=None,
+        partition_strategy=LEVELS,
+        delay_level_topic=description.topic,
+        create_level_topic=False,
+        encryption_key=None,
+        chunking_enabled=False,
+        message_router=None,
+        access_mode=pulsar.ProducerAccessMode.Shared,
+    )
+    if wrapped._admin is not None:
+        pytest.skip("this client has admin access")
+    with pytest.raises(InvalidInputError, match="admin_url=; nothing was sent"):
+        wrapped.cancel(receipt)
+    wrapped.close()
+
+
+def test_a_receipt_of_another_message_is_refused(world: World) -> None:
+    described(world)
+    described(world, "others")
+    producer, other = producer_for(world), producer_for(world, "others")
+    receipt = other.schedule(b"x", deliver_after=FAR)
+    for call in (producer.cancel, producer.outcome, producer.fire_now):
+        with pytest.raises(InvalidInputError, match=r"for .*others.* use a producer of"):
+            call(receipt)
+    with pytest.raises(InvalidInputError, match="damaged"):
+        producer.cancel(str(receipt)[:-4])
+    assert "orders" not in receipt.target
+
+
+def test_a_closed_producer_cancels_nothing(world: World) -> None:
+    described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    producer.cancel(receipt, timeout=0.05)
+    producer.close()
+    for call in (producer.cancel, producer.outcome, producer.fire_now):
+        with pytest.raises(pulsar.AlreadyClosed):
+            call(receipt)
+    with pytest.raises(pulsar.AlreadyClosed):
+        producer.cancel(receipt, timeout=1)
+    with pytest.raises(pulsar.AlreadyClosed):
+        producer.schedule(b"x", deliver_after=FAR)
+
+
+# -- reschedule
+
+
+def test_a_message_is_rescheduled_as_it_was(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world, schema=JsonSchema(Order))
+    receipt = producer.schedule(
+        Order(name="ä"),
+        {"own": "1"},
+        partition_key="k",
+        ordering_key="o",
+        event_timestamp=1234,
+        deliver_after=FAR,
+    )
+    again = producer.reschedule(str(receipt), deliver_after=HOUR + NEAR)
+    assert again.outcome == Outcome(
+        OutcomeStatus.ACCEPTED, receipt.id, receipt.target, receipt.due_ms
+    )
+    found = members(world, description)
+    old, cancellation = found["orders-delay-level"]
+    (new,) = found["orders-delay-level-hour"]
+    assert cancellation.properties[env.ID] == receipt.id
+    assert (new.value, new.key, new.ordering_key, new.event_ms) == (old.value, "k", "o", 1234)
+    assert new.publish_ms <= cancellation.publish_ms  # stored first
+    assert new.properties == {
+        **old.properties,
+        "delaylevel.id": again.receipt.id,
+        "delaylevel.due": str(again.receipt.due_ms),
+        "delaylevel.replaces": receipt.id,
+    }
+    assert again.receipt.id != receipt.id
+    # The new receipt works, too.
+    third = producer.reschedule(again.receipt, deliver_after=FAR, message_id="third")
+    assert third.receipt.id == "third"
+    newest = members(world, description)["orders-delay-level"][-1]
+    assert newest.properties["delaylevel.replaces"] == again.receipt.id
+
+
+def test_a_message_is_rescheduled_with_other_contents(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"old", {"own": "1"}, partition_key="k", deliver_after=FAR)
+    kept = producer.reschedule(receipt, b"new", deliver_after=HOUR + NEAR)
+    moved = producer.reschedule(
+        kept.receipt, b"newer", {"own": "2"}, "other", deliver_after=HOUR + NEAR
+    )
+    messages = members(world, description)["orders-delay-level-hour"]
+    by_body = {message.value: message for message in messages}
+    assert set(by_body) == {b"new", b"newer", b"cancel"}
+    assert (by_body[b"new"].key, by_body[b"newer"].key) == ("k", "other")
+    assert (kept.receipt.key, moved.receipt.key) == ("k", "other")
+    assert by_body[b"cancel"].key == "k"
+    assert by_body[b"newer"].properties["own"] == "2"
+    with pytest.raises(InvalidInputError, match="give the payload, too"):
+        producer.reschedule(moved.receipt, properties={"own": "3"}, deliver_after=FAR)
+    with pytest.raises(InvalidDelayError, match="give deliver_at or deliver_after"):
+        producer.reschedule(moved.receipt, b"x")
+
+
+def test_a_null_value_is_rescheduled(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(None, partition_key="k", deliver_after=FAR)
+    producer.reschedule(receipt, deliver_after=HOUR + NEAR)
+    (new,) = members(world, description)["orders-delay-level-hour"]
+    assert new.value is None
+
+
+def test_a_message_is_fired_now(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"body", {"own": "1"}, deliver_after=FAR)
+    # Its schema is known to the dispatcher only, so it goes through the window.
+    fired = producer.fire_now(receipt)
+    ((_, messages),) = [
+        item for item in members(world, description).items() if item[0].endswith("-window")
+    ]
+    assert [message.value for message in messages] == [b"body"]
+    assert fired.receipt.due_ms <= world.clock.now_ms()
+    assert fired.receipt.id == messages[0].properties[env.ID]
+    # With a body, it goes straight to the business topic.
+    other = producer.schedule(b"body", deliver_after=FAR)
+    producer.fire_now(other, b"new")
+    (delivered,) = world.stored(world.topic("orders"))
+    assert delivered.value == b"new"
+    assert set(delivered.properties) == {env.DUE, env.ID}
+
+
+def test_a_message_that_cannot_be_read_back_stays_as_it_is(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world, max_message_size=16 * 1024)
+    receipt = producer.schedule(b"body", deliver_after=FAR)
+    assert receipt.place is not None
+    gone = Receipt.parse(str(receipt))
+    wrong = [
+        Receipt(gone.id, gone.due_ms, gone.target, gone.level_topic),
+        Receipt(
+            gone.id, gone.due_ms, gone.target, gone.level_topic, "", f"{gone.position[:-4]}999:-1"
+        ),
+        Receipt("other", gone.due_ms, gone.target, gone.level_topic, "", gone.position),
+    ]
+    before = members(world, description)
+    for each in wrong:
+        with pytest.raises(InvalidInputError, match="give the new message's body=; nothing was"):
+            producer.reschedule(each, deliver_after=NEAR)
+    with pytest.raises(MessageTooLargeError):
+        producer.reschedule(receipt, bytes(20_000), deliver_after=NEAR)
+    with pytest.raises(DelayTooLongError):
+        producer.reschedule(receipt, deliver_after=timedelta(days=4))
+    assert members(world, description) == before
+
+
+# -- outcomes
+
+
+def test_the_last_decision_counts(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    one, two = (producer.schedule(b"x", deliver_after=FAR) for _ in range(2))
+    assert producer.outcome(one) is None
+    publish(world, description, decided(one, OutcomeStatus.UNKNOWN, "late"))
+    found = producer.outcome(str(one))
+    assert found == decided(one, OutcomeStatus.UNKNOWN, "late")
+    publish(
+        world,
+        description,
+        decided(one, OutcomeStatus.CANCELLED),
+        decided(two, OutcomeStatus.TOO_LATE, released_ms=two.due_ms),
+        decided(one, OutcomeStatus.UNKNOWN, "a cancellation with another key"),
+        decided(one, OutcomeStatus.TOO_LATE, target=world.topic("others")),
+    )
+    assert producer.outcome(one) == decided(one, OutcomeStatus.CANCELLED)
+    assert producer.outcome(two) == decided(two, OutcomeStatus.TOO_LATE, released_ms=two.due_ms)
+
+
+def test_a_record_that_is_no_outcome_is_passed_over(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    writer = world.plain_client.create_producer(description.outcomes_topic.partition(0).full)
+    writer.send(b"x", partition_key=receipt.id)
+    writer.send(b"x", {"delaylevel.outcome": "lost"}, partition_key=receipt.id)
+    writer.close()
+    assert producer.outcome(receipt) is None
+    publish(world, description, decided(receipt, OutcomeStatus.CANCELLED))
+    assert producer.outcome(receipt) == decided(receipt, OutcomeStatus.CANCELLED)
+
+
+def test_an_outcome_from_before_the_call_is_not_its_answer(world: World) -> None:
+    description = described(world)
+    producer = producer_for(world)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    publish(world, description, decided(receipt, OutcomeStatus.UNKNOWN))
+    assert producer.cancel(receipt, timeout=0.3).status is OutcomeStatus.ACCEPTED
+    publish(world, description, decided(receipt, OutcomeStatus.UNKNOWN))
+    assert producer.cancel(receipt, timeout=0.3).status is OutcomeStatus.ACCEPTED
