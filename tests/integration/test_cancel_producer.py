@@ -1,0 +1,444 @@
+"""Tests of scheduling and cancelling on a real broker, without a dispatcher.
+
+A thread of the test decides instead, and publishes outcomes in the form of the wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import pulsar
+import pulsar.asyncio
+import pytest
+import urllib3
+from proxy import Proxy
+
+import delaylevel.asyncio
+from delaylevel import DelayLevelClient, Outcome, OutcomeStatus, wrap
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import (
+    CancellationFailedError,
+    InvalidDelayError,
+    InvalidInputError,
+    LevelTopicError,
+)
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.producer.aio import AsyncDelayLevelClient
+from delaylevel.producer.outcome_watch import OutcomeWatch, Wait
+from world import QUIET, Eventually, MakeClient, MakeLevelTopic, RealWorld, quiet_client
+
+HOURS = Levels(PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=5)))
+NEAR, FAR = timedelta(minutes=10), timedelta(hours=2, minutes=5)
+KNOWN = {
+    "encryption_key": None,
+    "chunking_enabled": False,
+    "message_router": None,
+    "access_mode": pulsar.ProducerAccessMode.Shared,
+}
+
+
+@pytest.fixture
+def orders(level_topic: MakeLevelTopic) -> LevelTopicDescription:
+    """A level topic that allows cancellations."""
+    return level_topic(HOURS, final_window=FinalWindow.TRACKER, features=("cancel",))
+
+
+@pytest.fixture
+def producer(dl_client: MakeClient, orders: LevelTopicDescription) -> Any:
+    return dl_client().create_producer(
+        orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
+    )
+
+
+class Decider:
+    """A stand-in for the dispatcher: it answers every cancellation in the window."""
+
+    def __init__(self, world: RealWorld, description: LevelTopicDescription) -> None:
+        self._world = world
+        self._window = description.window_topic.full
+        self._outcomes = world.plain_client.create_producer(
+            description.outcomes_topic.partition(0).full, batching_enabled=False
+        )
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        answered = set()
+        while not self.stop.wait(0.02):
+            for message in self._world.stored(self._window):
+                if message.properties.get(env.KIND) == "cancel":
+                    if message.position not in answered:
+                        self.answer(message.properties, OutcomeStatus.CANCELLED)
+                    answered.add(message.position)
+
+    def answer(self, properties: Any, status: OutcomeStatus) -> None:
+        self.publish(
+            Outcome(
+                status,
+                properties[env.ID],
+                properties[env.TARGET],
+                int(properties[env.DUE]),
+                self._world.clock.now_ms(),
+            )
+        )
+
+    def publish(self, outcome: Outcome) -> None:
+        self._outcomes.send(outcome.payload(), outcome.properties(), partition_key=outcome.id)
+
+
+@pytest.fixture
+def decider(world: RealWorld, orders: LevelTopicDescription) -> Iterator[Decider]:
+    made = Decider(world, orders)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    made.stop.set()
+    thread.join()
+
+
+def readers(admin: Admin, orders: LevelTopicDescription) -> int:
+    """Return the number of readers of the outcomes topic."""
+    stats = admin.partition_stats(orders.outcomes_topic.partition(0))
+    return sum(len(found.consumers) for found in stats.subscriptions.values())
+
+
+def test_a_caller_can_wait_for_the_outcome(
+    producer: Any, decider: Decider, admin: Admin, orders: LevelTopicDescription
+) -> None:
+    threads = threading.active_count()
+    receipt = producer.schedule(b"x", deliver_after=NEAR)
+    assert producer.cancel(receipt).status is OutcomeStatus.ACCEPTED
+    assert threading.active_count() == threads  # nobody has waited
+    for _ in range(3):
+        receipt = producer.schedule(b"x", deliver_after=NEAR)
+        started = time.monotonic()
+        outcome = producer.cancel(receipt, timeout=30)
+        assert outcome.status is OutcomeStatus.CANCELLED
+        assert (outcome.id, outcome.due_ms) == (receipt.id, receipt.due_ms)
+        assert time.monotonic() - started < 20
+        assert producer.outcome(receipt) == outcome
+        assert readers(admin, orders) == 1
+    producer.close()
+    assert threading.active_count() == threads
+
+
+def test_many_calls_share_one_reader(
+    producer: Any, decider: Decider, admin: Admin, orders: LevelTopicDescription
+) -> None:
+    receipts = [producer.schedule(b"x", deliver_after=NEAR) for _ in range(40)]
+    with ThreadPoolExecutor(20) as pool:
+        found = list(pool.map(lambda each: producer.cancel(each, timeout=60), receipts))
+    assert [outcome.id for outcome in found] == [receipt.id for receipt in receipts]
+    assert {outcome.status for outcome in found} == {OutcomeStatus.CANCELLED}
+    assert readers(admin, orders) == 1
+
+
+def test_an_outcome_that_does_not_come_is_no_error(
+    producer: Any, world: RealWorld, orders: LevelTopicDescription
+) -> None:
+    decider = Decider(world, orders)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    other = producer.schedule(b"x", deliver_after=FAR)
+    properties = {env.ID: receipt.id, env.TARGET: receipt.target}
+
+    def publish() -> None:
+        of_other = {**properties, env.ID: other.id, env.DUE: str(receipt.due_ms)}
+        decider.answer(of_other, OutcomeStatus.CANCELLED)
+        # Of another cancellation of the same message, with a wrong due time.
+        wrong = {**properties, env.DUE: "1900000000000"}
+        decider.answer(wrong, OutcomeStatus.UNKNOWN)
+
+    publishing = threading.Timer(0.3, publish)
+    publishing.start()
+    outcome = producer.cancel(receipt, timeout=timedelta(seconds=1))
+    publishing.join()
+    assert outcome.status is OutcomeStatus.ACCEPTED
+
+
+def test_outcomes_are_not_lost_when_the_topic_moves(
+    producer: Any, world: RealWorld, admin: Admin, orders: LevelTopicDescription
+) -> None:
+    """A reader that starts at the symbolic end would start there again."""
+    decider = Decider(world, orders)
+    partition = orders.outcomes_topic.partition(0)
+    url = f"{admin.admin_url}/admin/v2/{partition.rest_path}/unload"
+    first = producer.schedule(b"x", deliver_after=FAR)
+    for _ in range(3):
+        watch = producer._outcomes()
+        wait = Wait(watch, first)
+        wait.begin()
+        assert urllib3.request("PUT", url).status == 204
+        decider.answer(
+            {env.ID: first.id, env.TARGET: first.target, env.DUE: str(first.due_ms)},
+            OutcomeStatus.CANCELLED,
+        )
+        found = wait.result(30)
+        assert found is not None
+        assert found.status is OutcomeStatus.CANCELLED
+        wait.forget()
+
+
+def test_the_reader_is_closed_when_nobody_waits(
+    producer: Any,
+    world: RealWorld,
+    admin: Admin,
+    orders: LevelTopicDescription,
+    eventually: Eventually,
+) -> None:
+    decider = Decider(world, orders)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    watch = OutcomeWatch(world.plain_client, admin, orders.outcomes_topic.partition(0), idle_s=0.2)
+    properties = {env.ID: receipt.id, env.TARGET: receipt.target, env.DUE: str(receipt.due_ms)}
+    for _ in range(2):
+        wait = Wait(watch, receipt)
+        wait.begin()
+        assert readers(admin, orders) == 1
+        decider.answer(properties, OutcomeStatus.CANCELLED)
+        assert wait.result(30) is not None
+        wait.forget()
+        wait.forget()
+        eventually(lambda: not readers(admin, orders), "the end of the reader")
+    watch.close()
+    late = Wait(watch, receipt)
+    late.begin()
+    assert late.result(10) is None
+
+
+@pytest.fixture
+def proxy(connection: Connection) -> Iterator[Proxy]:
+    address = urlsplit(connection.service_url)
+    assert address.hostname is not None
+    assert address.port is not None
+    made = Proxy(address.hostname, address.port)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def through_proxy(
+    connection: Connection, proxy: Proxy, orders: LevelTopicDescription
+) -> Iterator[Any]:
+    """A producer that reaches the broker through the proxy."""
+    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
+    client = DelayLevelClient.from_connection(through, logger=QUIET)
+    yield client.create_producer(
+        orders.targets[0], enable_delay_level_topic=True, delay_level_topic=orders.topic
+    )
+    client.shutdown()
+
+
+def test_a_message_that_the_client_sends_twice_has_one_id(
+    through_proxy: Any,
+    proxy: Proxy,
+    orders: LevelTopicDescription,
+    world: RealWorld,
+    eventually: Eventually,
+) -> None:
+    """Its copies are at two positions: a position would identify only one of them."""
+    through_proxy.schedule(b"first", deliver_after=FAR)
+    proxy.hold_answers()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(through_proxy.schedule, b"twice", deliver_after=FAR)
+
+        def copies() -> list[Any]:
+            return [found for found in world.stored(orders.topic) if found.value == b"twice"]
+
+        eventually(copies, "the message")
+        proxy.cut()
+        proxy.restore()
+        receipt = sending.result(60)
+    one, two = copies()
+    assert one.position != two.position
+    assert one.properties[env.ID] == two.properties[env.ID] == receipt.id
+    assert receipt.place is not None
+    assert receipt.place[1] == two.position
+
+
+def test_a_cancellation_without_an_answer_may_be_stored(
+    proxy: Proxy, connection: Connection, orders: LevelTopicDescription, world: RealWorld
+) -> None:
+    through = connection.model_copy(update={"service_url": f"pulsar://127.0.0.1:{proxy.port}"})
+    client = DelayLevelClient.from_connection(through, logger=QUIET)
+    producer = client.create_producer(
+        orders.targets[0],
+        enable_delay_level_topic=True,
+        delay_level_topic=orders.topic,
+        send_timeout_millis=1500,
+    )
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    proxy.hold_answers()
+    with pytest.raises(pulsar.Timeout, match=r"not known if .* was stored") as caught:
+        producer.cancel(receipt)
+    assert isinstance(caught.value, CancellationFailedError)
+    assert [found.value for found in world.stored(orders.topic)] == [b"x", b"cancel"]
+    proxy.restore()
+    client.shutdown()
+
+
+PROGRAM = """
+import sys
+from datetime import timedelta
+from delaylevel import DelayLevelClient
+client = DelayLevelClient({service!r}, admin_url={admin!r})
+options = dict(enable_delay_level_topic=True, delay_level_topic={levels!r})
+producer = client.create_producer({topic!r}, **options)
+receipt = producer.schedule(b"x", deliver_after=timedelta(minutes=10))
+print(producer.cancel(receipt, timeout=0.1).status)
+"""
+
+
+def test_a_process_that_has_waited_for_an_outcome_exits(
+    connection: Connection, orders: LevelTopicDescription
+) -> None:
+    program = PROGRAM.format(
+        service=connection.service_url,
+        admin=connection.admin_url,
+        topic=orders.targets[0],
+        levels=orders.topic,
+    )
+    for _ in range(3):
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "accepted" in done.stdout.splitlines()
+        assert time.monotonic() - started < 30
+
+
+# -- wrapped producers, and asyncio
+
+
+def test_a_wrapped_producer_schedules_and_cancels(
+    connection: Connection, orders: LevelTopicDescription, decider: Decider, admin: Admin
+) -> None:
+    client = quiet_client(connection)
+    plain = client.create_producer(orders.targets[0])
+    producer = wrap(plain, client, admin=admin, delay_level_topic=orders.topic, **KNOWN)
+    receipt = producer.schedule(b"x", partition_key="k", deliver_after=NEAR)
+    assert producer.cancel(str(receipt), timeout=30).status is OutcomeStatus.CANCELLED
+    again = producer.reschedule(receipt, deliver_after=NEAR, timeout=30)
+    assert again.outcome.status is OutcomeStatus.CANCELLED
+    assert again.receipt.key == "k"
+    producer.close()
+    client.close()
+
+
+def test_cancelling_needs_admin_access(
+    connection: Connection, orders: LevelTopicDescription, world: RealWorld
+) -> None:
+    client = quiet_client(connection)
+    plain = client.create_producer(orders.targets[0])
+    options = {"partition_strategy": HOURS, "delay_level_topic": orders.topic, **KNOWN}
+    producer = wrap(plain, client, **options)
+    receipt = producer.schedule(b"x", deliver_after=FAR)
+    with pytest.raises(InvalidInputError, match="admin_url=; nothing was sent"):
+        producer.cancel(receipt)
+    assert len(world.stored(orders.topic)) == 1
+    producer.close()
+    client.close()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_asyncio_producer_does_the_same(
+    connection: Connection,
+    orders: LevelTopicDescription,
+    decider: Decider,
+    admin: Admin,
+    world: RealWorld,
+    wrapped: bool,
+) -> None:
+    async def run() -> None:
+        client = AsyncDelayLevelClient(
+            connection.service_url, admin_url=connection.admin_url, logger=QUIET
+        )
+        topic = orders.targets[0]
+        producer: Any
+        if wrapped:
+            plain = await client.create_producer(topic)
+            producer = await delaylevel.asyncio.wrap(plain, client, delay_level_topic=orders.topic)
+        else:
+            producer = await client.create_producer(
+                topic, enable_delay_level_topic=True, delay_level_topic=orders.topic
+            )
+        with pytest.raises(InvalidDelayError):
+            await producer.schedule(b"x")
+        bodies = [b"%d" % index for index in range(9)]
+        receipts = await asyncio.gather(
+            *(producer.schedule(body, {"n": "1"}, "k", deliver_after=NEAR) for body in bodies)
+        )
+        window = world.stored(orders.window_topic.full)
+        stored = {found.properties[env.ID]: found for found in window}
+        for index, receipt in enumerate(receipts):
+            found = stored[receipt.id]
+            assert (found.value, found.key) == (b"%d" % index, "k")
+            assert receipt.place is not None
+            assert receipt.place[1] == found.position
+        assert (await producer.cancel(receipts[0])).status is OutcomeStatus.ACCEPTED
+        outcomes = await asyncio.gather(
+            *(producer.cancel(str(receipt), timeout=30) for receipt in receipts)
+        )
+        assert [outcome.id for outcome in outcomes] == [receipt.id for receipt in receipts]
+        assert {outcome.status for outcome in outcomes} == {OutcomeStatus.CANCELLED}
+        assert await producer.outcome(receipts[1]) == outcomes[1]
+        far = await producer.schedule(b"far", {"n": "9"}, "k", deliver_after=FAR)
+        assert (await producer.cancel(far, timeout=0.2)).status is OutcomeStatus.ACCEPTED
+        again = await producer.reschedule(far, deliver_after=NEAR)
+        fired = await producer.fire_now(again.receipt, b"new", timeout=30)
+        assert fired.outcome.status is OutcomeStatus.CANCELLED
+        assert fired.receipt.sent_directly
+        assert (await producer.cancel(fired.receipt)).status is OutcomeStatus.TOO_LATE
+        # A caller that is cancelled leaves nothing behind.
+        task = asyncio.ensure_future(producer.cancel(far, timeout=60))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not producer._outcomes()._waits
+        with pytest.raises(InvalidInputError, match="damaged"):
+            await producer.cancel(str(far)[:-3])
+        await producer.close()
+        with pytest.raises(pulsar.asyncio.PulsarException):
+            await producer.cancel(far)
+        await client.close()
+
+    asyncio.run(run())
+    rescheduled = [
+        found
+        for found in world.stored(orders.window_topic.full)
+        if env.REPLACES in found.properties
+    ]
+    assert [(found.value, found.properties["n"]) for found in rescheduled] == [(b"far", "9")]
+
+
+def test_asyncio_errors_are_those_of_its_client(
+    connection: Connection, level_topic: MakeLevelTopic
+) -> None:
+    plain = level_topic(HOURS, final_window=FinalWindow.TRACKER)
+
+    async def run() -> None:
+        client = AsyncDelayLevelClient(
+            connection.service_url, admin_url=connection.admin_url, logger=QUIET
+        )
+        producer = await client.create_producer(
+            plain.targets[0], enable_delay_level_topic=True, delay_level_topic=plain.topic
+        )
+        receipt = await producer.schedule(b"x", deliver_after=FAR)
+        for call in (producer.cancel, producer.fire_now, producer.outcome):
+            with pytest.raises(LevelTopicError, match="--feature cancel") as caught:
+                await call(receipt)
+            assert isinstance(caught.value, pulsar.asyncio.PulsarException)
+        await client.close()
+
+    asyncio.run(run())
