@@ -88,11 +88,14 @@ class OutcomeWatch:
             pulsar.PulsarException: the outcomes topic cannot be read.
             BrokerError: the admin interface refused.
         """
+        last = self._admin.last_message_id(self._partition)
+        if last is not None:
+            wait.after = (last.ledger, last.entry)
         with self._opening:
-            self.read_available()
             if self._added(wait, None):
                 return
-            reader = self._open()
+            start = EARLIEST if last is None else last.next_entry
+            reader = PartitionReader(self._client, self._partition.full, start)
             if not self._added(wait, reader):
                 reader.close()
 
@@ -139,11 +142,6 @@ class OutcomeWatch:
             thread.join(_CLOSE_S)
         elif reader is not None:
             self._end(reader)
-
-    def _open(self) -> PartitionReader:
-        last = self._admin.last_message_id(self._partition)
-        start = EARLIEST if last is None else last.next_entry
-        return PartitionReader(self._client, self._partition.full, start)
 
     def _start(self, reader: PartitionReader) -> None:
         # A thread that is inside the client while Python exits aborts the process: see `in_client`.
@@ -201,8 +199,10 @@ class OutcomeWatch:
             return
         with self._lock:
             waits = list(self._waits.get((outcome.id, outcome.target), ()))
+        stored = message.message_id()
+        at = (stored.ledger_id(), stored.entry_id())
         for wait in waits:
-            if wait.due_ms == outcome.due_ms:
+            if wait.due_ms == outcome.due_ms and wait.after < at:
                 wait.end(outcome)
 
 
@@ -215,6 +215,7 @@ class Wait:
 
     Attributes:
         future: the outcome; None if the watch was closed.
+        after: ledger and entry of the last record before the wait, which is not for it.
         forgotten: True once nobody waits.
     """
 
@@ -222,6 +223,7 @@ class Wait:
         self.key: _Key = receipt.id, receipt.target
         self.due_ms = receipt.due_ms
         self.future: Future[Outcome | None] = Future()
+        self.after = (EARLIEST.ledger, EARLIEST.entry)
         self.forgotten = False
         self._watch = watch
 

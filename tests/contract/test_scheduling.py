@@ -12,7 +12,7 @@ import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 
-from delaylevel import Outcome, OutcomeStatus, Receipt, topics, wrap
+from delaylevel import Outcome, OutcomeStatus, Receipt, topics
 from delaylevel.cluster.reader import read_range
 from delaylevel.errors import (
     DelayTooLongError,
@@ -279,29 +279,6 @@ def test_the_broker_cannot_take_a_message_back(world: World) -> None:
     with pytest.raises(LevelTopicError, match="final window is 'broker'"):
         producer.cancel(near)
     assert len(members(world, description)["orders-delay-level"]) == 1
-
-
-def test_cancelling_needs_admin_access(world: World) -> None:
-    description = described(world)
-    receipt = producer_for(world).schedule(b"x", deliver_after=FAR)
-    plain = world.plain_client.create_producer(world.topic("orders"))
-    wrapped = wrap(
-        plain,
-        world.plain_client,
-        admin=None,
-        partition_strategy=LEVELS,
-        delay_level_topic=description.topic,
-        create_level_topic=False,
-        encryption_key=None,
-        chunking_enabled=False,
-        message_router=None,
-        access_mode=pulsar.ProducerAccessMode.Shared,
-    )
-    if wrapped._admin is not None:
-        pytest.skip("this client has admin access")
-    with pytest.raises(InvalidInputError, match="admin_url=; nothing was sent"):
-        wrapped.cancel(receipt)
-    wrapped.close()
 
 
 def test_a_receipt_of_another_message_is_refused(world: World) -> None:
