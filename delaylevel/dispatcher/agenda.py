@@ -57,6 +57,13 @@ class OwnerAgenda:
         return min(times, default=None)
 
     @property
+    def is_publishing(self) -> bool:
+        """True if messages without an outcome were sent, or due ones wait for their targets."""
+        queue, publisher = self._queue, self._publisher
+        sent = queue.in_flight - publisher.planned - publisher.uncommitted
+        return sent > 0 or bool(queue.waiting.targets) or not publisher.ready
+
+    @property
     def look_every_s(self) -> float:
         """Time between two looks at what is in flight, in s."""
         return _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S

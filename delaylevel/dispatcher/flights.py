@@ -26,7 +26,7 @@ class Flight:
         aside: number of messages whose copy in the held or dead-letter topic is not confirmed.
         may_return: indices of dead letters. A replay brings them back with the same ID and attempt,
             while a held message comes back with the next attempt.
-        counted: counters of the messages that are set aside.
+        counted: counter and key there of each message that is set aside.
         size: bytes of all payloads, once some of the messages are being set aside.
         first_number: sequence ID of the first message, with deduplication.
         ahead: True if the intent is ahead of the due times; all others are due.

@@ -65,9 +65,11 @@ class PartitionOwner:
     Args:
         descriptions: description of the level topic.
         lock: lock on the window and the journal partition; closed at the end.
-        directory: directory for spill files, which nothing else may use.
+        directory: directory for spill files, which nothing else may use; None for no files.
         client_of: function that returns the ``pulsar.Client`` for a target; always ``client`` if
             None.
+        stats: statistics to keep; by default new ones.
+        events: queue of events; by default a new one.
         start: function that runs slow work.
         now_s: the monotonic clock, in seconds.
 
@@ -87,18 +89,19 @@ class PartitionOwner:
         descriptions: DescriptionCache,
         partition: int,
         lock: PartitionLock,
-        directory: Path,
+        directory: Path | None,
         settings: DispatchSettings,
         clock: Clock,
         client_of: Callable[[str], Any] | None = None,
         *,
+        stats: SharedOwnerStats | None = None,
         events: EventQueue | None = None,
         start: Starter = in_thread,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partition = partition
-        self.stats = SharedOwnerStats()
-        self.events = events or EventQueue()
+        self.stats = stats or SharedOwnerStats()
+        self.events = EventQueue() if events is None else events  # an empty queue is false
         self._now_s = now_s
         self._background: dict[str, Any] = {"start": start, "now_s": now_s}
         self._client = client
@@ -251,10 +254,13 @@ class PartitionOwner:
         self._offer(None)
         if self._acknowledgement.is_due:
             self._acknowledgement.acknowledge()
-        now = self._now_s()
-        if now >= self.next_checkpoint_s:
-            self.next_checkpoint_s = now + self._settings.checkpoint_ms / 1000
-            self._checkpoint()
+        if self._now_s() >= self.next_checkpoint_s:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Make a checkpoint now; errors as for `tidy_up`."""
+        self.next_checkpoint_s = self._now_s() + self._settings.checkpoint_ms / 1000
+        self._checkpoint()
 
     def _end_recovery(self) -> None:
         if not self._caught_up:

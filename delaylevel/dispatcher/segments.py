@@ -17,12 +17,16 @@ class OwnerSegments:
     """Maker of the segments of one partition owner.
 
     Args:
-        directory: directory for spill files, which nothing else may use.
+        directory: directory for spill files, which nothing else may use; None for no files.
         budget_bytes: memory limit of the pending messages, in bytes.
     """
 
     def __init__(
-        self, directory: Path, budget_bytes: int, description: LevelTopicDescription, clock: Clock
+        self,
+        directory: Path | None,
+        budget_bytes: int,
+        description: LevelTopicDescription,
+        clock: Clock,
     ) -> None:
         self._directory = directory
         self._budget_bytes = budget_bytes
@@ -45,7 +49,7 @@ class OwnerSegments:
         """Return segments for the due messages of a slow target."""
         self._overflows += 1
         return PendingSegments(
-            self._directory / f"slow-{self._overflows}",
+            None if self._directory is None else self._directory / f"slow-{self._overflows}",
             budget_bytes=_LEAST_BYTES,
             bucket_ms=65_536,
             precision_ms=1,

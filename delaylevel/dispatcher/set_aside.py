@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +13,7 @@ from delaylevel.cluster.own_producers import OwnProducers
 from delaylevel.cluster.repeated_warning import RepeatedWarning
 from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.model.clock import Clock
+from delaylevel.model.envelope import REASON
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.mover import hop
 
@@ -85,7 +85,7 @@ class SetAsideTopics(Generic[Owner]):
             refused: reasons by index in the batch.
 
         Returns:
-            The number of messages that were sent; counter (held, dead or dropped) and target of
+            The number of messages that were sent; counter (held, dead or dropped) and key there of
             every message, for `count`.
         """
         description, now_ms = self._description(), self._clock.now_ms()
@@ -94,26 +94,22 @@ class SetAsideTopics(Generic[Owner]):
         for index, reason in sorted(refused.items()):
             message = messages[index]
             topic = description.dead_letter_topic.partition(0).full
-            properties, until_ms, counter = message.properties, None, "dead"
+            properties, until_ms = message.properties, None
+            counter, key = "dead", properties.get(REASON, "")
             if message.target:
                 aside = hop.set_aside(description, message, message.envelope, reason, now_ms)
                 _, _, topic, properties, until_ms = aside
-                counter = aside.counter
+                counter, key = aside.counter, aside.counted_by
             if topic:
                 items.append(((owner, index), message, topic, properties, until_ms))
-            counted.append((counter, message.target))
+            counted.append((counter, key))
         self._send(items)
         return len(items), counted
 
     def count(self, counted: Iterable[tuple[str, str]]) -> None:
         """Count messages that are confirmed."""
-        counts: Counter[str] = Counter()
-        for counter, target in counted:
-            if counter == "held":
-                self._stats.held(target)
-            else:
-                counts[counter] += 1
-        self._stats.add(**counts)
+        for counter, key in counted:
+            self._stats.set_aside(counter, key)
 
     def confirmed(self) -> Iterator[tuple[Owner, int, bool]]:
         """Yield owner, index, and if it is a dead letter, of each message that was confirmed.

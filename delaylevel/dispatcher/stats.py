@@ -101,10 +101,19 @@ class SharedOwnerStats:
             stats.lateness_ms += int(late.sum())
             stats.latest_ms = max(stats.latest_ms, int(late.max(initial=0)))
 
-    def held(self, target: str) -> None:
-        """Count a message that was put into the held topic."""
+    def set_aside(self, counter: str, key: str) -> None:
+        """Count a message that is not published.
+
+        Args:
+            counter: ``held``, ``dead`` or ``dropped``.
+            key: the target; the reason of a dead letter.
+        """
         with self._lock:
-            self._stats.held[target] = self._stats.held.get(target, 0) + 1
+            stats = self._stats
+            if counter == "held":
+                stats.held[key] = stats.held.get(key, 0) + 1
+            else:
+                setattr(stats, counter, getattr(stats, counter) + 1)
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:

@@ -118,9 +118,7 @@ class MemoryAdmin(OperatorAdmin):
             )
             if topic in self._broker.partitions:
                 found = [self._broker.partitions[topic]]
-            return {
-                item.name: sum(len(entry.messages) for entry in item.log.entries) for item in found
-            }
+            return {item.name: item.log.messages for item in found}
 
     def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
         with self._lock:
@@ -270,17 +268,13 @@ class MemoryAdmin(OperatorAdmin):
 
 def _stats(partition: Partition) -> PartitionStats:
     return PartitionStats(
-        storage_bytes=sum(
-            len(message.value or b"")
-            for entry in partition.log.entries
-            for message in entry.messages
-        ),
+        storage_bytes=partition.log.size_bytes,
         subscriptions={
             name: _subscription_stats(partition, item)
             for name, item in partition.subscriptions.items()
         },
         producers=tuple(sorted(partition.producers)),
-        messages_in=sum(len(entry.messages) for entry in partition.log.entries),
+        messages_in=partition.log.messages,
         publishers=tuple(
             PublisherStats(name, link.access_mode, link.properties)
             for name, link in sorted(partition.producers.items())
@@ -290,11 +284,11 @@ def _stats(partition: Partition) -> PartitionStats:
 
 
 def _subscription_stats(partition: Partition, subscription: Subscription) -> SubscriptionStats:
-    waiting = subscription.unacknowledged()
+    first, entries = subscription.mark, partition.log.entries
     kind = str(subscription.kind).rpartition(".")[2]
     return SubscriptionStats(
-        backlog_entries=len(waiting),
-        oldest_publish_ms=partition.log.entries[waiting[0]].publish_ms if waiting else None,
+        backlog_entries=subscription.backlog,
+        oldest_publish_ms=entries[first].publish_ms if first < len(entries) else None,
         type=_TYPE_NAMES.get(kind, kind) if subscription.consumers else "None",
         consumers=tuple(ConsumerStats(item.name) for item in subscription.consumers),
     )

@@ -18,8 +18,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
 from delaylevel.testing.memory.broker import Broker, Partition
 from delaylevel.testing.memory.client import MemoryClient
-from delaylevel.testing.memory.dispatcher import MemoryDispatcher, ReleasedMessages
+from delaylevel.testing.memory.dispatcher import MemoryDispatcher
 from delaylevel.testing.memory.log import Entry, StoredMessage
+from delaylevel.testing.memory.released import ReleasedMessages
 
 from .admin import MemoryAdmin
 from .clock import ManualClock
@@ -52,9 +53,10 @@ class MemoryPulsar:
     the contract suite of this project runs the same tests on both. No call blocks: ``receive``
     raises ``pulsar.Timeout`` at once if there is no message, and time passes only in
     :meth:`advance`. Inactive topics are not deleted, and nothing expires. There is no
-    deduplication, replication, compaction or transaction. Level topics with a tracker have a
-    simple dispatcher without a journal. As in a real client, a message has at most 5 MiB,
-    compressed and with its properties.
+    deduplication, replication, compaction or transaction. The mover is the real one, and so is the
+    dispatcher of level topics with a tracker, with its journal; it needs no threads and files
+    here, and delivers at least once. As in a real client, a message has at most 5 MiB, compressed
+    and with its properties.
 
     Args:
         clock: the clock; by default a new :class:`ManualClock`.
@@ -73,7 +75,6 @@ class MemoryPulsar:
         self._broker = Broker(self.clock, entries_per_ledger)
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
-        self._released = ReleasedMessages()
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
@@ -122,7 +123,7 @@ class MemoryPulsar:
             )
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
-            movers = _Movers(self, self._broker, self._released, stack)
+            movers = _Movers(self, self._broker, stack)
             while True:
                 movers.run_once()
                 now_ms = self.clock.now_ms()
@@ -182,20 +183,16 @@ class MemoryPulsar:
 
     def _parked(self, target: TopicName) -> Iterator[TopicMessage]:
         for description in self.level_topics():
-            for name in _waiting_partitions(description):
-                partition = self._broker.partitions.get(name)
-                if partition is None:
-                    continue
-                for entry in _unacknowledged(partition):
-                    for index, message in enumerate(entry.messages):
-                        if (name.full, entry.message_position(index)) in self._released.positions:
-                            continue
-                        try:
-                            envelope = Envelope.read(message.properties)
-                        except EnvelopeError:
-                            continue
-                        if envelope.target == target.full:
-                            yield _topic_message(partition, message, envelope.due_ms)
+            for member in description.members():
+                if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
+                    for index in range(member.partitions):
+                        name = member.topic.partition(index)
+                        partition = self._broker.partitions.get(name)
+                        if partition is not None:
+                            released = None
+                            if member.role is Role.WINDOW:
+                                released = ReleasedMessages(self._broker, description, index)
+                            yield from _pending(partition, target.full, released)
 
 
 def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
@@ -207,11 +204,8 @@ def _client(broker: Broker, admin: MemoryAdmin, clock: Clock) -> MemoryClient:
 class _Movers:
     """A mover for each current level topic, and a dispatcher for its window if it has a tracker."""
 
-    def __init__(
-        self, pulsar: MemoryPulsar, broker: Broker, released: ReleasedMessages, stack: ExitStack
-    ) -> None:
+    def __init__(self, pulsar: MemoryPulsar, broker: Broker, stack: ExitStack) -> None:
         self._pulsar = pulsar
-        self._released = released
         self._broker = broker
         self._stack = stack
         self._client = _client(broker, pulsar.admin, pulsar.clock)
@@ -238,7 +232,7 @@ class _Movers:
             for mover, source, name in self._sources
             if self._has_backlog(name)
         ]
-        times += [dispatcher.next_due_ms() for dispatcher in self._dispatchers.values()]
+        times += [dispatcher.next_event_ms() for dispatcher in self._dispatchers.values()]
         return min((time for time in times if time is not None), default=None)
 
     def _has_backlog(self, name: TopicName) -> bool:
@@ -259,11 +253,7 @@ class _Movers:
                 self._movers[description] = self._stack.enter_context(mover)
                 if description.final_window is FinalWindow.TRACKER:
                     dispatcher = MemoryDispatcher(
-                        self._client,
-                        self._pulsar.admin,
-                        description,
-                        self._pulsar.clock,
-                        self._released,
+                        self._client, self._pulsar.admin, self._broker, description
                     )
                     self._dispatchers[description] = self._stack.enter_context(dispatcher)
         self._sources = [
@@ -273,12 +263,20 @@ class _Movers:
         ]
 
 
-def _waiting_partitions(description: LevelTopicDescription) -> Iterator[TopicName]:
-    """Yield the partitions in which messages wait: of levels, window and held topic."""
-    for member in description.members():
-        if member.role in (Role.LEVEL, Role.HELD, Role.WINDOW):
-            for index in range(member.partitions):
-                yield member.topic.partition(index)
+def _pending(
+    partition: Partition, target: str, released: ReleasedMessages | None
+) -> Iterator[TopicMessage]:
+    """Yield the messages for a target that wait in a partition of a level topic."""
+    for entry in _unacknowledged(partition):
+        for index, message in enumerate(entry.messages):
+            try:
+                envelope = Envelope.read(message.properties)
+            except EnvelopeError:
+                continue
+            if envelope.target != target:
+                continue
+            if released is None or not released.contains(entry.message_position(index), envelope):
+                yield _topic_message(partition, message, envelope.due_ms)
 
 
 def _unacknowledged(partition: Partition) -> Iterator[Entry]:

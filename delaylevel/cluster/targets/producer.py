@@ -226,7 +226,8 @@ class TargetProducer(Generic[Item]):
             if self._core is not None:
                 self._core.flush_async(ended)
             else:
-                self._opened.producer.flush()  # a producer in memory does not wait
+                self._opened.producer.flush()  # a producer in memory has called back then
+                self._wake()
         except pulsar.PulsarException as error:
             log.debug("flush: %s", error_name(error))
 

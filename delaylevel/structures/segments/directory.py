@@ -30,7 +30,7 @@ class SpillDirectory:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         bucket_ms: int,
         mask: int,
         opener: Callable[[Path], Any],
@@ -40,6 +40,7 @@ class SpillDirectory:
         """Create the directory, or delete the spill files in it.
 
         Args:
+            path: the directory; None if nothing is ever written.
             bucket_ms: range of truncated due times of one file, ms.
             mask: bit mask that truncates due times.
             opener: function that opens a file for unbuffered binary appending.
@@ -59,9 +60,10 @@ class SpillDirectory:
         self._serial = 0
         self._scratch: Int64s = np.empty(0, dtype=np.int64)
         self._max_scratch = budget_bytes // 32 // 8  # words of 8 bytes
-        make_spill_folder(path)
-        for old in path.glob(f"*{_SUFFIX}"):
-            _delete(old)
+        if path is not None:
+            make_spill_folder(path)
+            for old in path.glob(f"*{_SUFFIX}"):
+                _delete(old)
 
     @property
     def size_bytes(self) -> int:
@@ -112,6 +114,7 @@ class SpillDirectory:
                 _delete(file.path)
 
     def _new_file(self, low: int) -> SegmentFile:
+        assert self._path is not None
         if not self._path.is_dir():  # a program that cleans up has removed it, or it was not made
             make_private_folder(self._path)
         self._serial += 1

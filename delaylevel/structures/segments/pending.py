@@ -82,7 +82,7 @@ class PendingSegments:
 
     def __init__(
         self,
-        directory: str | Path,
+        directory: str | Path | None,
         *,
         budget_bytes: int = 256 << 20,
         bucket_ms: int = 65_536,
@@ -94,7 +94,8 @@ class PendingSegments:
         """Open a directory, and delete the spill files in it.
 
         Args:
-            directory: directory that nothing else uses; created if missing.
+            directory: directory that nothing else uses; created if missing. None to keep everything
+                in memory, whatever the budget.
             budget_bytes: memory limit for payloads and their keys, at least 1 MiB.
             bucket_ms: range of due times of one file, ms.
             precision_ms: precision of the tracker, ms, a power of two.
@@ -110,8 +111,8 @@ class PendingSegments:
             raise InvalidInputError("budget_bytes must be at least 1 MiB, bucket_ms at least 1")
         if precision_ms < 1 or precision_ms & (precision_ms - 1):
             raise InvalidInputError(f"precision_ms must be a power of two, not {precision_ms}")
-        self.directory = Path(directory)
-        self.budget_bytes = budget_bytes
+        self.directory = None if directory is None else Path(directory)
+        self.budget_bytes = budget_bytes if directory is not None else _LIMIT
         self._mask = -precision_ms
         self._clock = clock
         self._spilled = SpillDirectory(

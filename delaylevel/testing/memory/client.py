@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import _pulsar
@@ -177,9 +178,13 @@ def _bind(
     function: Any, topic: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return all arguments of a call by name, including defaults."""
-    bound = inspect.signature(function).bind(None, topic, *args, **kwargs)
+    bound = _signature(function).bind(None, topic, *args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
+
+
+# Cached: reading a signature takes longer than all the rest of a call.
+_signature = lru_cache(inspect.signature)
 
 
 def _listener_callback(

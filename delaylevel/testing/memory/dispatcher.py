@@ -1,120 +1,122 @@
-"""Simple dispatcher of the final window, without journal, threads and files."""
+"""The dispatcher of the final window, step by step in the caller's thread and by a manual clock.
+
+The steps, the delay queue, the journal and the publishing are those of the real dispatcher; only
+its threads and its waiting are replaced. A dispatcher of the in-memory Pulsar therefore takes over
+from an earlier one as a real one does: from the journal.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-from collections import deque
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.reader import read_range
-from delaylevel.errors import EnvelopeError
-from delaylevel.model.clock import Clock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
-from delaylevel.model.message import ParkedMessage
-from delaylevel.model.position import Position
+from delaylevel.dispatcher.events import EventQueue
+from delaylevel.dispatcher.fetcher import Fetcher
+from delaylevel.dispatcher.owner import PartitionOwner
+from delaylevel.dispatcher.service import served
+from delaylevel.dispatcher.settings import DispatchSettings
+from delaylevel.dispatcher.sources import window_sources
+from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
 from delaylevel.model.report import ForwardReport
-from delaylevel.model.source_partition import SourcePartition
-from delaylevel.mover import hop
-from delaylevel.mover.forwarder import Forwarder
+from delaylevel.model.topic_name import TopicName
+from delaylevel.testing.clock import ManualClock
+from delaylevel.topics.description_cache import DescriptionCache
 
+from .broker import Broker
 
-@dataclass
-class ReleasedMessages:
-    """Released messages, which a real dispatcher keeps in its journal.
-
-    Attributes:
-        positions: partition and position of released messages.
-        ids: target, ``delaylevel.id`` and attempt of released messages.
-    """
-
-    positions: set[tuple[str, Position]] = field(default_factory=set)
-    ids: set[tuple[str, str, int]] = field(default_factory=set)
-
-
-class _WindowPartition:
-    """Messages of one window partition that are read, but not released."""
-
-    def __init__(self, source: SourcePartition, start: Position) -> None:
-        self.source = source
-        self.next = start
-        # Heap of (due time, order of arrival, message).
-        self.waiting: list[tuple[int, int, ParkedMessage]] = []
-        self.unreleased: deque[Position] = deque()
-        self.arrived = 0
+#: Settings of every dispatcher. No files are written, so the directory is not used.
+SETTINGS = DispatchSettings(directory=Path())
 
 
 class MemoryDispatcher:
-    """Dispatcher of the window topic of one level topic, run step by step.
+    """Dispatcher of the window topic of one level topic.
 
     Args:
         client: an in-memory client, which stays open.
         admin: admin interface of the same Pulsar.
         description: description of a level topic with a tracker.
-        released: messages released so far, by this and earlier dispatchers.
 
     Raises:
-        AlreadyRunningError: another dispatcher has the window topic.
+        AlreadyRunningError: another dispatcher has a window partition.
     """
 
     def __init__(
-        self,
-        client: Any,
-        admin: TopicAdmin,
-        description: LevelTopicDescription,
-        clock: Clock,
-        released: ReleasedMessages,
+        self, client: Any, admin: TopicAdmin, broker: Broker, description: LevelTopicDescription
     ) -> None:
-        self._client = client
-        self._admin = admin
-        self._description = description
-        self._clock = clock
-        self._released = released
-        window, finest = description.window_topic, len(description.levels) - 1
-        sources = [
-            SourcePartition(
-                description.topic, window.partition(index).full, Role.WINDOW, finest, index, 0
-            )
-            for index in range(description.window_partitions)
-        ]
-        self._lock = PartitionLock(client, admin, sources, "dispatch")
-        starts = self._lock.start_positions(sources)
-        self._partitions = [_WindowPartition(source, starts[source.topic]) for source in sources]
-        # With this description, the forwarder publishes due messages to the business topic.
-        plain = replace(description, final_window=FinalWindow.BROKER)
-        self._forwarder = Forwarder(client, admin, plain, clock)
+        self._broker = broker
+        self._report = ForwardReport()
+        time = _StepTime(broker.clock)
+        read = partial(served, admin, description.topic)
+        descriptions = DescriptionCache(
+            read, description, now_s=time.now_s, wait=lambda seconds: None
+        )
+        self._partitions: list[_WindowPartition] = []
+        try:
+            for index in range(description.window_partitions):
+                sources = window_sources(description, index)
+                owner = PartitionOwner(
+                    client,
+                    admin,
+                    descriptions,
+                    index,
+                    PartitionLock(client, admin, sources, "dispatch"),
+                    None,
+                    SETTINGS,
+                    broker.clock,
+                    stats=_ReportedStats(lambda: self._report),
+                    events=_StepEvents(),
+                    start=_at_once,
+                    now_s=time.now_s,
+                )
+                self._partitions.append(_WindowPartition(broker, owner, time))
+        except BaseException:
+            self.kill()
+            raise
 
     def run_once(self) -> ForwardReport:
-        """Publish all messages that are due now, and acknowledge up to the first pending one.
+        """Do all that the dispatcher does at this time, and return the outcomes of messages.
 
-        Returns:
-            The outcomes of the messages.
+        Raises:
+            BrokerError: a partition was lost, or its journal does not confirm. Its connections are
+                closed.
         """
-        total = ForwardReport()
-        now_ms = self._clock.now_ms()
-        # Publishing may call a listener, which may send another message that is due at once.
-        while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+        worked = True
+        while worked:
+            worked = False
             for partition in self._partitions:
-                self._release(partition, now_ms)
-            total.add(self._forwarder.flush())
-            self._forwarder.close_targets()
-            for partition in self._partitions:
-                self._acknowledge(partition)
-        return total
+                # Listeners run after the step, as if they were in a process of their own. They may
+                # send further messages.
+                with self._broker.without_tasks():
+                    worked |= partition.run_once()
+        report, self._report = self._report, ForwardReport()
+        return report
 
-    def next_due_ms(self) -> int | None:
-        """Return the earliest due time in the window, ms since the epoch; None if it is empty."""
-        for partition in self._partitions:
-            self._read(partition)
-        return min((item.waiting[0][0] for item in self._partitions if item.waiting), default=None)
+    def next_event_ms(self) -> int | None:
+        """Return the time of the next work, ms since the epoch; None for never."""
+        times = (partition.next_event_ms() for partition in self._partitions)
+        return min((time for time in times if time is not None), default=None)
 
     def close(self) -> None:
-        """Close producers and consumers; another dispatcher may take over."""
-        self._forwarder.close()
-        self._lock.close()
+        """Finish what is in flight, and give up all partitions to another dispatcher."""
+        with self._broker.without_tasks(), ExitStack() as stack:
+            for partition in self._partitions:
+                stack.callback(partition.close)
+
+    def kill(self) -> None:
+        """End without any further record or acknowledgement, as if the process was killed."""
+        for partition in self._partitions:
+            partition.kill()
 
     def __enter__(self) -> MemoryDispatcher:
         return self
@@ -122,45 +124,140 @@ class MemoryDispatcher:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _read(self, partition: _WindowPartition) -> None:
-        source = partition.source
-        last = self._admin.last_message_id(source.name)
-        if last is None or last.entry < 0 or last.next_entry <= partition.next:
-            return
-        for message in read_range(self._client, source.topic, partition.next, last.next_entry):
-            partition.unreleased.append(message.position)
-            if (source.topic, message.position) in self._released.positions:
-                continue
-            due_ms = 0  # an invalid message: the forwarder sends it to the dead-letter topic
-            with contextlib.suppress(EnvelopeError):
-                due_ms = hop.open_envelope(self._description, source.topic, message).due_ms
-            partition.arrived += 1
-            heapq.heappush(partition.waiting, (due_ms, partition.arrived, message))
-        partition.next = last.next_entry
 
-    def _release(self, partition: _WindowPartition, now_ms: int) -> None:
-        source, waiting, released = partition.source, partition.waiting, self._released
-        while waiting and waiting[0][0] <= now_ms:
-            message = heapq.heappop(waiting)[2]
-            released.positions.add((source.topic, message.position))
-            try:
-                envelope = hop.open_envelope(self._description, source.topic, message)
-            except EnvelopeError:
-                self._forwarder.forward(source, message, now_ms)
-                continue
-            assert envelope.id is not None
-            identity = (envelope.target, envelope.id, envelope.attempt)
-            if identity not in released.ids:
-                released.ids.add(identity)
-                self._forwarder.forward(source, message, now_ms)
+class _WindowPartition:
+    """The owner of one window partition, which takes over when there is the first message."""
 
-    def _acknowledge(self, partition: _WindowPartition) -> None:
-        """Acknowledge up to the first pending message, which may be within a batch."""
-        source, unreleased = partition.source, partition.unreleased
-        front: Position | None = None
-        while unreleased and (source.topic, unreleased[0]) in self._released.positions:
-            front = unreleased.popleft()
-        if front is None:
-            return
-        inside = bool(unreleased) and unreleased[0].entry_start == front.entry_start
-        self._lock.acknowledge(source, front.entry_start if inside else front.next_entry)
+    def __init__(self, broker: Broker, owner: PartitionOwner, time: _StepTime) -> None:
+        self._broker = broker
+        self._owner = owner
+        self._time = time
+        self._name = TopicName.parse(owner.topic)
+        self._fetcher: Fetcher | None = None
+        self._opened = ExitStack()
+        self._read = 0  # number of entries of the window partition that were read
+        self._look_s: float | None = None  # time of the next look at targets that do not answer
+        self._ended = False
+
+    def run_once(self) -> bool:
+        """Take all steps that are possible now; return False if there are none."""
+        if self._ended or not self._has_work():
+            return False
+        try:
+            with translate_errors():
+                if self._fetcher is None:
+                    self._fetcher = self._owner.take_over(self._opened)
+                    self._fetcher.open()
+                    self._opened.callback(self._fetcher.close)
+                self._take_steps(self._fetcher)
+        except BaseException:
+            self.kill()
+            raise
+        return True
+
+    def next_event_ms(self) -> int | None:
+        """Return the time of the next work, ms since the epoch; None for never."""
+        if self._fetcher is None or self._ended:
+            return None
+        due_ms = self._owner.agenda.next_due_ms
+        look_ms = None if self._look_s is None else self._time.wall_ms(self._look_s)
+        return min((time for time in (due_ms, look_ms) if time is not None), default=None)
+
+    def close(self) -> None:
+        """Finish what is in flight, and give up the partition."""
+        owner = self._owner
+        try:
+            if self._fetcher is not None and not self._ended:
+                owner.withdraw()
+                while owner.in_flight and owner.events:
+                    owner.take_in()
+                owner.finish()
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Close all connections."""
+        if not self._ended:
+            self._ended = True
+            with self._opened:
+                self._opened.callback(self._owner.close)
+
+    def _has_work(self) -> bool:
+        partition = self._broker.partitions.get(self._name)
+        if partition is None:  # deleted
+            return False
+        if self._fetcher is None:
+            subscription = partition.subscriptions.get(SUBSCRIPTION)
+            return subscription is not None and subscription.backlog > 0
+        event_ms = self.next_event_ms()
+        is_due = event_ms is not None and event_ms <= self._broker.clock.now_ms()
+        return is_due or len(partition.log) != self._read
+
+    def _take_steps(self, fetcher: Fetcher) -> None:
+        owner = self._owner
+        owner.tidy_up()  # a checkpoint that the real dispatcher has made in the meantime
+        rounds_left = 2  # what the last one has sent may need another one
+        while rounds_left:
+            self._read = len(self._broker.partition(self._name).log)
+            found = fetcher.has_room and fetcher.gather()
+            owner.take_in()
+            owner.release()
+            owner.tidy_up()
+            if found or owner.events:
+                rounds_left = 2
+            else:
+                rounds_left = rounds_left - 1 if owner.agenda.is_publishing else 0
+        # Everything is acknowledged when a listener or the test looks at it.
+        owner.checkpoint()
+        self._look_s = owner.agenda.next_look_s if owner.agenda.is_publishing else None
+
+
+class _StepEvents(EventQueue):
+    """Events of an owner that never waits: answers are events, too."""
+
+    def answered(self) -> None:
+        self.wake()
+
+
+class _StepTime:
+    """Monotonic time by a manual clock.
+
+    No two calls return the same time, as with a real clock: the order of events is known from it.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._last_s = -1.0
+
+    def now_s(self) -> float:
+        """Return the time in s."""
+        now_s = self._clock.monotonic_s()
+        self._last_s = now_s if now_s > self._last_s else math.nextafter(self._last_s, math.inf)
+        return self._last_s
+
+    def wall_ms(self, at_s: float) -> int:
+        """Return the wall-clock time at a monotonic time, ms since the epoch, rounded up."""
+        left_s = at_s - self._clock.monotonic_s()
+        return self._clock.now_ms() + max(math.ceil(left_s * 1000), 0)
+
+
+class _ReportedStats(SharedOwnerStats):
+    """Statistics that are also added to a report, which a function returns."""
+
+    def __init__(self, report: Callable[[], ForwardReport]) -> None:
+        super().__init__()
+        self._report = report
+
+    def released(self, late: npt.NDArray[np.int64]) -> None:
+        super().released(late)
+        report = self._report()
+        report.due += late.size
+        report.latest_ms = max(report.latest_ms, int(late.max(initial=0)))
+
+    def set_aside(self, counter: str, key: str) -> None:
+        super().set_aside(counter, key)
+        getattr(self._report(), counter)[key] += 1
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()

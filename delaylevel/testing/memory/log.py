@@ -87,13 +87,18 @@ class Log:
     Args:
         new_ledger: function that returns the ID of a new ledger; IDs ascend in the whole cluster.
         entries_per_ledger: maximum number of entries of a ledger.
+
+    Attributes:
+        ledgers: ID and number of entries of each ledger.
+        messages, size_bytes: number of messages, and bytes of their payloads.
     """
 
     def __init__(self, new_ledger: Callable[[], int], entries_per_ledger: int) -> None:
         self._new_ledger = new_ledger
         self._entries_per_ledger = entries_per_ledger
-        self.ledgers: list[list[int]] = [[new_ledger(), 0]]  # [ID, number of entries]
+        self.ledgers: list[list[int]] = [[new_ledger(), 0]]
         self.entries: list[Entry] = []
+        self.messages = self.size_bytes = 0
         self._keys: list[tuple[int, int]] = []
 
     def append(
@@ -112,6 +117,8 @@ class Log:
         entry = Entry(ledger[0], ledger[1], messages, batched, publish_ms, stored_ms, deliver_at_ms)
         ledger[1] += 1
         self.entries.append(entry)
+        self.messages += len(messages)
+        self.size_bytes += sum(len(message.value or b"") for message in messages)
         self._keys.append((entry.ledger, entry.entry))
         return entry
 

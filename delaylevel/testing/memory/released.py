@@ -1,0 +1,41 @@
+"""The messages of a window topic that its dispatchers have released, as their journals say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaylevel.dispatcher.journal.records import pack
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import identity
+from delaylevel.model.envelope import Envelope
+from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.position import Position
+
+from .broker import Broker
+
+
+class ReleasedMessages:
+    """The released messages of one window partition."""
+
+    def __init__(self, broker: Broker, description: LevelTopicDescription, partition: int) -> None:
+        journal = broker.partitions.get(description.journal_topic.partition(partition))
+        records: list[bytes] = []
+        if journal is not None and SUBSCRIPTION in journal.subscriptions:
+            for number in journal.subscriptions[SUBSCRIPTION].unacknowledged():
+                records += [each.value or b"" for each in journal.log.entries[number].messages]
+        self._state = JournalState.read(records)
+
+    def contains(self, position: Position, envelope: Envelope) -> bool:
+        """Return True if a message was released, or if it is a copy of one that was.
+
+        Args:
+            position: position of the message in the window partition.
+        """
+        entry_id = position.entry << 10 | max(position.batch, 0)
+        packed = pack(np.array([position.ledger]), np.array([entry_id]))
+        if self._state.is_released(packed)[0]:
+            return True
+        if envelope.id is None:  # its position is its ID, so it has no copies
+            return False
+        id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
+        return self._state.memory.is_duplicate(number, id_key)

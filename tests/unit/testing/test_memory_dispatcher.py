@@ -1,0 +1,280 @@
+"""Tests of the in-memory dispatcher: it takes over, ends and is killed as the real one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pulsar import ConsumerType
+
+from delaylevel.cluster import background
+from delaylevel.cluster.partition_lock import PartitionLock
+from delaylevel.dispatcher.journal.records import (
+    Commit,
+    Intent,
+    LowWatermark,
+    Record,
+    Resolved,
+    SnapshotChunk,
+    decode,
+)
+from delaylevel.dispatcher.journal.topic import Journal, LostOwnershipError
+from delaylevel.dispatcher.publishing import BatchPublisher
+from delaylevel.dispatcher.sources import window_sources
+from delaylevel.errors import AlreadyRunningError, BrokerError
+from delaylevel.model import envelope as env
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.structures.segments import directory
+from delaylevel.testing import ManualClock, MemoryPulsar
+from delaylevel.testing.memory.dispatcher import MemoryDispatcher
+
+NOON_MS = int(datetime(2026, 3, 1, 12, tzinfo=timezone.utc).timestamp() * 1000)
+HOUR = timedelta(hours=1)
+
+
+class Bench:
+    """A level topic with a tracker, whose dispatchers the test runs.
+
+    Attributes:
+        description: its description.
+    """
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(NOON_MS)
+        self.memory = MemoryPulsar(self.clock)
+        self.client = self.memory.client()
+        self.producer = self.client.create_producer(
+            "orders", enable_delay_level_topic=True, final_window="tracker"
+        )
+        self.description: LevelTopicDescription = self.producer.description
+
+    def send(self, body: bytes, after: timedelta, **options: Any) -> None:
+        """Send a message to the window partition of the key "k"."""
+        self.producer.send(body, deliver_after=after, partition_key="k", **options)
+
+    def dispatcher(self) -> MemoryDispatcher:
+        """Return a dispatcher, which the test has to close or kill."""
+        broker = self.memory._broker
+        return MemoryDispatcher(self.client, self.memory.admin, broker, self.description)
+
+    def delivered(self) -> list[bytes | None]:
+        return [message.data for message in self.memory.delivered("orders")]
+
+    def pending(self) -> list[bytes | None]:
+        return [message.data for message in self.memory.pending("orders")]
+
+    def records(self) -> list[Record]:
+        """Return the records of the journal of the key's partition."""
+        index = self.description.window_partition("k", "")
+        journal = self.description.journal_topic.partition(index)
+        entries = self.memory._broker.partitions[journal].log.entries
+        return [decode(message.value or b"") for each in entries for message in each.messages]
+
+    def kinds(self) -> list[type]:
+        """Return the kinds of the records, without low watermarks and snapshots."""
+        every = [type(record) for record in self.records()]
+        return [kind for kind in every if kind not in (LowWatermark, SnapshotChunk)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_message_has_an_intent_before_it_is_due_and_a_commit_afterwards(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher:
+        dispatcher.run_once()
+        assert (bench.kinds(), bench.pending()) == ([], [b"x"])
+        bench.clock.advance(HOUR - timedelta(milliseconds=300))
+        while not bench.kinds():
+            next_ms = dispatcher.next_event_ms()
+            assert next_ms is not None
+            bench.clock.move_to(next_ms)
+            assert dispatcher.run_once().total == 0
+        assert bench.clock.now_ms() < NOON_MS + 3_600_000
+        assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Intent], [b"x"], [])
+        assert dispatcher.next_event_ms() == NOON_MS + 3_600_000
+        bench.clock.move_to(NOON_MS + 3_600_000)
+        report = dispatcher.run_once()
+        assert (report.due, report.latest_ms, dispatcher.next_event_ms()) == (1, 0, None)
+        assert bench.kinds() == [Intent, Commit]
+        assert (bench.pending(), bench.delivered()) == ([], [b"x"])
+
+
+def test_the_next_dispatcher_does_not_repeat_what_is_not_acknowledged(bench: Bench) -> None:
+    bench.send(b"far", 10 * HOUR)
+    for number in (1, 2, 3):
+        bench.send(b"%d" % number, number * HOUR)
+    for number in (1, 2, 3):
+        assert bench.memory.advance(HOUR).due == 1
+        assert bench.pending() == [*[b"1", b"2", b"3"][number:], b"far"]
+    assert bench.delivered() == [b"1", b"2", b"3"]
+    assert bench.memory.advance(7 * HOUR).due == 1
+    assert (bench.delivered(), bench.pending()) == ([b"1", b"2", b"3", b"far"], [])
+
+
+def test_copies_are_not_pending_once_one_is_delivered(bench: Bench) -> None:
+    bench.send(b"far", 10 * HOUR)
+    bench.send(b"x", HOUR, message_id="mine")
+    bench.send(b"x", 2 * HOUR, message_id="mine")
+    bench.memory.advance(HOUR)
+    assert bench.pending() == [b"far"]
+    bench.memory.advance(HOUR)
+    assert bench.delivered() == [b"x"]
+
+
+def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    dispatcher = bench.dispatcher()
+    while not bench.kinds():
+        dispatcher.run_once()
+        bench.clock.move_to(dispatcher.next_event_ms() or 0)
+    with pytest.raises(AlreadyRunningError):
+        bench.memory.advance(HOUR)
+    dispatcher.kill()
+    assert bench.pending() == [b"x"]
+    assert bench.memory.advance(HOUR).due == 1
+    assert bench.delivered() == [b"x"]
+    assert bench.kinds() == [Intent, Resolved, Intent, Commit]
+
+
+def test_a_dispatcher_that_dies_before_the_commit_repeats_messages_with_the_same_id(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(b"x", HOUR)
+
+    def die(self: Any) -> None:
+        if bench.delivered():
+            raise BrokerError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchPublisher, "write_commits", die)
+        with pytest.raises(BrokerError, match="killed"):
+            bench.memory.advance(2 * HOUR)
+    assert (bench.kinds(), bench.pending(), bench.delivered()) == ([Intent], [b"x"], [b"x"])
+    assert bench.memory.advance(HOUR).due == 1
+    assert (bench.pending(), bench.delivered()) == ([], [b"x", b"x"])
+    first, second = bench.memory.delivered("orders")
+    assert first.properties[env.ID] == second.properties[env.ID]
+    assert bench.memory.advance(HOUR).due == 0
+
+
+def test_a_dispatcher_that_has_lost_the_journal_publishes_nothing(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    dispatcher = bench.dispatcher()
+    dispatcher.run_once()
+    index = bench.description.window_partition("k", "")
+    _, source = window_sources(bench.description, index)
+    unused: Any = None
+    Journal(bench.client, bench.memory.admin, source, unused).close()
+    bench.clock.advance(2 * HOUR)
+    with pytest.raises(LostOwnershipError):
+        dispatcher.run_once()
+    assert bench.delivered() == []
+    dispatcher.close()
+    assert bench.memory.advance(HOUR).due == 1
+
+
+def test_a_message_that_was_planned_is_pending_again_after_a_stop(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher:
+        while not bench.kinds():
+            dispatcher.run_once()
+            bench.clock.move_to(dispatcher.next_event_ms() or 0)
+    assert bench.kinds() == [Intent, Resolved]
+    assert bench.pending() == [b"x"]
+    assert bench.memory.advance(HOUR).due == 1
+    assert bench.delivered() == [b"x"]
+
+
+def test_a_listener_sees_the_messages_that_were_delivered_before_it_was_called(
+    bench: Bench,
+) -> None:
+    seen: list[tuple[bytes, list[bytes | None]]] = []
+
+    def look(consumer: Any, message: Any) -> None:
+        seen.append((message.data(), bench.pending()))
+        consumer.acknowledge(message)
+        if message.data() == b"1":
+            bench.send(b"3", timedelta(minutes=30))
+
+    bench.client.subscribe("orders", "app", ConsumerType.Shared, message_listener=look)
+    for number in (1, 2):
+        bench.send(b"%d" % number, number * HOUR)
+    assert bench.memory.advance(3 * HOUR).due == 3
+    assert seen == [(b"1", [b"2"]), (b"3", [b"2"]), (b"2", [])]
+
+
+def test_many_messages_of_one_time_are_delivered_then(bench: Bench) -> None:
+    for number in range(3_000):
+        bench.producer.send_async(b"%d" % number, None, deliver_after=HOUR)
+    bench.producer.flush()
+    report = bench.memory.advance(HOUR)
+    assert (report.due, report.latest_ms) == (3_000, 0)
+    assert set(bench.delivered()) == {b"%d" % number for number in range(3_000)}
+    assert bench.pending() == []
+
+
+def test_a_clock_that_is_set_back_delays_nothing_else(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    with bench.dispatcher() as dispatcher:
+        dispatcher.run_once()
+        bench.clock.step(-HOUR)
+        bench.clock.advance(HOUR)
+        assert dispatcher.run_once().due == 0
+        bench.clock.advance(HOUR)
+        assert dispatcher.run_once().due == 1
+
+
+def test_there_are_no_threads_and_no_files(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("not in memory")
+
+    for number in range(50):
+        bench.send(b"%d" % number * 100_000, HOUR + timedelta(seconds=number % 3))
+    bench.producer.close()
+    for where, name in (
+        (threading.Thread, "start"),
+        (background, "in_thread"),
+        (directory, "make_spill_folder"),
+        (directory.SpillDirectory, "write"),
+        (Path, "mkdir"),
+    ):
+        monkeypatch.setattr(where, name, refuse)
+    with bench.dispatcher() as dispatcher:
+        due = 0
+        while due < 50:
+            due += dispatcher.run_once().due
+            bench.clock.move_to(dispatcher.next_event_ms() or 0)
+    assert len(bench.delivered()) == 50
+
+
+@pytest.mark.parametrize("end", [MemoryDispatcher.close, MemoryDispatcher.kill])
+def test_a_dispatcher_leaves_no_connection(
+    bench: Bench, end: Callable[[MemoryDispatcher], None]
+) -> None:
+    bench.send(b"x", HOUR)
+    bench.producer.close()
+    dispatcher = bench.dispatcher()
+    while not bench.kinds():
+        dispatcher.run_once()
+        bench.clock.move_to(dispatcher.next_event_ms() or 0)
+    partitions = bench.memory._broker.partitions
+    assert [name for name, each in partitions.items() if each.consumers or each.producers]
+    end(dispatcher)
+    assert not [name for name, each in partitions.items() if each.consumers or each.producers]
+
+
+def test_a_dispatcher_that_finds_a_partition_taken_locks_none(bench: Bench) -> None:
+    sources = window_sources(bench.description, bench.description.window_partitions - 1)
+    lock = PartitionLock(bench.client, bench.memory.admin, sources, "test")
+    assert bench.description.final_window is FinalWindow.TRACKER
+    with pytest.raises(AlreadyRunningError):
+        bench.dispatcher()
+    lock.close()
+    bench.dispatcher().close()
