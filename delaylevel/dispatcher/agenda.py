@@ -64,6 +64,11 @@ class OwnerAgenda:
         return sent > 0 or bool(queue.waiting.targets) or not publisher.ready
 
     @property
+    def owes_commits(self) -> bool:
+        """True if outcomes are known that are not in the journal."""
+        return self._publisher.next_commit_s is not None
+
+    @property
     def look_every_s(self) -> float:
         """Time between two looks at what is in flight, in s."""
         return _LOOK_EVERY_S if self._publisher.owes_answers else _CHECK_EVERY_S

@@ -368,6 +368,11 @@ class PartitionOwner:
         """Number of batches that are not completely confirmed."""
         return len(self._publisher)
 
+    def sent_positions(self) -> set[int]:
+        """Return the packed positions of messages that were sent, in batches without a commit."""
+        flights = self._publisher.flights
+        return {each for flight in flights for each in flight.batch.positions[: flight.sent]}
+
     def finish(self) -> None:
         """Write everything that the next owner needs.
 

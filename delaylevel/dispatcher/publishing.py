@@ -87,6 +87,7 @@ class BatchPublisher:
             stats=stats,
             now_s=now_s,
         )
+        self.flights = self._outcomes.flights  # those that are not completely confirmed
         self._limits = InFlightLimits(pool, set_aside, self._outcomes)
         self._divider = BatchDivider(delay_queue, partitions)
         # Targets with due messages that were put back until the target's intents are withdrawn.

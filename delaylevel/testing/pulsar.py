@@ -75,6 +75,7 @@ class MemoryPulsar:
         self._broker = Broker(self.clock, entries_per_ledger)
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
+        self._running: list[_Movers] = []  # during `advance`
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
@@ -124,6 +125,8 @@ class MemoryPulsar:
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
             movers = _Movers(self, self._broker, stack)
+            self._running.append(movers)
+            stack.callback(self._running.remove, movers)
             while True:
                 movers.run_once()
                 now_ms = self.clock.now_ms()
@@ -173,6 +176,10 @@ class MemoryPulsar:
         found = (LevelTopicDescription.from_properties(n.full, m.properties) for n, m in known)
         return [description for description in found if description is not None]
 
+    def _released(self, description: LevelTopicDescription, index: int) -> ReleasedMessages:
+        sent = [movers.sent_positions(description, index) for movers in self._running]
+        return ReleasedMessages(self._broker, description, index, set().union(*sent))
+
     def _stored(self, topic: str, *, due: bool) -> Iterator[TopicMessage]:
         now_ms = self.clock.now_ms()
         for partition in self._broker.existing_partitions(TopicName.parse(topic)):
@@ -191,7 +198,7 @@ class MemoryPulsar:
                         if partition is not None:
                             released = None
                             if member.role is Role.WINDOW:
-                                released = ReleasedMessages(self._broker, description, index)
+                                released = self._released(description, index)
                             yield from _pending(partition, target.full, released)
 
 
@@ -224,6 +231,11 @@ class _Movers:
             self.report.add(mover.run_once())
         for dispatcher in self._dispatchers.values():
             self.report.add(dispatcher.run_once())
+
+    def sent_positions(self, description: LevelTopicDescription, index: int) -> set[int]:
+        """Return the positions in a window partition that were sent, but have no commit yet."""
+        dispatcher = self._dispatchers.get(description)
+        return set() if dispatcher is None else dispatcher.sent_positions(index)
 
     def next_event_ms(self) -> int | None:
         """Return the next time, ms, at which a mover or dispatcher has work; None for never."""

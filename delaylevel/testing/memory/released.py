@@ -1,6 +1,8 @@
-"""The messages of a window topic that its dispatchers have released, as their journals say."""
+"""The messages of a window topic that its dispatchers have released."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import numpy as np
 
@@ -15,9 +17,21 @@ from .broker import Broker
 
 
 class ReleasedMessages:
-    """The released messages of one window partition."""
+    """The released messages of one window partition, as its journal says.
 
-    def __init__(self, broker: Broker, description: LevelTopicDescription, partition: int) -> None:
+    Args:
+        partition: index of the window partition.
+        sent: packed positions of further messages.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        description: LevelTopicDescription,
+        partition: int,
+        sent: Collection[int] = (),
+    ) -> None:
+        self._sent = sent
         journal = broker.partitions.get(description.journal_topic.partition(partition))
         records: list[bytes] = []
         if journal is not None and SUBSCRIPTION in journal.subscriptions:
@@ -32,8 +46,8 @@ class ReleasedMessages:
             position: position of the message in the window partition.
         """
         entry_id = position.entry << 10 | max(position.batch, 0)
-        packed = pack(np.array([position.ledger]), np.array([entry_id]))
-        if self._state.is_released(packed)[0]:
+        packed = pack(position.ledger, entry_id)
+        if packed in self._sent or self._state.is_released(np.array([packed]))[0]:
             return True
         if envelope.id is None:  # its position is its ID, so it has no copies
             return False

@@ -210,6 +210,24 @@ def test_a_listener_sees_the_messages_that_were_delivered_before_it_was_called(
     assert seen == [(b"1", [b"2"]), (b"3", [b"2"]), (b"2", [])]
 
 
+def test_a_message_that_was_sent_is_not_pending_while_others_of_its_intent_are(
+    bench: Bench,
+) -> None:
+    seen: list[tuple[bytes, list[bytes | None]]] = []
+
+    def look(consumer: Any, message: Any) -> None:
+        seen.append((message.data(), bench.pending()))
+        consumer.acknowledge(message)
+
+    bench.client.subscribe("orders", "app", ConsumerType.Shared, message_listener=look)
+    for number in range(5):  # the first one opens the target
+        bench.send(b"%d" % number, HOUR + timedelta(milliseconds=40 * number))
+    bench.memory.advance(2 * HOUR)
+    bodies: list[bytes | None] = [b"0", b"1", b"2", b"3", b"4"]
+    assert seen == [(body, bodies[number + 1 :]) for number, body in enumerate(bodies)]
+    assert bench.kinds().count(Intent) < 5
+
+
 def test_many_messages_of_one_time_are_delivered_then(bench: Bench) -> None:
     for number in range(3_000):
         bench.producer.send_async(b"%d" % number, None, deliver_after=HOUR)
