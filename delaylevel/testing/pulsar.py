@@ -285,7 +285,7 @@ def _pending(
                 envelope = Envelope.read(message.properties)
             except EnvelopeError:
                 continue
-            if envelope.target != target:
+            if envelope.target != target or envelope.kind is not None:
                 continue
             if released is None or not released.contains(entry.message_position(index), envelope):
                 yield _topic_message(partition, message, envelope.due_ms)

@@ -128,6 +128,18 @@ def test_copies_are_not_pending_once_one_is_delivered(bench: Bench) -> None:
     assert bench.delivered() == [b"x"]
 
 
+def test_a_control_record_is_not_a_pending_message(bench: Bench) -> None:
+    bench.send(b"x", HOUR)
+    index = bench.description.window_partition("k", "")
+    for topic in (bench.description.window_topic, bench.description.level_topic(0)):
+        raw = bench.client.create_producer(topic.partition(index).full)
+        due = str(NOON_MS + 3_600_000)
+        target = bench.description.targets[0]
+        properties = {env.DUE: due, env.TARGET: target, env.ID: "x", env.KIND: "cancel"}
+        raw.send(b"", properties=properties)
+    assert bench.pending() == [b"x"]
+
+
 def test_an_intent_of_a_killed_dispatcher_is_resolved_by_the_next_one(bench: Bench) -> None:
     bench.send(b"x", HOUR)
     dispatcher = bench.dispatcher()
