@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -12,7 +13,13 @@ import pulsar
 
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import SUBSCRIPTION
-from delaylevel.model.message import ParkedMessage, RawMessage, batch_size, parked_message
+from delaylevel.model.message import (
+    ParkedMessage,
+    RawMessage,
+    batch_size,
+    parked_message,
+    positions_of,
+)
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
@@ -89,36 +96,35 @@ def messages_in_range(
     reader = _open_reader(client, partition_topic, start, queue)
     read_next = _core_read_next(reader)
     until = (end.ledger, end.entry, end.batch)
-    nearly = (end.ledger, end.entry - 1)  # a message before this entry is not the last one
     try:
-        waited_ms = 0
         while True:
-            try:
-                message = read_next(_FIRST_POLL_MS if not waited_ms else poll_timeout_ms)
-            except pulsar.Timeout:
-                # The rest of the range may no longer exist. Asking the broker costs a round trip,
-                # so ask only when it delivers nothing.
-                if not reader.has_message_available():
-                    return
-                if waited_ms:
-                    raise BrokerError(
-                        f"{partition_topic} has messages before {end} but delivered none within "
-                        f"{poll_timeout_ms} ms: is the broker overloaded? Nothing was acknowledged"
-                    ) from None
-                waited_ms = _FIRST_POLL_MS
-                continue
-            waited_ms = 0
+            message = _await_message(reader, read_next, partition_topic, end, poll_timeout_ms)
+            if message is None:
+                return
             message_id = message.message_id()
-            ledger, entry = message_id.ledger_id(), message_id.entry_id()
-            batch = message_id.batch_index()
-            if (ledger, entry) < nearly:
-                yield message, ledger, entry, batch
-                continue
-            at = (ledger, entry, batch)
+            at = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
             if at >= until:
                 return
-            yield message, ledger, entry, batch
-            if _is_last(message_id, at, until):
+            following = _following(message_id, at, until)
+            if not following:
+                yield message, *at
+                if _is_last(message_id, at, until):
+                    return
+                continue
+            # The rest of the entry, all of which the client has. Reading the IDs of the first and
+            # the last message is enough then.
+            entry = [message]
+            with contextlib.suppress(pulsar.Timeout):
+                for _ in range(following):
+                    entry.append(read_next(_FIRST_POLL_MS))
+            ledgers, entries, batches = positions_of(entry)
+            last = ledgers[-1], entries[-1], batches[-1]
+            found = zip(entry, ledgers, entries, batches, strict=True)
+            if last >= until:  # some messages of the entry are missing
+                yield from (item for item in found if item[1:] < until)
+                return
+            yield from found
+            if _is_last(entry[-1].message_id(), last, until):
                 return
     finally:
         reader.close()
@@ -191,10 +197,47 @@ def _open_reader(client: Any, topic: str, start: Position, queue: int) -> Any:
     )
 
 
+def _await_message(
+    reader: Any,
+    read_next: Callable[[int], Any],
+    topic: str,
+    end: Position,
+    poll_timeout_ms: int,
+) -> Any | None:
+    """Return the next message; None if the broker has none.
+
+    Raises:
+        BrokerError: the broker has more messages and does not deliver them.
+    """
+    for timeout_ms in (_FIRST_POLL_MS, poll_timeout_ms):
+        try:
+            return read_next(timeout_ms)
+        except pulsar.Timeout:
+            # The rest of the range may no longer exist. Asking the broker costs a round trip, so
+            # ask only when it delivers nothing.
+            if not reader.has_message_available():
+                return None
+    raise BrokerError(
+        f"{topic} has messages before {end} but delivered none within {poll_timeout_ms} ms: is the "
+        "broker overloaded? Nothing was acknowledged"
+    )
+
+
 def _core_read_next(reader: Any) -> Callable[[int], Any]:
     # Past the client's wrappers, where there are some: it is called for every message.
     read_next: Callable[[int], Any] = getattr(reader, "_reader", reader).read_next
     return read_next
+
+
+def _following(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> int:
+    """Return the number of messages of the range that follow in the same entry."""
+    ledger, entry, batch = at
+    if batch < 0:
+        return 0
+    size = batch_size(message_id)
+    if (ledger, entry) == end[:2]:  # the range ends inside this batch
+        size = min(size, end[2])
+    return max(0, size - batch - 1)
 
 
 def _is_last(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> bool:

@@ -116,6 +116,28 @@ def test_a_range_has_exactly_its_messages(
         assert client.reads == len(expected)
 
 
+@settings(max_examples=300)
+@given(layouts, st.data())
+def test_messages_that_are_missing_in_a_batch_are_passed_over(
+    layout: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    client = PartitionClient(layout)
+    every = client.all()
+    missing = data.draw(st.sets(st.integers(0, len(every) - 1)))
+    kept = [message for number, message in enumerate(every) if number not in missing]
+    end = data.draw(st.sampled_from([message.id.position for message in every]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "all", lambda: kept)
+        expected = [item.id.position for item in kept if item.id.position < end]
+        assert read(client, EARLIEST, end) == expected
+
+
+def test_a_pause_within_a_batch_is_no_end() -> None:
+    client = PartitionClient([(10, 0, 3)], deliveries=[True, False, True, False, True])
+    positions = [Position(10, 0, batch) for batch in range(3)]
+    assert read(client, EARLIEST, Position(10, 1)) == positions
+
+
 def test_an_empty_range_opens_no_reader() -> None:
     client = PartitionClient([(10, 0, 0)])
     assert read(client, Position(10, 1), Position(10, 1)) == []
