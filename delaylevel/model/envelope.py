@@ -138,28 +138,25 @@ class Envelope(NamedTuple):
         if kind is not None and kind not in KINDS:
             raise _unknown_kind(kind)
         due = _due_ms(properties)
-        target = properties.get(TARGET)
-        if target is None:
-            raise EnvelopeError(f"{TARGET} is missing: not a parked message")
-        try:
-            full = _full_name(target)
-        except InvalidInputError as error:
-            raise EnvelopeError(f"{TARGET}: {error}") from error
+        get = properties.get
+        target, schema, attempt, compression = _recurring(
+            get(TARGET), get(SCHEMA), get(ATTEMPT), get(COMPRESSION)
+        )
         if kind is not None and ID not in properties:
             raise EnvelopeError(f"{ID} is missing: a record of kind {kind!r} names its message")
-        schema, own_id = properties.get(SCHEMA), properties.get(ID, fallback_id)
+        own_id = get(ID, fallback_id)
         if own_id == "":
             raise EnvelopeError(f"{ID} is empty: different messages would be taken for one")
         return cls(
             due,
-            full,
+            target,
             own_id,
-            SchemaRef.parse(schema) if schema is not None else None,
-            _integer(ATTEMPT, properties[ATTEMPT]) if ATTEMPT in properties else 0,
-            compression_of(properties),
+            schema,
+            attempt,
+            compression,
             kind,
             _time_ms(EXPIRES, properties[EXPIRES]) if EXPIRES in properties else 0,
-            properties.get(REPLACES) or None,
+            get(REPLACES) or None,
         )
 
     def held_again(self) -> Envelope:
@@ -250,10 +247,24 @@ def check_id(value: str) -> str:
     return value
 
 
-# Cached: every message names one of the few targets.
+# Cached: nearly every message has the same values as one before it.
 @functools.lru_cache(maxsize=4096)
-def _full_name(topic: str) -> str:
-    return TopicName.parse(topic).full
+def _recurring(
+    target: str | None, schema: str | None, attempt: str | None, compression: str | None
+) -> tuple[str, SchemaRef | None, int, str | None]:
+    """Return the full name of the target, schema, attempt and compression of these properties."""
+    if target is None:
+        raise EnvelopeError(f"{TARGET} is missing: not a parked message")
+    try:
+        full = TopicName.parse(target).full
+    except InvalidInputError as error:
+        raise EnvelopeError(f"{TARGET}: {error}") from error
+    return (
+        full,
+        SchemaRef.parse(schema) if schema is not None else None,
+        _integer(ATTEMPT, attempt) if attempt is not None else 0,
+        compression if compression in COMPRESSIONS else None,
+    )
 
 
 def _unknown_kind(kind: str) -> EnvelopeError:

@@ -212,10 +212,13 @@ class Forwarder:
         if self.sequencer is not None:
             number = self.sequencer.next(source, *message[:3], message.size)
         try:
-            envelope = self._open_envelope(source, message)
+            envelope = hop.open_envelope(self.description, source.topic, message)
         except EnvelopeError as error:
-            self._reject(source, message, error.reason, number)
-            return
+            found = self._open_again(source, message, error)
+            if isinstance(found, EnvelopeError):
+                self._reject(source, message, found.reason, number)
+                return
+            envelope = found
         due_ms = envelope.due_ms
         hop_kind, level, partition = self.router.decide(due_ms, now_ms, source.level)
         if hop_kind is not Hop.PARK:
@@ -242,13 +245,16 @@ class Forwarder:
         else:
             self._report.parked[self.description.topic, level, partition] += 1
 
-    def _open_envelope(self, source: SourcePartition, message: ParkedMessage) -> Envelope:
+    def _open_again(
+        self, source: SourcePartition, message: ParkedMessage, error: EnvelopeError
+    ) -> Envelope | EnvelopeError:
+        """Return the envelope if the target is new, otherwise the error."""
+        if self._refreshed is None or not isinstance(error, UnknownTargetError):
+            return error
         try:
-            return hop.open_envelope(self.description, source.topic, message)
-        except UnknownTargetError:
-            if self._refreshed is None:
-                raise
-        return hop.open_envelope(self._refreshed(), source.topic, message)
+            return hop.open_envelope(self._refreshed(), source.topic, message)
+        except EnvelopeError as unchanged:
+            return unchanged
 
     def _reject(
         self, source: SourcePartition, message: ParkedMessage, reason: str, number: int | None
