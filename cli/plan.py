@@ -35,6 +35,8 @@ _PLANS = (
     Column("rebuild_ms", "duration", head="REBUILD"),
     Column("moves_per_s", "number", head="MOVES/S"),
     Column("movers", "number"),
+    Column("dispatchers", "number"),
+    Column("dispatcher_cores", "number"),
 )
 
 
@@ -140,4 +142,6 @@ def plan_view(item: Plan) -> dict[str, Any]:
         "rebuild_ms": round(item.rebuild_s * 1000),
         "moves_per_s": round(item.moves_per_s),
         "movers": item.movers,
+        "dispatchers": item.dispatchers,
+        "dispatcher_cores": round(item.dispatcher_cores, 2),
     }

@@ -50,11 +50,17 @@ TRACKER_BYTES = Figure(
     "python benchmarks/bench_tracker.py",
 )
 SPARK_RATE = Figure(
-    35_600,
+    28_957,
     "messages a second, core and hop, at least once",
     "docs/benchmarks.md",
-    "| at least once, `local[1]` | 500,000 | 17,600/s | 28,100/s | 35,600/s (33,200 to 37,900) "
-    "| 2.0 |",
+    "| 28,957/s (27,866 to 30,048) | 1.8 |",
+    "python benchmarks/bench_spark.py",
+)
+LOCAL_MOVER_RATE = Figure(
+    31_475,
+    "messages a second and hop of one mover without Spark, at least once",
+    "docs/benchmarks.md",
+    "| 1.8 | 31,475/s (30,370 to 32,579) | 2.0 |",
     "python benchmarks/bench_spark.py",
 )
 FUNCTION_RATE = Figure(
@@ -65,11 +71,39 @@ FUNCTION_RATE = Figure(
     "python benchmarks/bench_function.py",
 )
 PUBLISH_RATE = Figure(
-    44_400,
+    30_500,
     "delayed messages a second of one wrapped producer",
     "docs/benchmarks.md",
-    "| | wrapper | 50,300 (50,100 to 52,400) | 1.5 | 44,400 (42,500 to 48,400) | 1.5 |",
+    "| | wrapper | 43,800 (34,500 to 51,200) | 1.0 | 30,500 (30,000 to 33,700) | 0.6 |",
     "python benchmarks/bench_publish.py",
+)
+RESTART_RATE = Figure(
+    1_000_000 / 16.2,
+    "pending messages a second, known again to a restarted dispatcher",
+    "docs/benchmarks.md",
+    "| dispatcher, all messages known | 16.2 s | 407 MiB |",
+    "python benchmarks/bench_restart.py",
+)
+BURST_RATE = Figure(
+    41_200,
+    "messages a second of one dispatcher that are due at one instant",
+    "docs/benchmarks.md",
+    "| dispatcher | 7.3 s | 41,200/s | 18.5 µs, 10.3 µs | 310 MiB, 642 MiB |",
+    "python benchmarks/bench_dispatch.py --burst",
+)
+DISPATCHER_CORES_AT_100 = Figure(
+    0.068,
+    "cores of a dispatcher at 100 messages a second",
+    "docs/benchmarks.md",
+    "| 100/s | 6.8 % | 15.3 % | 8 ms |",
+    "python benchmarks/bench_dispatch.py --rates 100,1000",
+)
+DISPATCHER_CORES_AT_1000 = Figure(
+    0.135,
+    "cores of a dispatcher at 1,000 messages a second",
+    "docs/benchmarks.md",
+    "| 1,000/s | 13.5 % | 23.4 % | 15 ms |",
+    "python benchmarks/bench_dispatch.py --rates 100,1000",
 )
 
 # By the name of the constant in lower case.

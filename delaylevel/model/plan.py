@@ -114,7 +114,10 @@ class Plan:
         window_bytes: size of these messages (on one bookie, or in the dispatcher's spill files).
         index_bytes: size of the indexes in the broker.
         tracker_bytes: size of the dispatcher's tracker; 0 with ``broker``.
-        rebuild_s: time that a restarted broker needs to rebuild its index, seconds.
+        rebuild_s: time that a restarted dispatcher, or with ``broker`` a restarted broker, needs
+            until it knows the messages in the final window again, seconds.
+        dispatchers: number of dispatchers, at half their capacity; 0 with ``broker``.
+        dispatcher_cores: processor cores that the dispatchers use together.
     """
 
     levels: Levels
@@ -126,6 +129,8 @@ class Plan:
     index_bytes: int
     tracker_bytes: int
     rebuild_s: float
+    dispatchers: int
+    dispatcher_cores: float
 
 
 def plan(load: Load, levels: Levels) -> Plan:
@@ -139,7 +144,7 @@ def plan(load: Load, levels: Levels) -> Plan:
     rate = bench.SPARK_RATE if load.mover is Mover.SPARK else bench.FUNCTION_RATE
     tracked = load.final_window is FinalWindow.TRACKER
     index = 0.0 if tracked else window * bench.NATIVE_INDEX_BYTES.value * load.subscriptions
-    rebuild = 0.0 if tracked else window / bench.NATIVE_REBUILD_RATE.value
+    rebuild_rate = bench.RESTART_RATE if tracked else bench.NATIVE_REBUILD_RATE
     if load.mover is Mover.FUNCTION:
         # The broker delays parked messages; its fixed-delay detection limits each index.
         indexed = min(load.pending, 50_000 * levels.partitions)
@@ -148,13 +153,29 @@ def plan(load: Load, levels: Levels) -> Plan:
         levels=levels,
         partitions=levels.partitions,
         moves_per_s=moves,
-        movers=max(1, math.ceil(moves / rate.value / HEADROOM)),
+        movers=_processes(moves, rate),
         window=window,
         window_bytes=window * (load.size + OVERHEAD_BYTES),
         index_bytes=round(index),
         tracker_bytes=round(window * bench.TRACKER_BYTES.value) if tracked else 0,
-        rebuild_s=rebuild,
+        rebuild_s=window / rebuild_rate.value,
+        dispatchers=_processes(load.rate, bench.BURST_RATE) if tracked else 0,
+        dispatcher_cores=_dispatcher_cores(load.rate) if tracked else 0.0,
     )
+
+
+def _processes(per_s: float, rate: bench.Figure) -> int:
+    """Return the number of processes or cores for messages per second, with spare capacity."""
+    return max(1, math.ceil(per_s / rate.value / HEADROOM))
+
+
+def _dispatcher_cores(per_s: float) -> float:
+    """Return the cores that dispatchers use at a rate: on the line through the measured points."""
+    (least, low), (most, high) = (
+        (100, bench.DISPATCHER_CORES_AT_100.value),
+        (1000, bench.DISPATCHER_CORES_AT_1000.value),
+    )
+    return low + (per_s - least) * (high - low) / (most - least)
 
 
 def plans(load: Load) -> list[Plan]:

@@ -24,6 +24,9 @@ def test_plan_shows_load_plans_and_figures() -> None:
     result = json.loads(answer.stdout)
     assert result["pending"] == MONTH.pending
     assert result["plans"][0]["levels"].startswith("DAY for 30d")
+    assert result["plans"][0]["rebuild_ms"] > 0
+    assert result["plans"][0]["dispatchers"] == 1
+    assert 0 < result["plans"][0]["dispatcher_cores"] < 1
     assert set(result["figures"]) == set(FIGURES)
     table = CliRunner().invoke(cli, base)
     assert table.exit_code == 0

@@ -36,8 +36,12 @@ def test_each_figure_is_the_number_in_its_quote() -> None:
     def numbers(figure: Figure) -> str:
         return figure.quote.replace(",", "")
 
-    for name in ("spark_rate", "function_rate", "publish_rate"):
+    rates = ("spark_rate", "local_mover_rate", "function_rate", "publish_rate", "burst_rate")
+    for name in rates:
         assert f"{FIGURES[name].value:.0f}" in numbers(FIGURES[name])
+    for name in ("dispatcher_cores_at_100", "dispatcher_cores_at_1000"):
+        assert f"| {FIGURES[name].value * 100:.1f} % |" in numbers(FIGURES[name])
+    assert f"| {1_000_000 / FIGURES['restart_rate'].value:.1f} s |" in FIGURES["restart_rate"].quote
     assert FIGURES["native_index_bytes"].value == pytest.approx(34.05, abs=0.01)
     assert FIGURES["tracker_bytes"].value == pytest.approx(3.92)
 
@@ -55,7 +59,8 @@ def test_the_figures_of_a_month_of_two_thousand_messages_a_second() -> None:
     assert (one.movers, two.movers) == (1, 1)
     assert two.tracker_bytes == 0
     tracked = plan(replace(MONTH, final_window=FinalWindow.TRACKER), Levels([days, hours]))
-    assert (tracked.index_bytes, tracked.rebuild_s) == (0, 0)
+    assert tracked.index_bytes == 0
+    assert tracked.rebuild_s == pytest.approx(tracked.window / (1_000_000 / 16.2))
     assert tracked.tracker_bytes == round(tracked.window * 3.92)
 
 
@@ -69,6 +74,18 @@ def test_the_recommended_plan_has_the_fewest_partitions_of_the_comfortable_ones(
     (small, *_) = plans(replace(MONTH, rate=1))
     assert str(small.levels.strategies[0].unit_name) in ("DAY", "MONTH")
     assert len(small.levels) == 1
+
+
+def test_a_dispatcher_needs_the_cores_that_were_measured() -> None:
+    def tracked(rate: float, final_window: FinalWindow = FinalWindow.TRACKER) -> tuple[int, float]:
+        found = plans(replace(MONTH, rate=rate, final_window=final_window))[0]
+        return found.dispatchers, found.dispatcher_cores
+
+    assert tracked(100) == (1, pytest.approx(0.068))
+    assert tracked(1000) == (1, pytest.approx(0.135))
+    # At half of the rate of a burst, one dispatcher has its spare capacity left.
+    assert [tracked(rate)[0] for rate in (20_600, 20_601, 50_000)] == [1, 2, 3]
+    assert tracked(1000, FinalWindow.BROKER) == (0, 0)
 
 
 def test_functions_need_more_than_spark() -> None:
