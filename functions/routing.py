@@ -148,8 +148,7 @@ class MessageRouter:
         late_ms = now_ms - envelope.due_ms
         if description.final_window is FinalWindow.TRACKER:
             # The broker never holds a message there; the dispatcher publishes overdue ones at once.
-            assert envelope.id is not None
-            partition = description.window_partition(message.key, envelope.id)
+            partition = hop.window_partition(description, message, envelope)
             item.counted = ("window", late_ms)
             item.properties = envelope.parked_again_properties(message.properties)
             return description.window_topic.partition(partition).full

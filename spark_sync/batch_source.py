@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from delaylevel.errors import ConfigError
 from delaylevel.model.clock import SystemClock, instant_ms
 from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.envelope import is_control
 from delaylevel.model.level_topic import Role
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import ALWAYS, DEFAULT_SLACK_MS, Window, pending_ranges
@@ -110,7 +111,8 @@ class PendingReader(DataSourceReader):
         """Yield the pending messages of one range as Arrow record batches."""
         if not isinstance(partition, InputRange):
             return  # Spark's own placeholder for a plan without partitions
-        messages = partition.read(self._options)
+        found = partition.read(self._options)
+        messages = (one for one in found if not is_control(one.properties))
         due = self._selection.due
         if due.bounded:
             messages = (one for one in messages if one.due_ms is not None and one.due_ms in due)

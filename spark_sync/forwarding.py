@@ -8,6 +8,7 @@ has confirmed everything that it published, and a batch is acknowledged only aft
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -21,6 +22,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from delaylevel.errors import BatchTooLargeError
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.delivery import Delivery, Sequence
+from delaylevel.model.envelope import is_control
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.mover.forwarder import Forwarder
@@ -28,6 +32,8 @@ from delaylevel.mover.forwarder import Forwarder
 from .input_range import InputRange
 from .options import SyncOptions
 from .runtime import Runtime, runtime
+
+log = logging.getLogger(__name__)
 
 Reports = dict[str, ForwardReport]
 
@@ -129,6 +135,34 @@ def forward_input(options: SyncOptions, part: InputRange) -> Iterator[pa.RecordB
         report = pa.array([pickle.dumps(reports)])
         column = pa.concat_arrays([pa.nulls(count - 1, pa.binary()), report])
         yield pa.RecordBatch.from_arrays([column], schema=_ARROW_SCHEMA)
+
+
+def messages_only(options: SyncOptions, part: InputRange) -> Iterator[ParkedMessage]:
+    """Yield the messages of a range, and forward the control records among them.
+
+    A user's steps see no control records, so they cannot lose or change one. Where the final window
+    allows none, such a record becomes a dead letter like any message that cannot be read.
+
+    Raises:
+        BrokerError: one of our own topics cannot be written; the batch is not committed.
+    """
+    here, source = runtime(options), part.source
+    if here.describe(source.level_topic).final_window is not FinalWindow.TRACKER:
+        yield from part.read(options)
+        return
+    with (
+        TaskForwarders(here, Delivery.AT_LEAST_ONCE) as forwarders,
+        closing(part.read(options)) as messages,
+    ):
+        for message in messages:
+            if is_control(message.properties):
+                now_ms = max(forwarders.earliest_routing_ms(), part.now_ms)
+                forwarders.of(source).forward(source, message, now_ms)
+            else:
+                yield message
+        # Spark commits the batch only after this task has ended.
+        for topic, report in forwarders.flush().items():
+            log.info("%s: %d control records forwarded", topic, report.total)
 
 
 def _forward(

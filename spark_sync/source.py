@@ -26,7 +26,7 @@ from . import control
 from .arrow_rows import PENDING_SCHEMA, to_batches
 from .batch_source import BatchOptions, PendingReader, PushingReader, check_schema
 from .driver import Driver
-from .forwarding import FORWARDED_SCHEMA, forward_input
+from .forwarding import FORWARDED_SCHEMA, forward_input, messages_only
 from .input_range import InputRange
 from .offsets import Offset
 from .options import FORMAT, SyncOptions
@@ -149,7 +149,7 @@ class DelayLevelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         assert isinstance(partition, InputRange)
         if self._options.forward:
             return forward_input(self._options, partition)
-        messages = partition.read(self._options)
+        messages = messages_only(self._options, partition)
         return to_batches(partition.source, messages, partition.now_ms, self._schema)
 
     def commit(self, end: Offset) -> None:

@@ -30,6 +30,7 @@ class Observation(NamedTuple):
         ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         due_ms: the due time, ms since the epoch; None if it cannot be read.
         target: the full name of its business topic.
+        control: True for a control record, which is no message.
     """
 
     ledger: int
@@ -37,6 +38,7 @@ class Observation(NamedTuple):
     batch: int
     due_ms: int | None
     target: str
+    control: bool = False
 
 
 class Stratum:

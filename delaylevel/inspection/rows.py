@@ -141,6 +141,8 @@ def _selected(
             if not read % 1000:
                 progress.add(1000)
             properties = properties_of(message)
+            if env.is_control(properties):
+                continue
             due_ms = env.due_of(properties)
             found = LazyMessage(message, ledger, entry, batch, due_ms, properties)
             if matches(found):

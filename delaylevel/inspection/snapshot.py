@@ -11,7 +11,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.envelope import TARGET, due_of
+from delaylevel.model.envelope import TARGET, due_of, is_control
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import RawMessage
 from delaylevel.model.position import Position
@@ -85,7 +85,7 @@ class PendingSnapshot:
     def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
         """Return the observed messages that are pending, and are for the requested target."""
         pending = compress(found, self.pending(source, found))
-        return [one for one in pending if self.target in (None, one.target)]
+        return [one for one in pending if self.target in (None, one.target) and not one.control]
 
     def exact(self, source: SourcePartition) -> bool:
         """Return True if it is certain which messages of a partition are pending."""
@@ -126,7 +126,8 @@ def observe(found: RawMessage, own: str) -> Observation:
     message, ledger, entry, batch = found
     properties = properties_of(message)
     target = properties.get(TARGET) or own
-    return Observation(ledger, entry, batch, due_of(properties), target)
+    control = is_control(properties)
+    return Observation(ledger, entry, batch, due_of(properties), target, control)
 
 
 def own_topic(source: SourcePartition) -> str:

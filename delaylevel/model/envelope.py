@@ -214,6 +214,15 @@ def due_of(properties: Mapping[str, str]) -> int | None:
         return None
 
 
+def is_control(properties: Mapping[str, str]) -> bool:
+    """Return True for a control record of a kind that this version knows.
+
+    Such a record is never delivered, so no query and no user's step treats it as a message. One of
+    an unknown kind is a message that cannot be read.
+    """
+    return properties.get(KIND) in KINDS
+
+
 def compression_of(properties: Mapping[str, str]) -> str | None:
     """Return the compression of a parked message's producer; None without one.
 

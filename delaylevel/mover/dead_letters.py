@@ -77,7 +77,7 @@ class DeadLetter:
         """Return the message as it was before, with another target or due time if given.
 
         It keeps its id. A message without one gets the id that the mover would have given it, from
-        the place where it was read.
+        the place where it was read. A control record has the id of its message, or none.
         """
         properties = dict(self.message.properties)
         properties.pop(env.REASON, None)
@@ -86,7 +86,7 @@ class DeadLetter:
             properties[env.TARGET] = target
         if due_ms is not None:
             properties[env.DUE] = str(due_ms)
-        if source and not properties.get(env.ID):
+        if source and not properties.get(env.ID) and env.KIND not in properties:
             properties[env.ID] = source
         return self.message._replace(properties=properties)
 
@@ -186,7 +186,12 @@ def replay(
                 continue
             mended = letter.mended(target, due_ms)
             try:
-                open_envelope(description, source.topic, mended)
+                envelope = open_envelope(description, source.topic, mended)
+                if envelope.kind is not None and not (target is None and due_ms is None):
+                    raise EnvelopeError(
+                        f"{env.KIND} is {envelope.kind!r}: the target and due time of such a "
+                        "record are those of its message; replay it without changing them"
+                    )
             except EnvelopeError as error:
                 report.refused[error.reason] += 1
                 continue

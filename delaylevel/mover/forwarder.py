@@ -227,8 +227,7 @@ class Forwarder:
             if not self._tracked:
                 self._hand_off(message, envelope, hop_kind is Hop.DUE, number)
                 return
-            assert envelope.id is not None
-            partition = self.description.window_partition(message.key, envelope.id)
+            partition = hop.window_partition(self.description, message, envelope)
         deliver_at_ms = None
         if self._held_by_broker and level != WINDOW_TOPIC:
             deliver_at_ms = hop.parked_until_ms(

@@ -13,6 +13,7 @@ from delaylevel.cluster.failures import is_too_large
 from delaylevel.cluster.targets.schema import NO_TOPIC
 from delaylevel.errors import EnvelopeError, InvalidInputError, UnknownTargetError
 from delaylevel.model import envelope as env
+from delaylevel.model.cancellation import cancellation_partition
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
@@ -64,6 +65,16 @@ def open_envelope(
             f"target {envelope.target} is not one of level topic {description.topic}"
         )
     return envelope
+
+
+def window_partition(
+    description: LevelTopicDescription, message: Payload, envelope: Envelope
+) -> int:
+    """Return the window partition of a message with an ID, or of a control record."""
+    assert envelope.id is not None
+    if envelope.kind is None:
+        return description.window_partition(message.key, envelope.id)
+    return cancellation_partition(description, message.key, envelope.id)
 
 
 def delivered_properties(message: ParkedMessage, envelope: Envelope) -> dict[str, str]:

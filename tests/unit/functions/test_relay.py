@@ -325,6 +325,46 @@ def test_a_record_of_an_unknown_kind_is_a_dead_letter(world: RelayWorld) -> None
     assert len(world[ORDERS].sent) == 1
 
 
+class KeylessMessage(FakeMessage):
+    """A message without a key."""
+
+    def partition_key(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("key", ["", "key"])
+def test_a_cancellation_always_ends_in_the_window_partition_of_its_message(key: str) -> None:
+    world = RelayWorld(final_window=FinalWindow.TRACKER, window_partitions=4)
+    relay = world.relay()
+    window = world.description.window_topic.full
+    own = window.removeprefix("persistent://") + "-partition-2:7:1:-1"
+    given = [
+        {DUE: str(due_ms), TARGET: ORDERS, KIND: "cancel", ID: name, "mine": "1"}
+        for due_ms, name in ((T0 - DAY, own), (T0, own), (T0 + 3_600_000, "a"), (T0 + 4 * DAY, own))
+    ]
+    for entry, properties in enumerate(given):
+        message = received(entry, properties)
+        relay.offer(message if key else KeylessMessage(**vars(message)))
+    settle(relay)
+    for producer in world.producers:
+        producer.answer()
+    settle(relay)
+    direct = world.description.window_partition(key, own) if key else 2
+    hashed = world.description.window_partition(key, "a")
+    sent = [(producer.topic, one) for producer in world.producers for one in producer.sent]
+    sent.sort(key=lambda item: given.index(item[1].given["properties"]))
+    assert [topic for topic, _ in sent] == [
+        f"{window}-partition-{direct}",
+        f"{window}-partition-{direct}",
+        f"{window}-partition-{hashed}",
+        f"{LEVEL_TOPIC}-partition-3",
+    ]
+    assert [one.given["properties"] for _, one in sent] == given
+    assert world.acknowledged == [0, 1, 2, 3]
+    report = relay.take_report()
+    assert (report.window, report.parked.total(), report.due) == (3, 1, 0)
+
+
 def test_a_feature_that_this_version_does_not_know_stops_the_relay(world: RelayWorld) -> None:
     reads = []
 

@@ -26,6 +26,7 @@ from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection.parallel import read_in_parallel
 from delaylevel.inspection.rows import SCHEMA
+from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.level_topic import SUBSCRIPTION
 from delaylevel.model.topic_name import TopicName
 from delaylevel.testing import MemoryPulsar
@@ -103,6 +104,27 @@ def test_rows_are_complete_and_in_due_order(final_window: str) -> None:
             assert row.properties.get("amount") == one.amount
         assert len({row.id for row in rows}) == len(sent)
         assert {row.role for row in rows} == {"level", "window"}
+
+
+@pytest.mark.parametrize("final_window", ["broker", "tracker"])
+def test_cancellations_are_no_messages(final_window: str) -> None:
+    with filled(30, final_window=final_window) as (memory, sent):
+        look = inspector(memory)
+        described = look.description
+        topics = [described.level_topic(0), described.level_topic(1), described.held_topic]
+        if final_window == "tracker":
+            topics.append(described.window_topic)
+        for topic in topics:
+            raw = memory.client().create_producer(topic.partition(0).full)
+            due = str(memory.clock.now_ms() + HOUR)
+            for number in range(3):
+                record = cancellation(int(due), TOPIC, str(number))
+                raw.send(PAYLOAD, properties=record.parked_properties({}))
+        assert dues(look.rows()) == sorted(one.due_ms for one in sent)
+        found = look.horizon(exact=True)
+        assert (found.messages, found.damaged) == (len(sent), 0)
+        sampled = look.horizon()
+        assert sampled.damaged == 0
 
 
 @pytest.mark.parametrize(

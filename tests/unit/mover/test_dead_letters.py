@@ -20,7 +20,9 @@ from delaylevel.model.envelope import (
     COMPRESSIONS,
     DUE,
     ID,
+    KIND,
     REASON,
+    SOURCE,
     TARGET,
     Envelope,
 )
@@ -46,12 +48,12 @@ LARGE = bytes(range(256)) * (LIMIT // 256)
 class World:
     """A level topic in memory, with dead letters."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: ManualClock, final_window: FinalWindow = FinalWindow.BROKER) -> None:
         self.memory = MemoryPulsar(clock)
         self.client, self.admin = self.memory.client(), self.memory.admin
         self.client.create_producer(ORDERS).close()
         self.description: LevelTopicDescription = topics.create(
-            self.admin, describe(final_window=FinalWindow.BROKER)
+            self.admin, describe(final_window=final_window)
         )
         self.topic = deadletters.source_of(self.description).topic
 
@@ -71,6 +73,10 @@ class World:
             lock.acknowledge_entry(source, Position(first.ledger, number))
         lock.close()
 
+    def messages(self, topic: TopicName) -> list[Any]:
+        """Return everything that is stored in a member topic."""
+        return list(self.memory.delivered(topic.full))
+
     def letters(self) -> list[deadletters.DeadLetter]:
         return list(deadletters.dead_letters(self.client, self.admin, self.description))
 
@@ -83,19 +89,59 @@ class World:
         stats = self.admin.partition_stats(TopicName.parse(self.topic))
         return int(stats.subscriptions[SUBSCRIPTION].backlog_entries)
 
-    def replay(self, description: LevelTopicDescription | None = None) -> Any:
+    def replay(self, description: LevelTopicDescription | None = None, **changes: Any) -> Any:
         return deadletters.replay(
             self.client,
             self.admin,
             description or self.description,
             lambda _: True,
             clock=self.memory.clock,
+            **changes,
         )
 
 
 @pytest.fixture
 def world() -> World:
     return World(ManualClock())
+
+
+@pytest.mark.parametrize("hours", [-1, 2, 30])
+def test_a_cancellation_that_an_earlier_version_did_not_know_goes_on_its_way(hours: int) -> None:
+    world = World(ManualClock(), FinalWindow.TRACKER)
+    due_ms = world.memory.clock.now_ms() + hours * 3_600_000
+    own = {DUE: str(due_ms), KIND: "cancel", SOURCE: "public/default/x-partition-0:1:2:-1"}
+    world.store(b"cancel", **own)
+    report = world.replay()
+    (place,) = [
+        topic
+        for topic in (world.description.window_topic, *map(world.description.level_topic, (0, 1)))
+        if world.messages(topic)
+    ]
+    assert (
+        place.local.removeprefix("orders-delay-level") == {-1: "-window", 2: "-hour", 30: ""}[hours]
+    )
+    (stored,) = world.messages(place)
+    assert (stored.data, stored.key) == (b"cancel", "k")
+    assert stored.properties == {DUE: str(due_ms), KIND: "cancel", TARGET: ORDERS, ID: "a"}
+    assert (report.replayed, report.forwarded.due, world.backlog()) == (1, 0, 0)
+
+
+def test_a_cancellation_is_replayed_unchanged_or_not_at_all() -> None:
+    world = World(ManualClock(), FinalWindow.TRACKER)
+    world.store(b"cancel", **{KIND: "cancel"})
+    for changes in ({"target": ORDERS}, {"due_ms": 2_000_000_000_000}):
+        assert world.replay(**changes).refused == {
+            "delaylevel.kind is 'cancel': the target and due time of such a record are those of "
+            "its message; replay it without changing them": 1
+        }
+    assert world.replay().replayed == 1
+    # Its ID is that of its message, never the place where it was found.
+    world.store(
+        b"cancel", **{KIND: "cancel", ID: "", SOURCE: "public/default/x-partition-0:1:2:-1"}
+    )
+    assert list(world.replay().refused) == [
+        "delaylevel.id is empty: different messages would be taken for one"
+    ]
 
 
 def test_a_letter_in_chunks_is_one_dead_letter(world: World) -> None:
