@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, running_checks, topic_checks
+from . import cluster_checks, feature_check, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import CheckResult, Finding, Problem
 
@@ -40,6 +40,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("dispatch thread", topic_checks.dispatch_thread),
     ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
+    ("features", feature_check.features),
     ("mover", running_checks.mover),
     ("dispatcher", running_checks.dispatcher),
     ("hand-offs", running_checks.lateness),

@@ -25,6 +25,16 @@ CANCEL = "cancel"
 FEATURES: dict[str, str] = {CANCEL: "0.1.0"}
 
 
+#: Properties of the consumers of movers and dispatchers: the version of the process, and the names
+#: of the features that it knows, separated by commas.
+VERSION_PROPERTY, FEATURES_PROPERTY = "delaylevel.version", "delaylevel.features"
+
+
+def consumer_properties() -> dict[str, str]:
+    """Return the properties by which a consumer shows what its process knows."""
+    return {VERSION_PROPERTY: __version__, FEATURES_PROPERTY: ",".join(sorted(FEATURES))}
+
+
 def check_known(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names of features, sorted and each once.
 

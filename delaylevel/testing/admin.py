@@ -290,5 +290,7 @@ def _subscription_stats(partition: Partition, subscription: Subscription) -> Sub
         backlog_entries=subscription.backlog,
         oldest_publish_ms=entries[first].publish_ms if first < len(entries) else None,
         type=_TYPE_NAMES.get(kind, kind) if subscription.consumers else "None",
-        consumers=tuple(ConsumerStats(item.name) for item in subscription.consumers),
+        consumers=tuple(
+            ConsumerStats(item.name, properties=item.properties) for item in subscription.consumers
+        ),
     )

@@ -294,24 +294,31 @@ def test_malformed_and_forbidden_messages_become_dead_letters(world: Any) -> Non
     assert not world.admin.topic_exists(world.name("elsewhere"))
 
 
-def test_a_record_of_an_unknown_kind_is_never_delivered(world: Any) -> None:
-    """Neither from a level, nor from the held topic, nor by a replay of the dead letter."""
+@pytest.mark.parametrize("kind", ["teleport", "cancel"])
+def test_a_record_of_an_unknown_kind_is_never_delivered(
+    world: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from a level, nor from the held topic, nor by a replay of the dead letter.
+
+    A version that knows kinds, but not yet cancellations, is simulated.
+    """
+    monkeypatch.setattr(env, "KINDS", frozenset())
     consumer = consumer_for(world)
     description = producer_for(world).description
     due = str(world.clock.now_ms() + 1000)
     properties = {env.DUE: due, env.TARGET: world.topic("orders"), env.ID: "a"}
     for topic in (description.level_topic(0), description.held_topic):
         raw = world.client().create_producer(topic.partition(0).full)
-        raw.send(b"a record", properties={**properties, env.KIND: "teleport"}, partition_key="k")
+        raw.send(b"a record", properties={**properties, env.KIND: kind}, partition_key="k")
         raw.send(b"a message", properties={**properties, env.ID: topic.local})
     report = world.catch_up(timedelta(seconds=40))
-    reason = "delaylevel.kind is 'teleport': this version does not know this kind of record"
+    reason = f"delaylevel.kind is {kind!r}: this version does not know this kind of record"
     assert report.dead == {reason: 2}
     assert world.bodies(consumer, 2) == [b"a message"] * 2
     letters = list(dead_letters.dead_letters(world.client(), world.admin, description))
     assert [letter.reason for letter in letters] == [reason] * 2
     for letter in letters:
-        assert letter.message.properties.items() >= {**properties, env.KIND: "teleport"}.items()
+        assert letter.message.properties.items() >= {**properties, env.KIND: kind}.items()
         assert (letter.message.value, letter.message.key) == (b"a record", "k")
     replayed = dead_letters.replay(world.client(), world.admin, description, lambda _: True)
     assert (replayed.replayed, replayed.refused) == (0, {reason: 2})

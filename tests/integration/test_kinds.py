@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import (
     LevelTopicDescription,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
-from delaylevel.mover.dead_letters import dead_letters
+from delaylevel.mover.dead_letters import dead_letters, replay
 from delaylevel.topics import description_cache
 from world import MakeLevelTopic, RealWorld
 
@@ -41,16 +41,26 @@ def dispatcher_for(
     return Dispatcher(world.plain_client, world.admin, [description.topic], settings)
 
 
+@pytest.mark.parametrize("kind", ["teleport", "cancel"])
 def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
-    world: RealWorld, description: LevelTopicDescription, tmp_path: Path
+    world: RealWorld,
+    description: LevelTopicDescription,
+    tmp_path: Path,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A version that knows kinds, but not yet cancellations, is simulated.
+
+    After an upgrade, a replay sends its dead letters on their way, and never delivers them either.
+    """
+    monkeypatch.setattr(env, "KINDS", frozenset())
     (target,) = description.targets
     window = description.window_topic.partition(0).full
     now_ms = world.clock.now_ms()
     producer = world.plain_client.create_producer(window)
     for name, due_ms in (("overdue", now_ms - 1000), ("soon", now_ms + 1000)):
         properties = {env.DUE: str(due_ms), env.TARGET: target, env.ID: name}
-        producer.send(b"a record", properties={**properties, env.KIND: "teleport"})
+        producer.send(b"a record", properties={**properties, env.KIND: kind})
         producer.send(name.encode(), properties=properties)
     with Serving(dispatcher_for(world, description, tmp_path)):
         world.eventually(lambda: len(world.stored(target)) == 2, "both messages")
@@ -65,11 +75,23 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
         )
     assert [message.value for message in world.stored(target)] == [b"overdue", b"soon"]
     letters = list(dead_letters(world.plain_client, world.admin, description))
-    assert {letter.message.properties[env.KIND] for letter in letters} == {"teleport"}
+    assert {letter.message.properties[env.KIND] for letter in letters} == {kind}
     assert {letter.reason for letter in letters} == {
-        "delaylevel.kind is 'teleport': this version does not know this kind of record"
+        f"delaylevel.kind is {kind!r}: this version does not know this kind of record"
     }
     assert len(letters) == 2
+    if kind != "cancel":
+        return
+    monkeypatch.undo()
+    report = replay(world.plain_client, world.admin, description, lambda _: True)
+    assert (report.replayed, report.forwarded.window) == (2, 2)
+    again = [message for message in world.stored(window) if env.REASON not in message.properties][
+        -2:
+    ]
+    assert [message.properties for message in again] == [
+        {**properties, env.ID: name, env.DUE: due, env.KIND: kind}
+        for name, due in (("overdue", str(now_ms - 1000)), ("soon", str(now_ms + 1000)))
+    ]
 
 
 def test_a_dispatcher_stops_when_its_level_topic_begins_to_use_an_unknown_feature(

@@ -30,6 +30,7 @@ class ConsumerLink:
         self.topic = topic
         self._options = options
         self.name = consumer_name
+        self.properties: dict[str, str] = options["properties"] or {}
         self._queue: deque[Received] = deque()
         # Unacknowledged indices of each partly acknowledged batch, by entry number.
         self._partial_batches: dict[int, set[int]] = {}
