@@ -9,8 +9,10 @@ docs/wire.md describes the sections. A case has a name, its input and the expect
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +33,7 @@ from delaylevel.errors import (
     UpgradeRequiredError,
 )
 from delaylevel.model import envelope as env
+from delaylevel.model.cancellation import cancellation, cancellation_partition
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
@@ -42,9 +45,12 @@ from delaylevel.model.level_topic import (
     Mover,
     default_level_topics,
 )
+from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt
 from delaylevel.model.position import Position, stable_id
+from delaylevel.model.router import Hop, Router
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.mover import hop
 from delaylevel.producer.options import level_producer_settings, window_producer_settings
 from delaylevel.producer.routing import WINDOW, Routing
 from delaylevel.producer.size_limit import SizeLimit
@@ -180,6 +186,13 @@ DESCRIPTIONS: dict[str, LevelTopicDescription] = {
         hold_pause_ms=1500,
         window_partitions=64,
         on_missing_target=MissingTarget.DEAD_LETTER,
+    ),
+    "days, cancel": _description("days", features=("cancel",)),
+    "days and hours, Function, cancel": _description(
+        "days and hours", mover=Mover.FUNCTION, window_partitions=64, features=("cancel",)
+    ),
+    "days, recirculating, cancel": _description(
+        "hours, recirculating", window_partitions=16, features=("cancel",)
     ),
     "earlier name": _description(
         "days", topic="persistent://public/default/orders-delay-level", window_partitions=1
@@ -551,6 +564,15 @@ def _envelope_inputs() -> Iterator[Case]:
         yield case(f"kind {value!r}", kind=value)
     yield case("a kind without a due time", kind="teleport", due=None)
     yield case("unreadable and of a kind", kind="teleport", unreadable="the key is not UTF-8")
+    yield case("a cancellation", kind="cancel", id="order-1")
+    yield case("a cancellation without the ID of its message", kind="cancel")
+    yield case("a cancellation with an empty ID", kind="cancel", id="")
+    yield case("a cancellation without a due time", kind="cancel", id="order-1", due=None)
+    yield case("a cancellation that cannot be read", kind="cancel", id="a", unreadable="the key")
+    for value in ("0", "1", str(NEW_YEAR + 1), "253402300799999", "253402300800000", "", "-1"):
+        yield case(f"expires {value!r}", expires=value)
+    for value in ("order-1", ""):
+        yield case(f"replaces {value!r}", replaces=value)
     yield case("a reason does not matter", reason="its registry has no schema", attempt="2")
     yield case("an unknown property does not matter", colour="red")
 
@@ -571,6 +593,9 @@ def _envelope_answer(case: Case) -> Any:
         "schema": None if found.schema is None else str(found.schema),
         "attempt": found.attempt,
         "compression": found.compression,
+        "kind": found.kind,
+        "expires": found.expires_ms or None,
+        "replaces": found.replaces,
     }
 
 
@@ -639,6 +664,160 @@ def _id_inputs() -> Iterator[Case]:
 def _id_answer(case: Case) -> Any:
     position = Position(case["ledger"], case["entry"], case["batch"])
     return stable_id(case["partition_topic"], position)
+
+
+# -- cancellations
+
+
+def _cancellation_inputs() -> Iterator[Case]:
+    def case(level_topic: str, after_ms: int, key: str | None, own: str) -> Case:
+        return {
+            "name": f"{level_topic}, {after_ms} ms, key {key!r}, ID {own[:60]!r}",
+            "level_topic": level_topic,
+            "target": _ORDERS,
+            "now": ODD,
+            "due": ODD + after_ms,
+            "key": key,
+            "id": own,
+        }
+
+    cancellable = [name for name, found in DESCRIPTIONS.items() if "cancel" in found.features]
+    for name in cancellable:
+        for after_ms in (-_DAY_MS, 0, 1, _HOUR_MS - 1, _HOUR_MS, 5 * _DAY_MS, 40 * _DAY_MS):
+            yield case(name, after_ms, None, "order-1")
+        yield case(name, 1, "customer-7", "order-1")
+        yield case(name, 1, "", "order-1")
+        for topic in (DESCRIPTIONS[name].window_topic, DESCRIPTIONS[name].level_topic(0)):
+            for partition in ("0", "3", "15", "63", "64", "03", "x", "-1", ""):
+                own = f"{topic.full.removeprefix('persistent://')}-partition-{partition}:17:4:-1"
+                yield case(name, 1, None, own)
+        direct = DESCRIPTIONS[name].window_topic.partition(1).full.removeprefix("persistent://")
+        yield case(name, 1, "customer-7", f"{direct}:17:4:0")
+        for own in (f"{direct}:17:4:0", f"{direct}:17:4", f"x{direct}:17:4:0", f"{direct}:::"):
+            yield case(name, 1, None, own)
+    yield case("days", 1, None, "order-1")
+    yield case("days, broker", 1, None, "order-1")
+
+
+def _cancellation_answer(case: Case) -> Any:
+    description = DESCRIPTIONS[case["level_topic"]]
+    if "cancel" not in description.features:
+        raise LevelTopicError("it does not allow cancellations")
+    envelope = cancellation(case["due"], case["target"], case["id"])
+    router = Router(description.levels)
+    decision = router.decide(case["due"], case["now"])
+    deliver_at = None
+    if decision.hop is Hop.PARK:
+        topic = description.level_topic(decision.level).partition(decision.partition)
+        deliver_at = hop.parked_until_ms(
+            description, router, decision.level, decision.partition, case["now"]
+        )
+    else:
+        partition = cancellation_partition(description, case["key"] or "", case["id"])
+        topic = description.window_topic.partition(partition)
+    return {
+        "properties": envelope.parked_properties({}),
+        "topic": topic.full,
+        "deliver_at": deliver_at,
+    }
+
+
+def _receipt_inputs() -> Iterator[Case]:
+    level = "persistent://public/default/_orders-delay-level"
+    place = "public/default/_orders-delay-level-window-partition-3:17:4:-1"
+    receipts = {
+        "an ID of the application": Receipt("order-1", NEW_YEAR, _ORDERS, level, "", place),
+        "a key": Receipt("order-1", NEW_YEAR, _ORDERS, level, "Käse 日本 \U0001f600 \x7f\n", place),
+        "a position as ID": Receipt(place, ODD, _ORDERS, level, "", place),
+        "no position": Receipt("Ä/?=", 1, "persistent://acme/eu/rück", level),
+        "sent directly": Receipt("a", 1, _ORDERS, level, "k", "public/default/orders:1:2:0"),
+        "sent directly to a partition": Receipt(
+            "a", 1, _ORDERS, level, "", "public/default/orders-partition-12:1:2:0"
+        ),
+        "a position without a batch": Receipt(
+            "a", 1, _ORDERS, level, "", "public/default/orders:1:2"
+        ),
+    }
+    for name, receipt in receipts.items():
+        yield {"name": name, "text": str(receipt)}
+    good = str(receipts["a key"])
+    yield {"name": "white space around it", "text": f" {good}\n"}
+
+    def made(name: str, value: Any) -> Case:
+        text = value if isinstance(value, str) else json.dumps(value)
+        data = text.encode() + zlib.crc32(text.encode()).to_bytes(4, "big")
+        encoded = base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+        return {"name": name, "text": "dl1." + encoded}
+
+    whole = {"due": 1, "target": "orders", "topic": level, "id": "a"}
+    yield made("short names, white space, and an unknown member", {**whole, "later": [1]})
+    for name in whole:
+        yield made(f"without {name}", {key: value for key, value in whole.items() if key != name})
+    for name, value in (
+        ("due", 0), ("due", -1), ("due", "1"), ("due", 1.5), ("due", True), ("due", 1 << 62),
+        ("id", ""), ("id", 7), ("key", None), ("target", "a/b"), ("topic", "http://a"),
+        ("at", "somewhere"), ("at", "t/n/x:1"), ("at", "t/n/x:a:b:c"), ("at", "a/b:1:2:3"),
+    ):  # fmt: skip
+        yield made(f"{name} {value!r}", {**whole, name: value})
+    yield made("a list", [])
+    yield made("not JSON", "{")
+    for name, text in (
+        ("empty", ""), ("another version", "dl2.abc"), ("no prefix", good[4:]), ("cut", good[:-1]),
+        ("cut more", good[:-6]), ("nothing but the prefix", "dl1."), ("one character", "dl1.A"),
+        ("other characters", good[:10] + "!" + good[11:]),
+        ("changed", good[:10] + ("A" if good[10] != "A" else "B") + good[11:]),
+    ):  # fmt: skip
+        yield {"name": name, "text": text}
+
+
+def _receipt_answer(case: Case) -> Any:
+    found = Receipt.parse(case["text"])
+    return {
+        "id": found.id,
+        "due": found.due_ms,
+        "target": found.target,
+        "level_topic": found.level_topic,
+        "key": found.key,
+        "position": found.position,
+        "written": str(found),
+        "sent_directly": found.sent_directly,
+    }
+
+
+def _outcome_inputs() -> Iterator[Case]:
+    for status in ("cancelled", "too late", "unknown"):
+        outcome = Outcome(OutcomeStatus(status), "order-1", _ORDERS, NEW_YEAR, NEW_YEAR - 1)
+        yield {"name": status, "properties": outcome.properties()}
+    full = Outcome(
+        OutcomeStatus.TOO_LATE, "Ä", _ORDERS, NEW_YEAR, NEW_YEAR + 2, NEW_YEAR + 1, "a reason"
+    ).properties()
+    yield {"name": "every property", "properties": full}
+    yield {"name": "an unknown property", "properties": {**full, "delaylevel.later": "1"}}
+    for name in full:
+        rest = {key: value for key, value in full.items() if key != name}
+        yield {"name": f"without {name}", "properties": rest}
+    for name, value in (
+        ("outcome", "accepted"), ("outcome", ""), ("outcome", "Cancelled"), ("id", ""),
+        ("due", "soon"), ("decided", ""), ("decided", "-1"), ("released", "1.5"), ("target", "a/b"),
+    ):  # fmt: skip
+        changed = {**full, f"delaylevel.{name}": value}
+        yield {"name": f"{name} {value!r}", "properties": changed}
+
+
+def _outcome_answer(case: Case) -> Any:
+    try:
+        found = Outcome.read(case["properties"])
+    except EnvelopeError:
+        return {"refusal": "envelope"}
+    return {
+        "status": found.status.value,
+        "id": found.id,
+        "target": found.target,
+        "due": found.due_ms,
+        "decided": found.decided_ms,
+        "released": found.released_ms,
+        "reason": found.reason,
+    }
 
 
 # -- sizes and settings
@@ -711,6 +890,9 @@ ANSWERS: dict[str, Callable[[Case], Any]] = {
     "properties": _property_answer,
     "envelopes": _envelope_answer,
     "ids": _id_answer,
+    "cancellations": _cancellation_answer,
+    "receipts": _receipt_answer,
+    "outcomes": _outcome_answer,
     "sizes": _size_answer,
     "settings": _setting_answer,
 }
@@ -726,6 +908,9 @@ INPUTS: dict[str, Callable[[], Iterator[Case]]] = {
     "properties": _property_inputs,
     "envelopes": _envelope_inputs,
     "ids": _id_inputs,
+    "cancellations": _cancellation_inputs,
+    "receipts": _receipt_inputs,
+    "outcomes": _outcome_inputs,
     "sizes": _size_inputs,
     "settings": _setting_inputs,
 }

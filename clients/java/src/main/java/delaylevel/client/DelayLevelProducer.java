@@ -5,11 +5,13 @@ import delaylevel.client.DelayLevelProducerBuilder.Settings;
 import delaylevel.client.Routing.Route;
 import java.lang.System.Logger;
 import java.lang.System.Logger.Level;
+import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
@@ -19,8 +21,10 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Supplier;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.MessageId;
+import org.apache.pulsar.client.api.MessageIdAdv;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.ProducerBuilder;
 import org.apache.pulsar.client.api.PulsarClient;
@@ -46,6 +50,10 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
     private static final long REFRESH_EVERY_NS = TimeUnit.SECONDS.toNanos(60);
     private static final long REFUSED_EVERY_NS = TimeUnit.SECONDS.toNanos(1);
     private static final long CHECK_MS = 5000;
+    /** Not empty, because the Python client drops empty payloads that it compresses. */
+    private static final byte[] CANCELLATION = "cancel".getBytes(StandardCharsets.UTF_8);
+    private static final String SENT_DIRECTLY =
+            "it was due when it was sent, and went straight to its topic";
 
     private final DelayLevelProducerBuilder<T> options;
     private final AdminRest admin;
@@ -153,12 +161,178 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         return Duration.ofMillis(routing.description.levels().maximumMs());
     }
 
-    CompletableFuture<MessageId> sendAsync(DelayedMessage<T> message) {
+    /**
+     * Cancels a scheduled message. The future completes when the cancellation is stored, with the
+     * outcome {@code ACCEPTED}: the dispatcher decides when it arrives there, and stores its decision
+     * in the outcomes topic of the level topic. A message that was due when it was sent is
+     * {@code TOO_LATE} at once. To cancel twice does no harm.
+     */
+    public CompletableFuture<CancelOutcome> cancelAsync(Receipt receipt) {
+        String topic = levelTopic();
+        if (!receipt.target().equals(target) || !receipt.levelTopic().equals(topic)) {
+            return CompletableFuture.failedFuture(new DelayLevelException(
+                    Reason.INVALID_INPUT,
+                    "the receipt is that of a message for " + receipt.target() + " in level topic "
+                            + receipt.levelTopic() + ", and this producer sends to " + target
+                            + " through " + topic + ": use a producer of the receipt's topics; "
+                            + "nothing was sent"));
+        }
+        PulsarClientException full = takeRoom();
+        if (full != null) {
+            return CompletableFuture.failedFuture(full);
+        }
+        return cancellable()
+                .thenCompose(done -> receipt.sentDirectly()
+                        ? CompletableFuture.completedFuture(CancelOutcome.of(
+                                CancelOutcome.Status.TOO_LATE, receipt, SENT_DIRECTLY))
+                        : sendCancellation(receipt).thenApply(stored -> CancelOutcome.of(
+                                CancelOutcome.Status.ACCEPTED, receipt, "")))
+                .whenComplete((outcome, error) -> room.release());
+    }
+
+    /** Cancels the message of a receipt that is given as text. */
+    public CompletableFuture<CancelOutcome> cancelAsync(String receipt) {
+        try {
+            return cancelAsync(Receipt.parse(receipt));
+        } catch (DelayLevelException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+    }
+
+    /**
+     * Cancels the message with an ID of the application.
+     *
+     * @param messageId the ID
+     * @param deliverAt the due time with which it was sent
+     * @param key the key with which it was sent; null for none
+     */
+    public CompletableFuture<CancelOutcome> cancelAsync(
+            String messageId, Instant deliverAt, String key) {
         long dueMs;
         try {
-            dueMs = message.dueMs(options.clock.millis());
-            if (message.messageId != null) {
-                Envelope.checkId(message.messageId);
+            dueMs = newMessage().deliverAt(deliverAt).dueMs(0);
+            Envelope.checkId(messageId);
+            if (dueMs == 0) {
+                throw Envelope.invalidDelay(
+                        "deliverAt is 1970: give the due time of the message; nothing was sent");
+            }
+        } catch (DelayLevelException error) {
+            return CompletableFuture.failedFuture(error);
+        }
+        return cancelAsync(new Receipt(messageId, dueMs, target, levelTopic(), key, ""));
+    }
+
+    /**
+     * Cancels a scheduled message, and waits until the cancellation is stored.
+     *
+     * @throws DelayLevelException the receipt or the level topic does not allow it
+     * @throws PulsarClientException the cancellation could not be stored
+     */
+    public CancelOutcome cancel(Receipt receipt) throws PulsarClientException {
+        CompletableFuture<CancelOutcome> sent = cancelAsync(receipt);
+        if (!sent.isDone()) {
+            flushAsync(); // do not wait for a batch to fill
+        }
+        return await(sent);
+    }
+
+    /** Completes if the level topic allows cancellations, as it is described now. */
+    private CompletableFuture<Void> cancellable() {
+        Description known = routing.description;
+        if (!known.tracker() || known.features().contains(Description.CANCEL)) {
+            return CompletableFuture.completedFuture(known)
+                    .thenAccept(Description::checkCancellable);
+        }
+        return CompletableFuture.runAsync(() -> {
+            synchronized (refreshing) {
+                if (routing.description == known) {
+                    readNs = System.nanoTime();
+                    use(admin.describe(known.topic()));
+                }
+            }
+            routing.description.checkCancellable();
+        }, executor);
+    }
+
+    private CompletableFuture<MessageId> sendCancellation(Receipt receipt) {
+        return retried(() -> {
+            Routing now = routing;
+            long nowMs = options.clock.millis();
+            Route route =
+                    now.cancellationRoute(receipt.dueMs(), nowMs, receipt.key(), receipt.id());
+            Map<String, String> all =
+                    Envelope.cancellation(receipt.dueMs(), target, receipt.id()).parked(Map.of());
+            return partition(now, route, false).send(producer -> {
+                TypedMessageBuilder<byte[]> builder =
+                        producer.newMessage().value(CANCELLATION).properties(all);
+                if (!receipt.key().isEmpty()) {
+                    builder.key(receipt.key());
+                }
+                if (route.deliverAtMs() > 0) {
+                    builder.deliverAt(route.deliverAtMs());
+                }
+                return builder.sendAsync();
+            });
+        });
+    }
+
+    CompletableFuture<MessageId> sendAsync(DelayedMessage<T> message) {
+        return sendAsync(message, message.messageId, null);
+    }
+
+    CompletableFuture<Receipt> scheduleAsync(DelayedMessage<T> message) {
+        if (!message.hasDelay()) {
+            return CompletableFuture.failedFuture(Envelope.invalidDelay(
+                    "a scheduled message has a due time: give deliverAt or deliverAfter, or call "
+                            + "send(); the message was not sent"));
+        }
+        // A position is not enough: the client sends a message again after a broken connection, and
+        // both copies must have the ID of the receipt.
+        String id = message.messageId != null
+                ? message.messageId
+                : UUID.randomUUID().toString().replace("-", "");
+        Place place = new Place();
+        place.key = message.key;
+        return sendAsync(message, id, place).thenApply(stored -> place.receipt(id, stored));
+    }
+
+    /** The place of a scheduled message, filled in when it is sent. */
+    private final class Place {
+        private long dueMs;
+        private String key;
+        private String topic = target;
+
+        Receipt receipt(String id, MessageId stored) {
+            String position = null;
+            if (stored instanceof MessageIdAdv found) {
+                boolean parked = !topic.equals(target);
+                String name = parked || found.getPartitionIndex() < 0
+                        ? topic
+                        : topic + "-partition-" + found.getPartitionIndex();
+                // A topic with deduplication confirms copies without a position.
+                if (!parked || found.getLedgerId() >= 0) {
+                    position = Envelope.stableId(
+                            name,
+                            found.getLedgerId(),
+                            found.getEntryId(),
+                            found.getBatchIndex());
+                }
+            }
+            return new Receipt(id, dueMs, target, levelTopic(), key, position);
+        }
+    }
+
+    private CompletableFuture<MessageId> sendAsync(
+            DelayedMessage<T> message, String id, Place place) {
+        long dueMs;
+        try {
+            long nowMs = options.clock.millis();
+            dueMs = message.dueMs(nowMs);
+            if (id != null) {
+                Envelope.checkId(id);
+            }
+            if (place != null) {
+                place.dueMs = dueMs == 0 ? nowMs : dueMs;
             }
         } catch (DelayLevelException error) {
             return CompletableFuture.failedFuture(error);
@@ -167,17 +341,21 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         if (full != null) {
             return CompletableFuture.failedFuture(full);
         }
-        CompletableFuture<MessageId> sent;
+        return retried(() -> sendDue(message, id, dueMs, place))
+                .whenComplete((stored, error) -> room.release());
+    }
+
+    /** Sends a message; if its delay is too long, the description is read again first. */
+    private CompletableFuture<MessageId> retried(Supplier<CompletableFuture<MessageId>> send) {
         try {
-            sent = sendDue(message, dueMs);
+            return send.get();
         } catch (DelayLevelException error) {
-            sent = error.reason() == Reason.DELAY_TOO_LONG
-                    ? sendAfterRefresh(message, dueMs, error)
+            return error.reason() == Reason.DELAY_TOO_LONG
+                    ? sendAfterRefresh(send, error)
                     : CompletableFuture.failedFuture(error);
         } catch (RuntimeException error) { // of the schema, for example
-            sent = CompletableFuture.failedFuture(error);
+            return CompletableFuture.failedFuture(error);
         }
-        return sent.whenComplete((id, error) -> room.release());
     }
 
     private PulsarClientException takeRoom() {
@@ -202,15 +380,16 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         }
     }
 
-    private CompletableFuture<MessageId> sendDue(DelayedMessage<T> message, long dueMs) {
+    private CompletableFuture<MessageId> sendDue(
+            DelayedMessage<T> message, String id, long dueMs, Place place) {
         if (dueMs == 0) {
-            Map<String, String> all = Envelope.undelayed(message.properties, message.messageId);
+            Map<String, String> all = Envelope.undelayed(message.properties, id);
             return sendToBusiness(message, all, 0);
         }
         refreshIfOld();
         Routing now = routing;
         Payload payload = null;
-        String keyOrId = message.messageId;
+        String keyOrId = id;
         long nowMs = options.clock.millis();
         if (dueMs > nowMs) {
             payload = payload(message);
@@ -221,10 +400,14 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
         boolean compressed = payload != null && payload.body != null && payload.body.length > 0;
         String compression = compressed ? settings.compressionName() : null;
         Envelope envelope =
-                new Envelope(dueMs, target, message.messageId, reference, 0, compression);
+                new Envelope(dueMs, target, id, reference, 0, compression);
         if (route.level() == Routing.BUSINESS) {
             Map<String, String> all = envelope.delivered(message.properties);
             return sendToBusiness(message, all, route.deliverAtMs());
+        }
+        if (place != null) {
+            place.key = payload.key;
+            place.topic = now.topicOf(route);
         }
         return sendToLevel(message, payload, envelope.parked(message.properties), route, now);
     }
@@ -249,15 +432,8 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
             Route route,
             Routing now) {
         now.checkSize(payload.body, payload.key, message.orderingKey, properties);
-        PartitionKey key = new PartitionKey(
-                route.level(), route.partition(), properties.containsKey(Envelope.COMPRESSION));
-        Partition partition = partitions.get(key);
-        if (partition == null) {
-            String topic = now.topicOf(route);
-            partition = partitions.computeIfAbsent(key, each -> new Partition(
-                    () -> open(topic, each), executor, settings.sendTimeoutMs()));
-        }
-        return partition.send(producer -> {
+        boolean compressed = properties.containsKey(Envelope.COMPRESSION);
+        return partition(now, route, compressed).send(producer -> {
             TypedMessageBuilder<byte[]> builder = producer.newMessage().value(payload.body);
             if (payload.key != null) {
                 builder.key(payload.key);
@@ -265,6 +441,17 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
             fill(builder, message, properties, route.deliverAtMs());
             return builder.sendAsync();
         });
+    }
+
+    private Partition partition(Routing now, Route route, boolean compressed) {
+        PartitionKey key = new PartitionKey(route.level(), route.partition(), compressed);
+        Partition partition = partitions.get(key);
+        if (partition == null) {
+            String topic = now.topicOf(route);
+            partition = partitions.computeIfAbsent(key, each -> new Partition(
+                    () -> open(topic, each), executor, settings.sendTimeoutMs()));
+        }
+        return partition;
     }
 
     private static void fill(
@@ -383,7 +570,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
     }
 
     private CompletableFuture<MessageId> sendAfterRefresh(
-            DelayedMessage<T> message, long dueMs, DelayLevelException refusal) {
+            Supplier<CompletableFuture<MessageId>> send, DelayLevelException refusal) {
         Routing known = routing;
         return CompletableFuture.supplyAsync(() -> {
             synchronized (refreshing) {
@@ -394,7 +581,7 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
             if (routing == known) {
                 throw refusal;
             }
-            return sendDue(message, dueMs);
+            return send.get();
         }, executor).thenCompose(sent -> sent);
     }
 
@@ -410,6 +597,12 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                     error.getMessage());
             return;
         }
+        use(found);
+    }
+
+    /** Uses a description if it extends the present one. */
+    private void use(Description found) {
+        Description known = routing.description;
         if (found == null) {
             LOG.log(Level.WARNING, "level topic {0} does not exist any more", known.topic());
         } else if (!routing.isExtendedBy(found)) {
@@ -417,6 +610,8 @@ public final class DelayLevelProducer<T> implements AutoCloseable {
                     + "producer", known.topic());
         } else if (!found.levels().equals(known.levels())) {
             LOG.log(Level.INFO, "level topic {0} was expanded", known.topic());
+            routing = routing(found);
+        } else if (!found.features().equals(known.features())) {
             routing = routing(found);
         }
     }

@@ -124,6 +124,33 @@ public final class DelayedMessage<T> {
         return DelayLevelProducer.await(sent);
     }
 
+    /**
+     * Sends the message; the future has its receipt, by which it can be cancelled. A message without
+     * an ID of the application gets a random one.
+     */
+    public CompletableFuture<Receipt> scheduleAsync() {
+        return producer.scheduleAsync(this);
+    }
+
+    /**
+     * Sends the message, waits until it is stored, and returns its receipt.
+     *
+     * @throws DelayLevelException the message was refused
+     * @throws PulsarClientException the message could not be stored
+     */
+    public Receipt schedule() throws PulsarClientException {
+        CompletableFuture<Receipt> sent = scheduleAsync();
+        if (!sent.isDone()) {
+            producer.flushAsync(); // do not wait for a batch to fill
+        }
+        return DelayLevelProducer.await(sent);
+    }
+
+    /** Returns true if the message has a due time or a delay, even if these are zero. */
+    boolean hasDelay() {
+        return deliverAtMs != null || deliverAfter != null;
+    }
+
     /** Returns the due time in ms; 0 for none. */
     long dueMs(long nowMs) {
         if (deliverAtMs != null && deliverAfter != null) {

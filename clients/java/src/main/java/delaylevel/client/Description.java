@@ -11,6 +11,8 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import java.util.zip.CRC32;
 
 /** The description that a level topic stores in its properties. */
@@ -21,12 +23,20 @@ record Description(
         boolean byFunction,
         boolean tracker,
         int windowPartitions,
-        List<Levels> former) {
+        List<Levels> former,
+        Set<String> features) {
     static final String DESCRIPTION = "delaylevel.description";
     static final String PLAN = "delaylevel.plan";
     static final String MEMBER_OF = "delaylevel.member-of";
     static final String TARGET_PREFIX = "delaylevel.target.";
+    /** The feature of level topics whose messages can be cancelled. */
+    static final String CANCEL = "cancel";
 
+    private static final Set<String> KNOWN_FEATURES = Set.of(CANCEL);
+
+    /** The ID of a message that was sent to a partition directly, of at most two digits. */
+    private static final Pattern DIRECT =
+            Pattern.compile("(.*)-partition-(0|[1-9][0-9]?)(?::[^:]*){3}", Pattern.DOTALL);
     private static final long LONGEST_MS = 36_500L * 86_400_000;
     private static final Map<Long, String> UNITS =
             Map.of(
@@ -93,7 +103,7 @@ record Description(
     }
 
     private static Description parse(TopicName topic, Map<?, ?> value, Set<String> properties) {
-        checkFormat(topic, value);
+        Set<String> features = checkFormat(topic, value);
         Set<String> targets = new TreeSet<>(Json.BY_CODE_POINT);
         for (Object target : (List<?>) required(value, "targets")) {
             targets.add(TopicName.parse((String) target).toString());
@@ -121,17 +131,22 @@ record Description(
                 choice(value, "mover", "spark", "function").equals("function"),
                 choice(value, "final_window", "broker", "tracker").equals("tracker"),
                 (int) window,
-                former);
+                former,
+                features);
     }
 
-    private static void checkFormat(TopicName topic, Map<?, ?> value) {
+    /** Returns the features in use, all of which this version knows. */
+    private static Set<String> checkFormat(TopicName topic, Map<?, ?> value) {
         Object version = required(value, "version");
         Map<String, String> features = features(value.get("features"));
         boolean first = BigInteger.ONE.equals(version);
         boolean second = BigInteger.TWO.equals(version);
-        if (!first && !second || (second && features != null)) {
+        Map<String, String> unknown = new TreeMap<>(Json.BY_CODE_POINT);
+        unknown.putAll(features == null ? Map.of() : features);
+        unknown.keySet().removeAll(KNOWN_FEATURES);
+        if (!first && !second || (second && !unknown.isEmpty())) {
             StringBuilder uses = new StringBuilder();
-            (features == null ? Map.<String, String>of() : features).forEach((name, since) ->
+            unknown.forEach((name, since) ->
                     uses.append(uses.isEmpty() ? "" : " and ")
                             .append("the feature '" + name + "' (delaylevel " + since
                                     + " or later)"));
@@ -141,8 +156,11 @@ record Description(
                             + (uses.isEmpty() ? "" : " and uses " + uses)
                             + ", which this version of the Java client does not know: upgrade it");
         }
-        // The first format has no features, and this version knows none.
-        require(first && !value.containsKey("features"), "features do not fit format " + version);
+        // The first format has no features, and the second has at least one.
+        require(
+                first ? !value.containsKey("features") : features != null,
+                "features do not fit format " + version);
+        return features == null ? Set.of() : Set.copyOf(features.keySet());
     }
 
     /** Returns the features; null if there are none, or they are not names with versions. */
@@ -224,6 +242,9 @@ record Description(
             found.add(new Member(windowTopic(), "window", windowPartitions));
             found.add(new Member(topic.withSuffix("-window-log"), "log", windowPartitions));
         }
+        if (features.contains(CANCEL)) {
+            found.add(new Member(topic.withSuffix("-outcomes"), "outcomes", 1));
+        }
         return found;
     }
 
@@ -244,6 +265,41 @@ record Description(
         CRC32 hash = new CRC32();
         hash.update(keyOrId.getBytes(StandardCharsets.UTF_8));
         return (int) (hash.getValue() % partitions);
+    }
+
+    /** Returns the window partition of the cancellation of a message: that of the message. */
+    int cancellationPartition(String key, String id) {
+        if (key == null || key.isEmpty()) {
+            String prefix = windowTopic().toString().substring(TopicName.SCHEME.length());
+            Matcher direct = DIRECT.matcher(id);
+            if (direct.matches() && direct.group(1).equals(prefix)) {
+                int partition = Integer.parseInt(direct.group(2));
+                if (partition < windowPartitions) {
+                    return partition;
+                }
+            }
+            return windowPartition(id, windowPartitions);
+        }
+        return windowPartition(key, windowPartitions);
+    }
+
+    /** Refuses a cancellation unless a dispatcher that understands it decides about it. */
+    void checkCancellable() {
+        if (!tracker) {
+            throw new DelayLevelException(
+                    Reason.LEVEL_TOPIC,
+                    "messages of level topic " + topic + " cannot be cancelled: its final window is "
+                            + "'broker', so the broker releases them, and it cannot take one back; "
+                            + "create a level topic with final window 'tracker'; nothing was sent");
+        }
+        if (!features.contains(CANCEL)) {
+            throw new DelayLevelException(
+                    Reason.LEVEL_TOPIC,
+                    "level topic " + topic + " does not allow cancellations, because earlier "
+                            + "versions of its dispatchers would not understand them: upgrade these, "
+                            + "then `delaylevel levels set " + topic + " --feature cancel`; nothing "
+                            + "was sent");
+        }
     }
 
     /** Writes a duration without rounding: 3d, 1h30m, 250ms. */

@@ -5,9 +5,20 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
 
-/** The {@code delaylevel.*} properties of a parked message. Null stands for an absent one. */
+/**
+ * The {@code delaylevel.*} properties of a parked message, or of a control record. Null stands for an
+ * absent one, and an expiry of 0.
+ */
 record Envelope(
-        long dueMs, String target, String id, String schema, long attempt, String compression) {
+        long dueMs,
+        String target,
+        String id,
+        String schema,
+        long attempt,
+        String compression,
+        String kind,
+        long expiresMs,
+        String replaces) {
     static final String PREFIX = "delaylevel.";
     static final String DUE = PREFIX + "due";
     static final String TARGET = PREFIX + "target";
@@ -16,7 +27,12 @@ record Envelope(
     static final String COMPRESSION = PREFIX + "compression";
     static final String ATTEMPT = PREFIX + "attempt";
     static final String KIND = PREFIX + "kind";
+    static final String EXPIRES = PREFIX + "expires";
+    static final String REPLACES = PREFIX + "replaces";
     static final String UNREADABLE = PREFIX + "unreadable";
+
+    /** The kind of a cancellation. */
+    static final String CANCEL = "cancel";
 
     static final long EARLIEST_DUE_MS = 100_000_000_000L;
     static final long LATEST_DUE_MS = 253_402_300_799_999L;
@@ -28,6 +44,18 @@ record Envelope(
                     "PROTOBUF", "PROTOBUF_NATIVE");
 
     private static final Set<String> COMPRESSIONS = Set.of("LZ4", "ZLib", "ZSTD", "SNAPPY");
+    private static final Set<String> KINDS = Set.of(CANCEL);
+
+    /** Creates the envelope of a message. */
+    Envelope(
+            long dueMs, String target, String id, String schema, long attempt, String compression) {
+        this(dueMs, target, id, schema, attempt, compression, null, 0, null);
+    }
+
+    /** Returns the envelope of the cancellation of a message. */
+    static Envelope cancellation(long dueMs, String target, String id) {
+        return new Envelope(dueMs, target, id, null, 0, null, CANCEL, 0, null);
+    }
 
     /** A parked message that cannot be understood. */
     static final class Damaged extends DelayLevelException {
@@ -51,14 +79,11 @@ record Envelope(
             throw new Damaged(UNREADABLE, properties.get(UNREADABLE));
         }
         String kind = properties.get(KIND);
-        if (kind != null) {
+        if (kind != null && !KINDS.contains(kind)) {
             throw new Damaged(KIND, KIND + " is '" + shortened(kind)
                     + "': this version does not know this kind of record");
         }
-        long due = number(DUE, properties.get(DUE));
-        if (due > LATEST_DUE_MS) {
-            throw new Damaged(DUE, DUE + " is " + due + ", beyond the year 9999");
-        }
+        long due = time(DUE, properties.get(DUE));
         String target = properties.get(TARGET);
         if (target == null) {
             throw new Damaged(TARGET, TARGET + " is missing: not a parked message");
@@ -69,6 +94,10 @@ record Envelope(
             throw new Damaged(TARGET, TARGET + ": " + error.getMessage());
         }
         String id = properties.get(ID);
+        if (kind != null && id == null) {
+            throw new Damaged(
+                    ID, ID + " is missing: a record of kind '" + kind + "' names its message");
+        }
         if ("".equals(id)) {
             throw new Damaged(ID, ID + " is empty: different messages would be taken for one");
         }
@@ -78,13 +107,18 @@ record Envelope(
         }
         String attempt = properties.get(ATTEMPT);
         String compression = properties.get(COMPRESSION);
+        String expires = properties.get(EXPIRES);
+        String replaces = properties.get(REPLACES);
         return new Envelope(
                 due,
                 target,
                 id,
                 schema,
                 attempt == null ? 0 : number(ATTEMPT, attempt),
-                compression != null && COMPRESSIONS.contains(compression) ? compression : null);
+                compression != null && COMPRESSIONS.contains(compression) ? compression : null,
+                kind,
+                expires == null ? 0 : time(EXPIRES, expires),
+                "".equals(replaces) ? null : replaces);
     }
 
     /** Returns all properties of the message while it is parked. */
@@ -96,6 +130,15 @@ record Envelope(
         }
         if (compression != null) {
             all.put(COMPRESSION, compression);
+        }
+        if (kind != null) {
+            all.put(KIND, kind);
+        }
+        if (expiresMs > 0) {
+            all.put(EXPIRES, Long.toString(expiresMs));
+        }
+        if (replaces != null) {
+            all.put(REPLACES, replaces);
         }
         return all;
     }
@@ -172,6 +215,14 @@ record Envelope(
                     SCHEMA,
                     SCHEMA + " is " + shortened(type) + ": the Python client cannot declare it");
         }
+    }
+
+    private static long time(String name, String text) {
+        long ms = number(name, text);
+        if (ms > LATEST_DUE_MS) {
+            throw new Damaged(name, name + " is " + ms + ", beyond the year 9999");
+        }
+        return ms;
     }
 
     private static long number(String name, String text) {

@@ -82,10 +82,37 @@ final class Routing {
      * @throws DelayLevelException the delay is too long
      */
     Route route(long dueMs, long nowMs, String keyOrId) {
-        long remaining = dueMs - nowMs;
-        if (remaining <= 0) {
+        if (dueMs <= nowMs) {
             return Route.TO_BUSINESS;
         }
+        Route parked = levelRoute(dueMs, nowMs);
+        if (parked != null) {
+            return parked;
+        }
+        if (!description.tracker()) {
+            return new Route(BUSINESS, -1, dueMs);
+        }
+        return new Route(WINDOW, windowPartition(keyOrId), 0);
+    }
+
+    /**
+     * Returns the route of a cancellation: that of its message, but never to the business topic.
+     *
+     * @param dueMs the due time of the message
+     * @param key its key; null or empty for none
+     * @param id its ID
+     * @throws DelayLevelException no message can have this due time
+     */
+    Route cancellationRoute(long dueMs, long nowMs, String key, String id) {
+        Route parked = dueMs <= nowMs ? null : levelRoute(dueMs, nowMs);
+        return parked != null
+                ? parked
+                : new Route(WINDOW, description.cancellationPartition(key, id), 0);
+    }
+
+    /** Returns the route of a record into a level; null if it is nearly due. */
+    private Route levelRoute(long dueMs, long nowMs) {
+        long remaining = dueMs - nowMs;
         long maximum = description.levels().maximumMs();
         if (remaining > maximum && !description.levels().recirculate()) {
             throw new DelayLevelException(
@@ -103,10 +130,7 @@ final class Routing {
                 return new Route(i, k, description.byFunction() ? handOff : 0);
             }
         }
-        if (!description.tracker()) {
-            return new Route(BUSINESS, -1, dueMs);
-        }
-        return new Route(WINDOW, windowPartition(keyOrId), 0);
+        return null;
     }
 
     private int windowPartition(String keyOrId) {

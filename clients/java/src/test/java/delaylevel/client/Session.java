@@ -4,6 +4,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.Instant;
 import java.time.LocalDate;
 import java.util.Base64;
 import java.util.HashMap;
@@ -113,7 +114,7 @@ public final class Session {
         String name = text(command, "name");
         switch (text(command, "do")) {
             case "open" -> open(command, name, answer);
-            case "send" -> send(command, producers.get(name), answer);
+            case "send", "schedule" -> send(command, producers.get(name), answer);
             case "send-plain" -> sendPlain(command, plain.get(name));
             case "open-plain" -> plain.put(name, client.newProducer(schema(command))
                     .topic(text(command, "topic"))
@@ -123,6 +124,7 @@ public final class Session {
             case "begin" -> transaction = client.newTransaction()
                     .withTransactionTimeout(60, TimeUnit.SECONDS).build().get();
             case "commit" -> transaction.commit().get();
+            case "cancel" -> cancel(command, producers.get(name), answer);
             case "flush" -> producers.get(name).flush();
             case "close" -> producers.get(name).close();
             case "subscribe" -> consumers.put(name, client.newConsumer(schema(command))
@@ -183,7 +185,26 @@ public final class Session {
         if (command.containsKey("afterMs")) {
             message.deliverAfter(Duration.ofMillis(number(command, "afterMs")));
         }
-        answer.put("stored", message.send().toString());
+        if (command.get("do").equals("schedule")) {
+            answer.put("receipt", message.schedule().toString());
+        } else {
+            answer.put("stored", message.send().toString());
+        }
+    }
+
+    private static void cancel(
+            Map<?, ?> command, DelayLevelProducer<Object> producer, Map<String, Object> answer)
+            throws PulsarClientException {
+        CompletableFuture<CancelOutcome> sent = command.containsKey("receipt")
+                ? producer.cancelAsync(text(command, "receipt"))
+                : producer.cancelAsync(
+                        text(command, "id"),
+                        Instant.ofEpochMilli(number(command, "at")),
+                        text(command, "key"));
+        producer.flushAsync();
+        CancelOutcome outcome = DelayLevelProducer.await(sent);
+        answer.put("status", outcome.status().name());
+        answer.put("reason", outcome.reason());
     }
 
     /** Sends the same message with the plain client, for comparison. */

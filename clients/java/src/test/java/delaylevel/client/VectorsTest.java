@@ -82,6 +82,9 @@ class VectorsTest {
                         number(question, "batch").intValue());
                 case "sizes" -> BigInteger.valueOf(routing(question).sizeLimit);
                 case "settings" -> settings(question);
+                case "cancellations" -> cancellation(question);
+                case "receipts" -> receipt(question);
+                case "outcomes" -> outcome(question);
                 default -> throw new AssertionError("unknown section " + section);
             };
         } catch (DelayLevelException error) {
@@ -241,10 +244,61 @@ class VectorsTest {
             answer.put("schema", found.schema());
             answer.put("attempt", big(found.attempt()));
             answer.put("compression", found.compression());
+            answer.put("kind", found.kind());
+            answer.put("expires", found.expiresMs() == 0 ? null : big(found.expiresMs()));
+            answer.put("replaces", found.replaces());
         } catch (Envelope.Damaged error) {
             answer.put("fault", error.property);
             answer.put("reason", error.getMessage());
         }
+        return answer;
+    }
+
+    private Object cancellation(Map<?, ?> question) {
+        Routing routing = routing(question);
+        routing.description.checkCancellable();
+        String id = text(question, "id");
+        long due = number(question, "due").longValue();
+        Route route = routing.cancellationRoute(
+                due, number(question, "now").longValue(), text(question, "key"), id);
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put(
+                "properties",
+                Envelope.cancellation(due, text(question, "target"), id).parked(Map.of()));
+        answer.put("topic", routing.topicOf(route));
+        answer.put("deliver_at", route.deliverAtMs() == 0 ? null : big(route.deliverAtMs()));
+        return answer;
+    }
+
+    private static Object receipt(Map<?, ?> question) {
+        Receipt found = Receipt.parse(text(question, "text"));
+        assertEquals(found, Receipt.parse(found.toString()));
+        return Map.of(
+                "id", found.id(),
+                "due", big(found.dueMs()),
+                "target", found.target(),
+                "level_topic", found.levelTopic(),
+                "key", found.key(),
+                "position", found.position(),
+                "written", found.toString(),
+                "sent_directly", found.sentDirectly());
+    }
+
+    private static Object outcome(Map<?, ?> question) {
+        CancelOutcome found;
+        try {
+            found = CancelOutcome.read(texts(question.get("properties")));
+        } catch (Envelope.Damaged damaged) {
+            return Map.of("refusal", "envelope");
+        }
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put("status", found.status().name().toLowerCase(Locale.ROOT).replace('_', ' '));
+        answer.put("id", found.id());
+        answer.put("target", found.target());
+        answer.put("due", big(found.dueMs()));
+        answer.put("decided", big(found.decidedMs()));
+        answer.put("released", found.releasedMs() == null ? null : big(found.releasedMs()));
+        answer.put("reason", found.reason());
         return answer;
     }
 
