@@ -12,6 +12,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.model.cancellation import PAYLOAD, cancellation
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.envelope import DUE, TARGET
+from delaylevel.model.envelope import DUE, ID, KIND, TARGET
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
     FinalWindow,
@@ -36,10 +38,12 @@ from delaylevel.model.level_topic import (
     Mover,
     default_level_topic,
 )
+from delaylevel.model.message import ParkedMessage
+from delaylevel.model.outcome import Receipt
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.local import LocalMover
-from delaylevel.topics.lifecycle import expand
+from delaylevel.topics.lifecycle import add_feature, expand
 from world import RealWorld, eventually
 
 pytestmark = pytest.mark.broker
@@ -355,6 +359,88 @@ def test_an_expansion_is_followed_and_a_deletion_is_noticed(
     assert urllib3.request("DELETE", f"{url}?force=true").status == 204
     refused(send(2), "LEVEL_TOPIC", "was deleted", "not sent")
     assert not world.admin.topic_exists(description.name)
+
+
+def test_java_schedules_and_cancels_and_its_receipts_are_those_of_python(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    description = level_topic(DAYS, "orders", window_partitions=4)
+    orders, level = world.topic("orders"), description.name.partition(0).full
+    session.open("cancels", orders, compression="ZSTD")
+
+    def schedule(after_ms: int, **values: Any) -> Receipt:
+        answer = session(
+            "schedule", name="cancels", schema="bytes", value=b64(b"x"), afterMs=after_ms, **values
+        )
+        receipt = Receipt.parse(answer["receipt"])
+        assert str(receipt) == answer["receipt"]
+        assert (receipt.target, receipt.level_topic) == (orders, description.topic)
+        return receipt
+
+    def cancel(**values: Any) -> dict[str, Any]:
+        return session("cancel", name="cancels", **values)
+
+    far, near = 36 * 3_600_000, 3_600_000
+    keyed = schedule(far, key="Käse 日本", id="order-7")
+    parked, close, own = schedule(far), schedule(near), schedule(near, id="order-8")
+    assert (keyed.id, keyed.key, own.id) == ("order-7", "Käse 日本", "order-8")
+    assert len({parked.id, close.id}) == 2
+    everything = [*world.stored(level), *world.stored(description.window_topic.full)]
+    for receipt in (keyed, parked, close, own):
+        (message,) = (each for each in everything if each.properties[ID] == receipt.id)
+        assert receipt.place is not None
+        topic, position = receipt.place
+        assert (message.position, message.key) == (position, receipt.key)
+        assert int(message.properties[DUE]) == receipt.due_ms
+        assert receipt.position == message.stable_id(topic)
+    # The running producer reads the description again before it refuses.
+    refused(cancel(receipt=str(parked)), "LEVEL_TOPIC", "--feature cancel", "nothing was sent")
+    add_feature(world.admin, description.topic, "cancel")
+    accepted = {"status": "ACCEPTED", "reason": ""}
+    for receipt in (keyed, parked, close):
+        assert cancel(receipt=str(receipt)) == accepted
+    assert cancel(id=own.id, at=own.due_ms) == accepted
+    # A message of the Python producer, sent to the window without a key, with its place as ID.
+    window = description.window_topic.partition(3).full
+    place = window.removeprefix("persistent://") + ":5:6:7"
+    of_python = Receipt(place, keyed.due_ms - far + near, orders, description.topic, "", place)
+    assert cancel(receipt=str(of_python)) == accepted
+
+    def cancellations(topic: str) -> dict[str, ParkedMessage]:
+        found = (each for each in world.stored(topic) if KIND in each.properties)
+        return {each.properties[ID]: each for each in found}
+
+    for receipt in (keyed, parked, close, own, of_python):
+        assert receipt.place is not None
+        record = cancellations(receipt.place[0])[receipt.id]
+        assert (record.value, record.key) == (PAYLOAD, receipt.key)
+        expected = cancellation(receipt.due_ms, orders, receipt.id)
+        assert record.properties == expected.parked_properties({})
+    # A message that is due at once is not parked, so nothing can take it back.
+    direct = schedule(0, key="k")
+    assert direct.sent_directly
+    assert cancel(receipt=str(direct))["status"] == "TOO_LATE"
+    (sent,) = world.stored(orders)
+    assert direct.place == (orders, sent.position)
+    refused(cancel(receipt="dl1.x"), "INVALID_INPUT", "damaged")
+    foreign = replace(parked, target=world.topic("other"))
+    refused(cancel(receipt=str(foreign)), "INVALID_INPUT", "and this producer sends to")
+    refused(session("schedule", name="cancels", schema="bytes", value=None), "INVALID_DELAY")
+
+
+def test_java_cannot_cancel_with_the_final_window_of_the_broker(
+    session: JavaSession, world: RealWorld, level_topic: Callable[..., LevelTopicDescription]
+) -> None:
+    level_topic(DAYS, "orders", final_window=FinalWindow.BROKER)
+    session.open("broker", world.topic("orders"))
+    answer = session(
+        "schedule", name="broker", schema="bytes", value=b64(b"x"), afterMs=36 * 3_600_000
+    )
+    refused(
+        session("cancel", name="broker", receipt=answer["receipt"]),
+        "LEVEL_TOPIC",
+        "its final window is 'broker'",
+    )
 
 
 @pytest.mark.parametrize("block", [True, False])
