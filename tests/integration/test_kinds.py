@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from background import Serving
 from delaylevel import topics
@@ -92,6 +95,37 @@ def test_a_dispatcher_never_delivers_a_record_of_an_unknown_kind(
         {**properties, env.ID: name, env.DUE: due, env.KIND: kind}
         for name, due in (("overdue", str(now_ms - 1000)), ("soon", str(now_ms + 1000)))
     ]
+
+
+def test_the_command_line_adds_the_feature_for_cancellations(
+    world: RealWorld, description: LevelTopicDescription, invoke: Callable[..., Result]
+) -> None:
+    target, outcomes = description.targets[0], description.outcomes_topic
+    assert not world.admin.topic_exists(outcomes)
+    nothing = invoke("levels", "set", target)
+    assert (nothing.exit_code, "nothing to change" in nothing.stderr) == (2, True)
+    assert invoke("levels", "set", target, "--feature", "teleport").exit_code == 2
+    for _ in range(2):  # to repeat it is no error
+        answer = invoke("levels", "set", target, "--feature", "cancel", "-o", "json")
+        assert answer.exit_code == 0, answer.output
+        assert json.loads(answer.stdout)["features"] == ["cancel"]
+    (stats,) = world.admin.partitioned_stats(outcomes).values()
+    assert set(stats.subscriptions) == {"delaylevel"}
+    policies = world.admin.topic_policies(outcomes)
+    assert (policies.message_ttl_s, policies.delete_while_inactive) == (0, False)
+    wide = invoke("levels", "describe", target, "-o", "wide").stdout
+    assert re.search(r"^FEATURES +cancel$", wide, re.MULTILINE)
+    assert re.search(r"^OUTCOMES +0$", wide, re.MULTILINE)
+    created = world.topic("created")
+    answer = invoke("levels", "create", created, "--feature", "cancel", "-o", "json")
+    assert json.loads(answer.stdout)["features"] == ["cancel"]
+    refused = invoke(
+        "levels", "create", world.topic("b"), "--final-window", "broker", "--feature", "cancel"
+    )
+    assert (refused.exit_code, "nobody can take them back" in refused.stderr) == (2, True)
+    for name in (target, created):
+        assert invoke("levels", "delete", name).exit_code == 0
+    assert not world.admin.topic_exists(outcomes)
 
 
 def test_a_dispatcher_stops_when_its_level_topic_begins_to_use_an_unknown_feature(

@@ -34,6 +34,8 @@ class Link(Protocol):
 class Subscriber(Link, Protocol):
     """Connection of a consumer."""
 
+    properties: dict[str, str]
+
     def drop_queue(self) -> None:
         """Drop the messages that the application has not received yet."""
 
