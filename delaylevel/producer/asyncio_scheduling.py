@@ -12,6 +12,7 @@ from typing import Any
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.cancellation import PAYLOAD
 from delaylevel.model.envelope import application_properties, check_id
+from delaylevel.model.features import CANCEL
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 
 from .async_calls import in_thread
@@ -73,9 +74,11 @@ class AsyncScheduling(BaseProducer):
         self._enter_loop()
         self._check_open()
         with asyncio_errors():
-            await in_thread(self._check_cancellable)
+            await self._check_in_thread()
             if wanted.sent_directly:
                 return too_late(wanted)
+            if not timeout_s:
+                return await self._cancel(wanted, self._cancellation(wanted))
             async with self._expecting(wanted, timeout_s) as wait:
                 return await self._cancel(wanted, self._cancellation(wanted), wait, timeout_s)
 
@@ -104,7 +107,7 @@ class AsyncScheduling(BaseProducer):
         if not given:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
         with asyncio_errors():
-            await in_thread(self._check_cancellable)
+            await self._check_in_thread()
             route = self._cancellation(wanted)
             async with self._expecting(wanted, timeout_s) as wait:
                 if given:
@@ -180,6 +183,13 @@ class AsyncScheduling(BaseProducer):
         stored = await self._partition(route).send(message.value, **arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 
+    async def _check_in_thread(self) -> None:
+        """Raise an error if messages cannot be cancelled."""
+        if CANCEL in self.description.features:
+            self._check_cancellable()  # it reads nothing
+        else:
+            await in_thread(self._check_cancellable)
+
     @asynccontextmanager
     async def _expecting(self, wanted: Receipt, timeout_s: float) -> AsyncIterator[Wait | None]:
         """Expect the outcome of a cancellation that is sent in the block; None not to wait."""
@@ -197,8 +207,8 @@ class AsyncScheduling(BaseProducer):
         self,
         wanted: Receipt,
         route: Route,
-        wait: Wait | None,
-        timeout_s: float,
+        wait: Wait | None = None,
+        timeout_s: float = 0.0,
         new: Receipt | None = None,
     ) -> Outcome:
         """Send a cancellation, and wait for its outcome."""
