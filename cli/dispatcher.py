@@ -17,15 +17,13 @@ import platformdirs
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
-from delaylevel.model.formatting import format_duration
 
 from . import options
 from .command import examples, pass_connection, settings_of
 from .output import Column, emit, note
-from .values import DURATION_MS
 
 if TYPE_CHECKING:
-    from delaylevel.dispatcher import Dispatcher
+    from delaylevel.dispatcher import Dispatcher, DispatchSettings
 
 _STATUS = (
     Column("partition", "number"),
@@ -52,44 +50,12 @@ def dispatcher() -> None:
 )
 @dispatcher.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@options.delivery
-@click.option(
-    "--memory",
-    type=click.IntRange(min=8),
-    default=256,
-    metavar="MIB",
-    help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
-)
-@click.option(
-    "--remember",
-    type=click.IntRange(min=2),
-    default=2_000_000,
-    metavar="IDS",
-    help="Number of message IDs to remember for each source, to drop copies.",
-)
-@click.option(
-    "--checkpoint-interval",
-    "checkpoint_ms",
-    type=DURATION_MS,
-    default="1s",
-    help="Interval between acknowledgements of released messages.",
-)
-@options.spill_dir
-@options.renamed(
-    "--dispatcher-name",
-    "name",
-    former=["--name"],
-    metavar="NAME",
-    help="Name of this dispatcher; by default host and process.",
-)
+@options.dispatching
 @options.metrics
 @pass_connection
 def run(
     connection: Connection,
     topics: tuple[str, ...],
-    memory: int,
-    remember: int,
-    spill_dir: Path | None,
     metrics_port: int | None,
     metrics_address: str,
     **fields: Any,
@@ -102,20 +68,10 @@ def run(
     --spill-dir names another. SIGTERM or Ctrl-C ends it when the current batches are published.
     """
     from delaylevel.cluster.admin import Admin
-    from delaylevel.dispatcher import Dispatcher, DispatchSettings
+    from delaylevel.dispatcher import Dispatcher
 
-    # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
-    sys.setswitchinterval(0.001)
-    # Messages are freed without the garbage collector, which would look at all of them, and at all
-    # modules, many times a second.
-    gc.freeze()
-    gc.set_threshold(100_000)
-    settings = DispatchSettings(
-        directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
-        memory_bytes=memory << 20,
-        remember=remember + remember % 2,
-        **fields,
-    )
+    tune_interpreter()
+    settings = dispatch_settings(**fields)
     with contextlib.ExitStack() as stack:
         # Attempts on partitions that others own fail all the time, and the client would log each
         # of them with -v. The dispatcher logs the events that matter.
@@ -142,44 +98,55 @@ def run(
             partitions = f"{description.window_partitions} partitions"
             note(f"Releasing from {description.window_topic} ({partitions})")
         note("Ctrl-C ends it.")
-        count = _ReleaseCount()
-        service.run(lambda: count.show(service))
-        note(f"{count.released:,} messages released.")
+        releases = _Releases()
+        service.run(lambda: releases.show(service))
+        note(f"{releases.count.total:,} messages released.")
 
 
-class _ReleaseCount:
-    """The number of messages released, including those from partitions given back since."""
+def tune_interpreter() -> None:
+    """Prepare the interpreter for a dispatcher."""
+    # The publishing thread must not wait the default 5 ms for its turn in the interpreter.
+    sys.setswitchinterval(0.001)
+    # Messages are freed without the garbage collector, which would look at all of them, and at all
+    # modules, many times a second.
+    gc.freeze()
+    gc.set_threshold(100_000)
+
+
+def dispatch_settings(
+    memory: int, remember: int, spill_dir: Path | None, **fields: Any
+) -> DispatchSettings:
+    """Return the settings of a dispatcher from the values of `options.dispatching`."""
+    from delaylevel.dispatcher import DispatchSettings
+
+    return DispatchSettings(
+        directory=spill_dir or Path(platformdirs.user_state_dir("delaylevel")) / "dispatch",
+        memory_bytes=memory << 20,
+        remember=remember + remember % 2,
+        **fields,
+    )
+
+
+class _Releases:
+    """The number of messages released, which a terminal shows once a second."""
 
     def __init__(self) -> None:
-        self.released = 0
-        self._last: dict[tuple[str, int], int] = {}
+        from .views.service import ReleaseCount
+
+        self.count = ReleaseCount()
 
     def show(self, service: Dispatcher) -> None:
         """Count, and on a terminal draw one line; called once a second."""
-        from delaylevel.dispatcher.stats import quantile_ms, total_lateness
+        from .views.service import released_line
 
         found = service.stats()
-        before = self.released
-        for key, stats in found.items():
-            last = self._last.get(key, 0)
-            # A partition that was given back and taken again counts from 0.
-            self.released += stats.released - (last if stats.released >= last else 0)
-        self._last = {key: stats.released for key, stats in found.items()}
-        if not sys.stderr.isatty():
-            return
-        pending = sum(stats.pending for stats in found.values())
-        held = sum(sum(stats.held.values()) for stats in found.values())
-        dues = [stats.next_due_ms for stats in found.values() if stats.next_due_ms is not None]
-        p99 = quantile_ms(total_lateness(found.values()), 0.99)
-        recovering = sum(stats.state == "recovering" for stats in found.values())
-        line = f"{len(found)} partitions"
-        line += f" ({recovering} recovering)" if recovering else ""
-        line += f" · {pending:,} pending · {self.released:,} released, {self.released - before:,}/s"
-        line += f" · p99 {format_duration(p99)} late" if p99 is not None else ""
-        line += f" · {held:,} held" if held else ""
-        if dues:
-            line += f" · next in {format_duration(max(0, min(dues) - time.time() * 1000))}"
-        click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
+        before = self.count.total
+        self.count.count(found)
+        if sys.stderr.isatty():
+            total = self.count.total
+            now_ms = time.time_ns() // 1_000_000
+            line = released_line(found.values(), total, total - before, now_ms)
+            click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
 
 
 @examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")

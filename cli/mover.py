@@ -72,7 +72,7 @@ for _command in COMMANDS:
     show_default=False,
     help="Run the mover as a Spark job (default).",
 )
-@click.option("--once", is_flag=True, help="Move the ready messages and end, e.g. from cron.")
+@click.option("--once", is_flag=True, help=options.ONCE)
 @click.option(
     "--checkpoint",
     metavar="FOLDER",

@@ -56,6 +56,8 @@ trigger = click.option(
     type=DURATION_MS,
     help="Interval between the mover's batches; by default a fifth of the shortest lead.",
 )
+#: Help of ``--once``.
+ONCE = "End when everything that is ready or due is done, e.g. from cron."
 spill_dir = renamed(
     "--spill-dir",
     former=["--directory"],
@@ -107,6 +109,44 @@ features = click.option(
     multiple=True,
     help="Feature to add, which every process must know from then on. Repeatable.",
 )
+
+
+def dispatching(function: Function) -> Function:
+    """Add the options of a dispatcher; ``dispatch_settings`` takes their values."""
+    for decorate in (
+        renamed(
+            "--dispatcher-name",
+            "name",
+            former=["--name"],
+            metavar="NAME",
+            help="Name of this dispatcher; by default host and process.",
+        ),
+        spill_dir,
+        click.option(
+            "--checkpoint-interval",
+            "checkpoint_ms",
+            type=DURATION_MS,
+            default="1s",
+            help="Interval between acknowledgements of released messages.",
+        ),
+        click.option(
+            "--remember",
+            type=click.IntRange(min=2),
+            default=2_000_000,
+            metavar="IDS",
+            help="Number of message IDs to remember for each source, to drop copies.",
+        ),
+        click.option(
+            "--memory",
+            type=click.IntRange(min=8),
+            default=256,
+            metavar="MIB",
+            help="Memory for pending payloads of each level topic; the rest is spilled to disk.",
+        ),
+        delivery,
+    ):
+        function = decorate(function)
+    return function
 
 
 def metrics(function: Function) -> Function:

@@ -235,7 +235,15 @@ class DataLossError(BrokerError):
 
 
 class AlreadyRunningError(BrokerError):
-    """Another running instance that holds the resource; the text says which and since when."""
+    """Another running instance that holds the resource; the text says which and since when.
+
+    Attributes:
+        owner: name of the instance; empty if it is not known.
+    """
+
+    def __init__(self, message: str, *, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
 
 
 class PrerequisiteError(DelayLevelError):

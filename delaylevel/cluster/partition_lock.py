@@ -104,10 +104,11 @@ class PartitionLock:
                 properties=consumer_properties(),
             )
         except pulsar.ConsumerBusy as error:
+            owner = describe_owner(self._admin, source)
             raise AlreadyRunningError(
-                f"another mover is at work on level topic {source.level_topic}: "
-                f"{describe_owner(self._admin, source)} holds {source.topic}. Stop it first; one "
-                "mover at a time serves a level topic"
+                f"another mover is at work on level topic {source.level_topic}: {owner} holds "
+                f"{source.topic}. Stop it first; one mover at a time serves a level topic",
+                owner=owner.partition(" ")[0],
             ) from error
         except pulsar.PulsarException as error:
             raise BrokerError(

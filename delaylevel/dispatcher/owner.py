@@ -337,6 +337,7 @@ class PartitionOwner:
             # it had in flight is published first, so that the broker drops the earlier copies.
             self._publisher.close_idle()
         self.stats.set(**self._sizes())
+        self.stats.add(checkpoints=1)
 
     def _sizes(self) -> dict[str, int | None]:
         """Return the statistics that are computed from time to time."""

@@ -126,16 +126,13 @@ class Dispatcher:
             for description in described:
                 require_on_targets(admin, description)
         sweep(settings.directory)
-        for description in described:
-            membership = Membership(client, admin, description, settings.name)
-            descriptions = DescriptionCache(partial(served, admin, description.topic), description)
-            warning = RepeatedWarning(log, description.topic)
-            self._topics.append(_ServedTopic(descriptions, membership, warning))
+        self._topics += map(self._join, described)
 
     @property
     def descriptions(self) -> tuple[LevelTopicDescription, ...]:
         """The descriptions of the level topics that are served."""
-        return tuple(topic.description for topic in self._topics)
+        with self._lock:
+            return tuple(topic.description for topic in self._topics)
 
     def stats(self) -> Mapping[tuple[str, int], OwnerStats]:
         """Return the statistics of this process's window partitions, by (level topic, index)."""
@@ -149,6 +146,40 @@ class Dispatcher:
 
     #: The earlier name of `stats`.
     figures = stats
+
+    def add(self, level_topic: str) -> None:
+        """Serve one more level topic; call it in the thread of `run`, or before.
+
+        Raises:
+            LevelTopicError: as for the class.
+            BrokerError: the journal topic cannot be read.
+        """
+        description = served(self._admin, level_topic)
+        if self._settings.delivery is Delivery.EFFECTIVELY_ONCE:
+            require_on_targets(self._admin, description)
+        topic = self._join(description)
+        with self._lock:
+            self._topics.append(topic)
+
+    def remove(self, level_topic: str) -> None:
+        """Give up the partitions of a level topic; call it in the thread of `run`.
+
+        Args:
+            level_topic: full name of the level topic.
+        """
+        for topic in [each for each in self._topics if each.description.topic == level_topic]:
+            self._revoke([(topic, index) for index in topic.owners])
+            topic.membership.close()
+            with self._lock:
+                self._topics.remove(topic)
+
+    def _join(self, description: LevelTopicDescription) -> _ServedTopic:
+        """Enter the group of dispatchers of a level topic."""
+        membership = Membership(self._client, self._admin, description, self._settings.name)
+        descriptions = DescriptionCache(
+            partial(served, self._admin, description.topic), description
+        )
+        return _ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then give up all partitions.
@@ -164,7 +195,7 @@ class Dispatcher:
         try:
             make_spill_folder(self._directory, shared=self._settings.directory)
             while not self._stopping.is_set():
-                for topic in self._topics:
+                for topic in tuple(self._topics):
                     try:
                         with translate_errors():
                             self._reassign(topic)

@@ -40,6 +40,8 @@ class OwnerStats:
         latest_ms: largest lateness, in ms.
         memory_bytes, disk_bytes: approximate size of the pending messages.
         recovery_s: duration of the takeover, in s.
+        checkpoints: number of times that the values of the queue (``pending``, ``in_flight``,
+            ``next_due_ms`` and the sizes) were written.
     """
 
     state: str = "recovering"
@@ -58,6 +60,7 @@ class OwnerStats:
     memory_bytes: int = 0
     disk_bytes: int = 0
     recovery_s: float = 0.0
+    checkpoints: int = 0
 
 
 class SharedOwnerStats:

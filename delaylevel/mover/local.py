@@ -1,12 +1,13 @@
 """A mover in one process, without Spark: one pass over all source partitions at a time.
 
-It hosts the same router, ready bound, forwarder and partition lock as the Spark job. The in-memory
-Pulsar of :mod:`delaylevel.testing` and tests against a real broker use it.
+It hosts the same router, ready bound, forwarder and partition lock as the Spark job.
+:mod:`delaylevel.mover.service` runs it as a service, and the in-memory Pulsar of
+:mod:`delaylevel.testing` pass by pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -18,6 +19,7 @@ from delaylevel.cluster.reader import read_range
 from delaylevel.cluster.targets.clients import TargetClients
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
@@ -28,8 +30,14 @@ from delaylevel.topics.foreign_watch import ForeignSubscriptionWatch
 from .forwarder import Forwarder
 from .ready import SEARCH_THREADS, NextChecks, ReadyBound, ready_bound
 
+#: Kind of this mover in the names of its consumers.
+KIND = "local"
+
 # One partition is read while the messages of the previous ones are confirmed, up to this number.
+# A killed mover repeats no more than these.
 _FLUSH_EVERY = 20_000
+# Number of messages between two looks at a request to stop.
+_LOOK_EVERY = 256
 
 
 class LocalMover:
@@ -61,7 +69,7 @@ class LocalMover:
         self._description = description
         self._clock = clock or SystemClock()
         self._sources = source_partitions(description)
-        self._lock = PartitionLock(client, admin, self._sources, "local")
+        self._lock = PartitionLock(client, admin, self._sources, KIND)
         self._next: dict[str, Position] = dict(self._lock.start_positions(self._sources))
         self._next_checks = NextChecks(self._clock)
         self._descriptions = DescriptionCache(
@@ -76,8 +84,22 @@ class LocalMover:
         self._threads = ThreadPoolExecutor(SEARCH_THREADS, "delaylevel-search")
         self._forwarder = self._open_forwarder()
 
-    def run_once(self) -> ForwardReport:
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The description of the level topic in use."""
+        return self._description
+
+    @property
+    def connected(self) -> bool:
+        """True if the consumers that lock the partitions are connected."""
+        return self._lock.connected
+
+    def run_once(self, stopping: Callable[[], bool] = lambda: False) -> ForwardReport:
         """Hand off all messages that are ready now, and acknowledge them.
+
+        Args:
+            stopping: function that returns True to end the pass early. What was handed off until
+                then is acknowledged, and the next pass continues there.
 
         Raises:
             BrokerError: a message was not confirmed; it is unacknowledged, and a later pass sends
@@ -111,11 +133,17 @@ class LocalMover:
                     self._next_checks[source.topic] = bound.next_check_ms
                     continue
                 with closing(read_range(self._client, source.topic, start, bound.end)) as messages:
-                    count += self._forwarder.forward_all(source, messages, lambda: now_ms)
-                moved.append((source, bound))
-                if count >= flush_every:
-                    total.add(self._confirm(moved))
-                    moved, count = [], 0
+                    complete = False
+                    while not (complete or stopping()):
+                        portion = _Portion(messages, _FLUSH_EVERY - count, stopping)
+                        count += self._forwarder.forward_all(source, portion, lambda: now_ms)
+                        complete = portion.complete
+                        moved.append((source, bound if complete else portion.bound(now_ms)))
+                        if count >= flush_every:
+                            total.add(self._confirm(moved))
+                            moved, count = [], 0
+                if stopping():
+                    break
             total.add(self._confirm(moved))
             self._failed = False
         finally:
@@ -138,7 +166,7 @@ class LocalMover:
         sources = source_partitions(description)
         new = [source for source in sources if source.topic not in self._next]
         if new:
-            lock = PartitionLock(self._client, self._admin, new, "local")
+            lock = PartitionLock(self._client, self._admin, new, KIND)
             self._next.update(lock.start_positions(new))
             self._lock.merge(lock)
         self._sources = sources
@@ -177,3 +205,31 @@ class LocalMover:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+class _Portion:
+    """The next messages of a range, up to a limit; the range is complete if no more follow."""
+
+    def __init__(
+        self, messages: Iterator[ParkedMessage], limit: int, stopping: Callable[[], bool]
+    ) -> None:
+        self._messages = messages
+        self._limit = limit
+        self._stopping = stopping
+        self._last: ParkedMessage | None = None
+        self.complete = False
+
+    def __iter__(self) -> Iterator[ParkedMessage]:
+        left, stopping = self._limit, self._stopping
+        for message in self._messages:
+            self._last = message
+            yield message
+            left -= 1
+            if not left or (not left % _LOOK_EVERY and stopping()):
+                return
+        self.complete = True
+
+    def bound(self, now_ms: int) -> ReadyBound:
+        """Return the end of an incomplete portion: its partition is to be checked again at once."""
+        assert self._last is not None
+        return ReadyBound(self._last.position.next, now_ms)

@@ -33,6 +33,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "producer": ("topics", "cluster", "model"),
     "mover": ("topics", "cluster", "model"),
     "dispatcher": ("mover.hop", "topics", "cluster", "structures", "model"),
+    "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
@@ -44,7 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
-ROOMS["cli"] = ("demo", *ROOMS["demo"])
+ROOMS["cli"] = ("demo", "run", *ROOMS["demo"])
 #: Modules without a room of their own, which every room may import.
 LEAVES = ("errors", "installed", "prometheus", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.

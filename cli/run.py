@@ -1,0 +1,164 @@
+"""``delaylevel run``: mover and dispatcher in one service, without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delaylevel.cluster import client_log
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import ConfigError
+from delaylevel.model.topic_name import parse_namespace
+
+from . import options
+from .command import examples, pass_connection, settings_of
+from .dispatcher import dispatch_settings, tune_interpreter
+from .output import note
+
+if TYPE_CHECKING:
+    from delaylevel.run import LocalService
+
+# Time between two lines on the progress, in a log.
+_LINE_EVERY_S = 60.0
+
+
+@examples(
+    "delaylevel run orders",
+    "delaylevel run orders invoices --metrics-port 9109",
+    "delaylevel run --namespace public/default",
+    "delaylevel run orders --once   # from cron",
+)
+@click.command()
+@click.argument("topics", nargs=-1, metavar="TOPIC...")
+@click.option(
+    "--namespace",
+    metavar="TENANT/NAMESPACE",
+    help="Namespace whose level topics are all served, also later ones.",
+)
+@click.option("--once", is_flag=True, help=options.ONCE)
+@options.trigger
+@options.dispatching
+@options.metrics
+@pass_connection
+def run(
+    connection: Connection,
+    topics: tuple[str, ...],
+    namespace: str | None,
+    once: bool,
+    trigger_ms: int | None,
+    metrics_port: int | None,
+    metrics_address: str,
+    **fields: Any,
+) -> None:
+    """Move and release the messages of level topics.
+
+    This is the mover and the dispatcher in one service, without Spark and Java. TOPIC is a business
+    topic or a level topic. Start the command twice, on one machine or two: the second process is on
+    standby for the mover, takes half of the dispatcher's work, and takes over from the first one.
+
+    SIGTERM or Ctrl-C ends it when the messages in flight are published. --once moves the ready
+    messages, releases the due ones and ends.
+    """
+    if bool(topics) == (namespace is not None):
+        raise ConfigError("give topics, or --namespace to serve all level topics of a namespace")
+    if namespace is not None:
+        parse_namespace(namespace)
+    from delaylevel.cluster.admin import Admin
+    from delaylevel.run import LocalService
+
+    tune_interpreter()
+    with contextlib.ExitStack() as stack:
+        # Attempts on what others own fail all the time, and the client would log each of them
+        # with -v. The service logs the events that matter.
+        verbosity = settings_of(click.get_current_context()).verbosity
+        logger = client_log.for_verbosity(verbosity if verbosity > 1 else 0)
+        open_client = partial(connection.open_client, logger=logger)
+        admin = stack.enter_context(Admin.from_connection(connection))
+        service = LocalService(
+            open_client,
+            admin,
+            topics,
+            dispatch_settings(**fields),
+            namespace=namespace,
+            trigger_ms=trigger_ms,
+        )
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            service.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        if metrics_port is not None:
+            from delaylevel.prometheus import serve
+            from delaylevel.run.metrics import ServiceCollector
+
+            port = stack.enter_context(
+                serve(ServiceCollector(service), metrics_port, metrics_address)
+            )
+            note(f"Metrics at http://{metrics_address}:{port}/metrics")
+        if once:
+            report = service.run_once()
+            note(f"{report.moved.total:,} messages moved, {report.released:,} released.")
+            return
+        for description in service.descriptions:
+            note(f"Serving {description.topic} ({description.levels})")
+        if namespace is not None:
+            note(f"Level topics that are created in {namespace} are served, too.")
+        note("Ctrl-C ends it.")
+        progress = _Progress(service)
+        service.run(progress.show)
+        progress.end()
+
+
+class _Progress:
+    """The progress of a service: a live table on a terminal, else a line now and then."""
+
+    def __init__(self, service: LocalService) -> None:
+        from .views.service import ServiceView
+
+        self._service = service
+        self._view = ServiceView()
+        self._live = sys.stderr.isatty()
+        self._drawn = 0
+        self._counts = (0, 0)
+        self._line_s = time.monotonic() + _LINE_EVERY_S
+
+    def show(self) -> None:
+        """Update the view; called once a second."""
+        self._update()
+        if self._live:
+            size = shutil.get_terminal_size()
+            text = self._view.table(size.columns, size.lines - 1)
+            up = f"\x1b[{self._drawn}A" if self._drawn else ""
+            click.echo(f"{up}\x1b[J{text}", err=True)
+            self._drawn = text.count("\n") + 1
+        elif time.monotonic() >= self._line_s:
+            self._line_s = time.monotonic() + _LINE_EVERY_S
+            if self._view.counts != self._counts:
+                self._counts = self._view.counts
+                for line in self._view.lines():
+                    note(line)
+
+    def end(self) -> None:
+        """Print the totals."""
+        self._update()
+        moved, released = self._view.counts
+        note(f"{moved:,} messages moved, {released:,} released.")
+
+    def _update(self) -> None:
+        movers = {
+            topic: stats for each in self._service.movers for topic, stats in each.stats().items()
+        }
+        owners = {
+            key: stats for each in self._service.dispatchers for key, stats in each.stats().items()
+        }
+        now_ms = time.time_ns() // 1_000_000
+        self._view.update(movers, owners, time.monotonic(), now_ms)

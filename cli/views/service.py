@@ -1,0 +1,167 @@
+"""Views of a running service: its movers, and the window partitions of its dispatcher."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from delaylevel.cli.output import Column, render
+from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
+from delaylevel.model.formatting import format_duration
+from delaylevel.mover.service import MoverStats
+
+from .text import local, shortened
+
+Owners = Mapping[tuple[str, int], OwnerStats]
+Movers = Mapping[str, MoverStats]
+
+_COLUMNS = (
+    Column("topic", head="LEVEL TOPIC"),
+    Column("mover"),
+    Column("moved", "number"),
+    Column("moved_rate", "number", head="/s"),
+    Column("window"),
+    Column("pending", "number"),
+    Column("released", "number"),
+    Column("released_rate", "number", head="/s"),
+    Column("p99_ms", "duration", head="P99 LATE"),
+    Column("held", "number"),
+    Column("next_ms", "duration", head="NEXT IN"),
+)
+
+
+class ReleaseCount:
+    """The number of messages released, including those from partitions given back since."""
+
+    def __init__(self) -> None:
+        self.released: Counter[str] = Counter()
+        self._last: dict[tuple[str, int], int] = {}
+
+    @property
+    def total(self) -> int:
+        """The number of messages of all level topics."""
+        return self.released.total()
+
+    def count(self, found: Owners) -> None:
+        """Count the releases since the last call, by level topic."""
+        for key, stats in found.items():
+            last = self._last.get(key, 0)
+            # A partition that was given back and taken again counts from 0.
+            self.released[key[0]] += stats.released - (last if stats.released >= last else 0)
+        self._last = {key: stats.released for key, stats in found.items()}
+
+
+@dataclass
+class ServiceView:
+    """Progress of a service, with the changes since the last call of `update`.
+
+    Attributes:
+        rows: one row for each level topic.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    _releases: ReleaseCount = field(default_factory=ReleaseCount)
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _at_s: float = 0.0
+
+    def update(self, movers: Movers, owners: Owners, now_s: float, now_ms: int) -> None:
+        """Build the rows.
+
+        Args:
+            movers: statistics by level topic.
+            owners: statistics by level topic and window partition.
+            now_s: monotonic time in s.
+            now_ms: present time, ms since the epoch.
+        """
+        self._releases.count(owners)
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        self.rows = []
+        for topic in sorted({*movers, *(topic for topic, _ in owners)}):
+            mine = [stats for (name, _), stats in owners.items() if name == topic]
+            mover = movers.get(topic)
+            moved = 0 if mover is None else mover.report.total
+            released = self._releases.released[topic]
+            before = self._before.get(topic)
+            self._before[topic] = moved, released
+            rates = (None, None)
+            if before is not None and passed_s > 0:
+                rates = ((moved - before[0]) / passed_s, (released - before[1]) / passed_s)
+            self.rows.append(
+                {
+                    "topic": local(topic),
+                    "mover": None if mover is None else mover.state,
+                    "moved": moved,
+                    "moved_rate": rates[0],
+                    **_window(mine, now_ms),
+                    "released": released,
+                    "released_rate": rates[1],
+                }
+            )
+
+    def table(self, width: int, height: int) -> str:
+        """Return the rows as a table that fits a terminal."""
+        lines = render(self.rows, _COLUMNS).splitlines()
+        if len(lines) > height:
+            left_out = len(lines) - height + 1
+            lines = [*lines[: height - 1], f"and {left_out} more"]
+        return "\n".join(shortened(line, width) for line in lines)
+
+    def lines(self) -> list[str]:
+        """Return one line for each level topic, for a log."""
+        return [_line(row) for row in self.rows]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The numbers of messages moved and released."""
+        moved = sum(moved for moved, _ in self._before.values())
+        return moved, self._releases.total
+
+
+def _window(mine: list[OwnerStats], now_ms: int) -> dict[str, Any]:
+    if not mine:
+        return {"window": None, "pending": None, "p99_ms": None, "held": None, "next_ms": None}
+    states = Counter(stats.state for stats in mine)
+    dues = [stats.next_due_ms for stats in mine if stats.next_due_ms is not None]
+    return {
+        "window": " ".join(f"{count} {state}" for state, count in sorted(states.items())),
+        "pending": sum(stats.pending for stats in mine),
+        "p99_ms": quantile_ms(total_lateness(mine), 0.99),
+        "held": sum(sum(stats.held.values()) for stats in mine),
+        "next_ms": max(0, min(dues) - now_ms) if dues else None,
+    }
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    parts = [f"{row['topic']}: mover {row['mover'] or 'elsewhere'}, {row['moved']:,} moved"]
+    if row["window"] is not None:
+        parts.append(f"window partitions: {row['window']}")
+        parts.append(f"{row['pending']:,} pending, {row['released']:,} released")
+    if row["p99_ms"] is not None:
+        parts.append(f"p99 {format_duration(row['p99_ms'])} late")
+    if row["held"]:
+        parts.append(f"{row['held']:,} held")
+    return "; ".join(parts)
+
+
+def released_line(found: Iterable[OwnerStats], released: int, rate: int, now_ms: int) -> str:
+    """Return the state of a dispatcher in one line.
+
+    Args:
+        found: statistics of its window partitions.
+        released: number of messages released.
+        rate: number of messages released in the last second.
+        now_ms: present time, ms since the epoch.
+    """
+    mine = list(found)
+    window = _window(mine, now_ms)
+    recovering = sum(stats.state == "recovering" for stats in mine)
+    line = f"{len(mine)} partitions"
+    line += f" ({recovering} recovering)" if recovering else ""
+    line += f" · {window['pending'] or 0:,} pending · {released:,} released, {rate:,}/s"
+    line += f" · p99 {format_duration(window['p99_ms'])} late" if window["p99_ms"] else ""
+    line += f" · {window['held']:,} held" if window["held"] else ""
+    if window["next_ms"] is not None:
+        line += f" · next in {format_duration(window['next_ms'])}"
+    return line

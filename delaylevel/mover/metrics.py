@@ -1,0 +1,45 @@
+"""Statistics of local movers in the text format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .service import STATES, MoverService
+
+_COUNTERS = (
+    ("passes", "Passes over a level topic that ended without a failure."),
+    ("failures", "Failures after which the mover tried again."),
+)
+
+
+class MoverCollector:
+    """Collector that reads the statistics of the movers at each scrape."""
+
+    def __init__(self, movers: MoverService) -> None:
+        self._movers = movers
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every series, in the form that ``prometheus_client`` expects."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        found = sorted(self._movers.stats().items())
+        messages = CounterMetricFamily(
+            "delaylevel_mover_messages", "Messages by outcome.", labels=("level_topic", "became")
+        )
+        state = GaugeMetricFamily(
+            "delaylevel_mover_state",
+            "1 for the current state of the mover.",
+            labels=("level_topic", "state"),
+        )
+        for topic, stats in found:
+            for outcome, count in stats.report.counts().items():
+                messages.add_metric((topic, outcome), count)
+            for each in STATES:
+                state.add_metric((topic, each), int(stats.state == each))
+        yield from (messages, state)
+        for name, text in _COUNTERS:
+            series = CounterMetricFamily(f"delaylevel_mover_{name}", text, labels=("level_topic",))
+            for topic, stats in found:
+                series.add_metric((topic,), getattr(stats, name))
+            yield series

@@ -1,0 +1,26 @@
+"""Statistics of a local service in the text format of Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from delaylevel.dispatcher.metrics import DispatchCollector
+from delaylevel.mover.metrics import MoverCollector
+
+from .service import LocalService
+
+
+class ServiceCollector:
+    """Collector of the series of movers and dispatchers."""
+
+    def __init__(self, service: LocalService) -> None:
+        self._collectors = [
+            *map(MoverCollector, service.movers),
+            *map(DispatchCollector, service.dispatchers),
+        ]
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every series."""
+        for collector in self._collectors:
+            yield from collector.collect()
