@@ -57,14 +57,24 @@ SIDES = ("tracker", "tracker, deduplicated", "native", "nats")
 
 
 class DispatcherProcess:
-    """``delaylevel dispatcher run`` as a process, with access to its metrics."""
+    """``delaylevel dispatcher run`` as a process, with access to its metrics.
 
-    def __init__(self, connection: Connection, topic: str, delivery: str, directory: Path) -> None:
+    ``command`` is the command to run, if it is another one that contains a dispatcher.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        topic: str,
+        delivery: str,
+        directory: Path,
+        command: tuple[str, ...] = ("dispatcher", "run"),
+    ) -> None:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *("dispatcher", "run", topic, "--delivery", delivery, "--metrics-port", "0"),
+                *(*command, topic, "--delivery", delivery, "--metrics-port", "0"),
                 *("--spill-dir", str(directory)),
             ],
             stderr=subprocess.PIPE,

@@ -48,7 +48,7 @@ from delaylevel.mover.local import LocalMover
 
 TOPIC = "persistent://public/default/orders"
 LEVEL_TOPIC = "persistent://public/default/_orders-delay-level"
-SIDES = ("spark", "local")
+SIDES = ("spark", "local", "run")
 LIMIT_MS = 1000
 _TICK_S = 0.01
 _spawn = multiprocessing.get_context("spawn")
@@ -213,21 +213,28 @@ def running(side: str, unit_s: float) -> Iterator[Pipeline]:
             Admin.from_connection(connection),
             LevelTopicDescription(LEVEL_TOPIC, Levels([strategy(unit_s)]), (TOPIC,)),
         )
-        dispatcher = DispatcherProcess(connection, TOPIC, "at-least-once", Path(directory) / "d")
+        command = ("run",) if side == "run" else ("dispatcher", "run")
+        dispatcher = DispatcherProcess(
+            connection, TOPIC, "at-least-once", Path(directory) / "d", command
+        )
         stack.callback(dispatcher.process.wait)
         stack.callback(dispatcher.process.terminate)
         mover: Any
         if side == "spark":
             mover = spark_mover(connection, Path(directory))
             stack.callback(mover.wait)
+        elif side == "run":
+            mover = None
         else:
             ready = _spawn.Queue()
             mover = _spawn.Process(target=move, args=(connection, unit_s, ready))
             mover.start()
             stack.callback(mover.join)
             assert ready.get(timeout=60) == "ready"
-        stack.callback(mover.terminate)
-        pids = {"mover": mover.pid, "dispatcher": dispatcher.process.pid}
+        pids = {"dispatcher": dispatcher.process.pid}
+        if mover is not None:
+            stack.callback(mover.terminate)
+            pids["mover"] = mover.pid
         pids["broker"] = broker.status().pid
         parts = {name: [psutil.Process(pid)] for name, pid in pids.items()}
         pipeline = Pipeline(side, connection, unit_s, parts, dispatcher)

@@ -20,7 +20,7 @@ from delaylevel.cluster.connection import Connection
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .output import Column, emit, note
+from .output import Column, emit, is_live, note
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -142,7 +142,7 @@ class _Releases:
         found = service.stats()
         before = self.count.total
         self.count.count(found)
-        if sys.stderr.isatty():
+        if is_live():
             total = self.count.total
             now_ms = time.time_ns() // 1_000_000
             line = released_line(found.values(), total, total - before, now_ms)

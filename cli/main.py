@@ -20,6 +20,7 @@ from delaylevel.errors import (
     MessageTooLargeError,
 )
 
+from . import logs
 from .command import connection_options, examples, settings_of
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
@@ -112,11 +113,23 @@ class RootGroup(click.Group):
         """Run the command and turn its errors into messages and exit codes."""
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            if logs.is_json():
+                raise _shown_as_json(error) from error
+            raise
         except Exception as error:
             failure = translate(error)
             if failure is None or settings_of(ctx).verbosity > 1:
                 raise
+            if logs.is_json():
+                raise _shown_as_json(failure) from error
             raise failure from error
+
+
+def _shown_as_json(error: click.ClickException) -> click.exceptions.Exit:
+    """Write an error as a line of JSON, and return the exit with its code."""
+    logs.tell(error.format_message(), logging.ERROR)
+    return click.exceptions.Exit(error.exit_code)
 
 
 def _shown() -> list[str]:
@@ -153,11 +166,18 @@ def _module(name: str) -> str | None:
     show_default=False,
     help="Log level on stderr: -v info, -vv debug and tracebacks.",
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(logs.FORMATS),
+    default="text",
+    envvar="DELAYLEVEL_LOG_FORMAT",
+    help="Format of the log on stderr; json writes one object for each line.",
+)
 @click.version_option(
     __version__, "--version", prog_name="delaylevel", help="Show the version of this program."
 )
 @click.pass_context
-def cli(ctx: click.Context, verbose: int) -> None:
+def cli(ctx: click.Context, verbose: int, log_format: str) -> None:
     """Send long-delayed messages through Apache Pulsar.
 
     A setting comes from its option, then from the environment (DELAYLEVEL_SERVICE_URL,
@@ -170,9 +190,7 @@ def cli(ctx: click.Context, verbose: int) -> None:
     if os.environ.get("NO_COLOR"):
         ctx.color = False
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure(log_format, level)
 
 
 def main() -> None:

@@ -1,27 +1,35 @@
-"""``delaylevel mover``: the processes that hand off near-due messages; ``run`` is the Spark job."""
+"""``delaylevel mover``: the processes that hand off near-due messages."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
+from click.core import ParameterSource
 
+from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection, require_reachable
+from delaylevel.errors import ConfigError
 from delaylevel.model.formatting import format_duration
 
 from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
-from .output import note
+from .output import is_live, note
 
 if TYPE_CHECKING:
+    from delaylevel.mover.topic_thread import MoverStats
     from delaylevel.spark_sync import SyncSettings
 
+# Options of the mover without Spark.
+_LOCAL_OPTIONS = ("once", "trigger_ms", "metrics_port", "metrics_address")
 _CONNECTION_FLAGS = {
     "service_url",
     "admin_url",
@@ -42,9 +50,10 @@ _CONNECTION_FLAGS = {
 def mover() -> None:
     """Hand off near-due messages from level topics.
 
-    They go to a finer level, the final window or their business topic. `run` starts the Spark job.
-    `deploy`, `status`, `logs`, `restart` and `delete` manage the Function, a mover inside Pulsar,
-    for level topics made with `levels create --mover function`.
+    They go to a finer level, the final window or their business topic. `run` starts the Spark job,
+    or with `--local` a mover without Spark. `deploy`, `status`, `logs`, `restart` and `delete`
+    manage the Function, a mover inside Pulsar, for level topics made with
+    `levels create --mover function`.
     """
 
 
@@ -56,6 +65,7 @@ for _command in COMMANDS:
     "delaylevel mover run orders",
     "delaylevel mover run orders invoices --checkpoint /var/lib/delaylevel/checkpoint",
     "delaylevel mover run orders --once   # from cron",
+    "delaylevel mover run orders --local   # without Spark",
     "delaylevel mover run orders --metrics-port 9108",
     "delaylevel mover run orders --steps billing.steps:without_closed_accounts",
     "delaylevel mover run orders --master spark://spark.example:7077 "
@@ -65,12 +75,10 @@ for _command in COMMANDS:
 @mover.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option(
-    "--spark",
-    is_flag=True,
+    "--spark/--local",
     default=True,
-    expose_value=False,
     show_default=False,
-    help="Run the mover as a Spark job (default).",
+    help="Run the mover as a Spark job (default), or without Spark in this process.",
 )
 @click.option("--once", is_flag=True, help=options.ONCE)
 @click.option(
@@ -112,10 +120,13 @@ for _command in COMMANDS:
     is_flag=True,
     help="Print the spark-submit command of the same job and end.",
 )
+@click.pass_context
 @pass_settings
 def run(
     program: Settings,
+    context: click.Context,
     topics: tuple[str, ...],
+    spark: bool,
     checkpoint: str | None,
     steps: str | None,
     ship: bool,
@@ -124,10 +135,11 @@ def run(
     print_command: bool,
     **fields: Any,
 ) -> None:
-    """Run the Spark job for level topics.
+    """Run a mover for level topics: the Spark job, or with --local a mover without Spark.
 
     TOPIC is a business topic or a level topic. A level topic has one mover at a time: a second one
-    reports the name of the first and exits.
+    reports the name of the first and exits. With --local, it is on standby for another one of its
+    kind. `delaylevel run` contains this mover and a dispatcher.
 
     The first SIGTERM or Ctrl-C ends the job after the current batch is committed and acknowledged.
     The second ends it at once, and the next run repeats that batch.
@@ -135,10 +147,15 @@ def run(
     With the --master of a cluster, this program is Spark's driver and sends the Python packages to
     the executors. They receive a token from the environment only within Spark's tasks.
     """
+    connection = program.connection()
+    if not spark:
+        _refuse_spark_options(context)
+        fields = {name: fields[name] for name in _LOCAL_OPTIONS}
+        _run_local(program, connection, topics, **fields)
+        return
     from delaylevel.spark_sync import Executors, SparkSyncJob, SyncSettings, default_checkpoint
     from delaylevel.spark_sync.steps import dropped, load_steps
 
-    connection = program.connection()
     state = Path(platformdirs.user_state_dir("delaylevel"))
     settings = SyncSettings(
         level_topics=topics,
@@ -176,7 +193,7 @@ def run(
         nonlocal moved, left_out
         left_out += dropped(progress)
         moved += progress.numInputRows - dropped(progress)
-        if sys.stderr.isatty():
+        if is_live():
             rate = progress.processedRowsPerSecond
             click.echo(f"\r{moved:,} moved, {rate:,.0f}/s in the last batch ", nl=False, err=True)
 
@@ -185,6 +202,96 @@ def run(
     if signals > 1:
         note("The last batch is not finished; the next run repeats it.")
         click.get_current_context().exit(1)
+
+
+def _refuse_spark_options(context: click.Context) -> None:
+    """Raise ConfigError for a given option that only the Spark job has."""
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if given and name not in ("topics", "spark", *_LOCAL_OPTIONS):
+            raise ConfigError(
+                f"{max(option.opts, key=len)} is an option of the Spark job: leave it "
+                "out, or leave --local out"
+            )
+
+
+def _run_local(
+    program: Settings,
+    connection: Connection,
+    topics: tuple[str, ...],
+    once: bool,
+    trigger_ms: int | None,
+    metrics_port: int | None,
+    metrics_address: str,
+) -> None:
+    """Run the mover without Spark."""
+    from delaylevel.cluster.admin import Admin
+    from delaylevel.mover.service import MoverService, movable
+
+    require_reachable(connection)
+    with contextlib.ExitStack() as stack:
+        # Attempts to lock what another mover has fail, and the client would log each with -v.
+        logger = client_log.for_verbosity(program.verbosity if program.verbosity > 1 else 0)
+        open_client = partial(connection.open_client, logger=logger)
+        client = stack.enter_context(contextlib.closing(open_client()))
+        admin = stack.enter_context(Admin.from_connection(connection))
+        described = [movable(admin, name) for name in dict.fromkeys(topics)]
+        service = MoverService(
+            client, admin, described, trigger_ms=trigger_ms, target_client=open_client
+        )
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            service.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        if metrics_port is not None:
+            from delaylevel.mover.metrics import MoverCollector
+            from delaylevel.prometheus import serve
+
+            port = stack.enter_context(
+                serve(MoverCollector(service), metrics_port, metrics_address)
+            )
+            note(f"Metrics at http://{metrics_address}:{port}/metrics")
+        if once:
+            note(f"{service.run_once().total:,} messages moved.")
+            return
+        for description in described:
+            note(f"Moving {description.topic} ({description.levels})")
+        note("Ctrl-C ends it.")
+        states = MoverStates()
+
+        def show() -> None:
+            found = service.stats()
+            states.show(found)
+            if is_live():
+                moved = sum(stats.report.total for stats in found.values())
+                click.echo(f"\r{moved:,} moved ", nl=False, err=True)
+
+        service.run(show)
+        moved = sum(stats.report.total for stats in service.stats().values())
+        note(f"{moved:,} messages moved.")
+
+
+class MoverStates:
+    """The states of movers, printed when they change."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def show(self, found: Mapping[str, MoverStats]) -> None:
+        """Print the changes since the last call."""
+        for topic, stats in found.items():
+            state = stats.state, stats.holder
+            before = self._known.get(topic, ("starting", ""))
+            self._known[topic] = state
+            if state == before:
+                continue
+            if stats.state == "standby":
+                note(f"{topic}: on standby, {stats.holder or 'another mover'} moves its messages")
+            elif stats.state == "moving" and before[0] != "failing":
+                note(f"{topic}: moving its messages")
 
 
 def _print_command(connection: Connection, settings: SyncSettings, steps: str | None) -> None:

@@ -13,6 +13,8 @@ import click
 
 from delaylevel.model.formatting import format_duration, format_instant
 
+from . import logs
+
 FORMATS = ("table", "wide", "json", "jsonl")
 Kind = Literal["text", "number", "time", "duration", "size"]
 
@@ -100,7 +102,12 @@ def emit_one(item: Mapping[str, Any], columns: Sequence[Column], output: str = "
 
 def note(message: str) -> None:
     """Print a message on stderr, out of the way of the result."""
-    click.echo(message, err=True)
+    logs.tell(message)
+
+
+def is_live() -> bool:
+    """Return True if stderr is a terminal that may be drawn on."""
+    return sys.stderr.isatty() and not logs.is_json()
 
 
 def progress(label: str, length: int | None) -> Any:
@@ -108,7 +115,7 @@ def progress(label: str, length: int | None) -> Any:
 
     It is not drawn if the length, a number of steps, is unknown.
     """
-    drawn = length is not None and sys.stderr.isatty()
+    drawn = length is not None and is_live()
     file = sys.stderr if drawn else io.StringIO()
     return click.progressbar(length=length or 0, label=label, file=file)
 

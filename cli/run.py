@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import sys
 import time
 from functools import partial
 from types import FrameType
@@ -21,9 +20,11 @@ from delaylevel.model.topic_name import parse_namespace
 from . import options
 from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
-from .output import note
+from .mover import MoverStates
+from .output import is_live, note
 
 if TYPE_CHECKING:
+    from delaylevel.mover.topic_thread import MoverStats
     from delaylevel.run import LocalService
 
 # Time between two lines on the progress, in a log.
@@ -126,7 +127,8 @@ class _Progress:
 
         self._service = service
         self._view = ServiceView()
-        self._live = sys.stderr.isatty()
+        self._states = MoverStates()
+        self._live = is_live()
         self._drawn = 0
         self._counts = (0, 0)
         self._line_s = time.monotonic() + _LINE_EVERY_S
@@ -140,7 +142,9 @@ class _Progress:
             up = f"\x1b[{self._drawn}A" if self._drawn else ""
             click.echo(f"{up}\x1b[J{text}", err=True)
             self._drawn = text.count("\n") + 1
-        elif time.monotonic() >= self._line_s:
+            return
+        self._states.show(self._movers())
+        if time.monotonic() >= self._line_s:
             self._line_s = time.monotonic() + _LINE_EVERY_S
             if self._view.counts != self._counts:
                 self._counts = self._view.counts
@@ -153,12 +157,14 @@ class _Progress:
         moved, released = self._view.counts
         note(f"{moved:,} messages moved, {released:,} released.")
 
-    def _update(self) -> None:
-        movers = {
+    def _movers(self) -> dict[str, MoverStats]:
+        return {
             topic: stats for each in self._service.movers for topic, stats in each.stats().items()
         }
+
+    def _update(self) -> None:
         owners = {
             key: stats for each in self._service.dispatchers for key, stats in each.stats().items()
         }
         now_ms = time.time_ns() // 1_000_000
-        self._view.update(movers, owners, time.monotonic(), now_ms)
+        self._view.update(self._movers(), owners, time.monotonic(), now_ms)

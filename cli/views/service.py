@@ -10,7 +10,7 @@ from typing import Any
 from delaylevel.cli.output import Column, render
 from delaylevel.dispatcher.stats import OwnerStats, quantile_ms, total_lateness
 from delaylevel.model.formatting import format_duration
-from delaylevel.mover.service import MoverStats
+from delaylevel.mover.topic_thread import MoverStats
 
 from .text import local, shortened
 

@@ -41,5 +41,12 @@ def _wait() -> None:
         thread.join(max(0.0, until_s - time.monotonic()))
 
 
+def after_fork(function: Callable[[], object]) -> None:
+    """Call a function in each process that is forked from this one, where processes can fork."""
+    register = getattr(os, "register_at_fork", None)  # Windows has none
+    if register is not None:
+        register(after_in_child=function)
+
+
 atexit.register(_wait)
-os.register_at_fork(after_in_child=_running.clear)  # a fork copies no threads
+after_fork(_running.clear)  # a fork copies no threads

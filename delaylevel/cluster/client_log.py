@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
-import select
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +14,17 @@ if TYPE_CHECKING:
 
 _STDERR = "/dev/stderr"
 _CHUNK = 1 << 16
+# Receives the lines of all clients; by default they go to stderr as they are.
+_take_line: Callable[[str], None] | None = None
+
+
+def redirect(take_line: Callable[[str], None] | None) -> None:
+    """Pass each line of the clients' logs to a function, instead of stderr.
+
+    It applies to loggers that are created later, and not to silent ones. None undoes it.
+    """
+    global _take_line
+    _take_line = take_line
 
 
 def silent() -> pulsar.FileLogger:
@@ -37,11 +47,15 @@ def to_stderr(level: pulsar.LoggerLevel | None = None) -> pulsar.FileLogger:
 
     if level is None:
         level = pulsar.LoggerLevel.Warn
+    if _take_line is not None:
+        return pulsar.FileLogger(level, _pipe_to(_LineWriter(_take_line).write))
     try:
         with open(_STDERR, "ab"):
             pass
     except OSError:
-        return pulsar.FileLogger(level, _pipe_to_stderr())
+        return pulsar.FileLogger(level, _pipe_to(_write_to_stderr))
+    import fcntl  # not at the top: Windows has none, and producers run there
+
     # In a file the client has an offset of its own: without O_APPEND we would overwrite its lines.
     fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
     return pulsar.FileLogger(level, _STDERR)
@@ -56,7 +70,28 @@ def for_verbosity(verbosity: int) -> pulsar.FileLogger:
     return to_stderr(pulsar.LoggerLevel.Debug if verbosity > 1 else pulsar.LoggerLevel.Info)
 
 
-def _pipe_to_stderr() -> str:
+class _LineWriter:
+    """Text of a client's log, cut into lines."""
+
+    def __init__(self, take_line: Callable[[str], None]) -> None:
+        self._take_line = take_line
+        self._rest = b""
+
+    def write(self, data: bytes) -> None:
+        """Pass on the complete lines, and keep the rest."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take_line(line.decode(errors="replace"))
+
+
+def _write_to_stderr(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads; the client must not block
+        os.write(2, data)
+
+
+def _pipe_to(write: Callable[[bytes], None]) -> str:
+    import select
+
     source, target = os.pipe()
     os.set_blocking(source, False)
     lock = threading.Lock()
@@ -65,8 +100,7 @@ def _pipe_to_stderr() -> str:
         # Read and write under one lock: at the end of the process the thread may be gone.
         with lock, contextlib.suppress(BlockingIOError):
             while data := os.read(source, _CHUNK):
-                with contextlib.suppress(OSError):  # nobody reads; the client must not block
-                    os.write(2, data)
+                write(data)
 
     def follow() -> None:
         poll = select.poll()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .service import STATES, MoverService
+from .service import MoverService
+from .topic_thread import STATES
 
 _COUNTERS = (
     ("passes", "Passes over a level topic that ended without a failure."),

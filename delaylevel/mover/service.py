@@ -1,79 +1,20 @@
-"""Movers without Spark as a service: one for each level topic, with a standby and retries.
-
-Each level topic has a thread. It tries to lock the level topic, hands off pass by pass while it has
-the lock, and waits after a failure. While another process has the lock, it tries again every two
-seconds: at each attempt the broker checks whether the connection of the other one is alive, and
-closes it if not. A suspended process therefore loses its level topics after some seconds, and a
-killed one at once.
-"""
+"""Movers without Spark as a service: a thread for each level topic, standby and retries."""
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delaylevel.cluster.failures import error_name, translate_errors
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.errors import (
-    AlreadyRunningError,
-    BrokerError,
-    LevelTopicError,
-    UpgradeRequiredError,
-)
+from delaylevel.errors import BrokerError, LevelTopicError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import registry as topics
 
-from .local import KIND, LocalMover
-
-log = logging.getLogger(__name__)
-
-# As for the Spark job: a fifth of the lead is left for other delays.
-_SHORTEST_TRIGGER_MS, _LONGEST_TRIGGER_MS = 200, 5_000
-# Time between two attempts to lock a level topic of another mover. The broker takes five seconds
-# more to find that a process hangs.
-_PROBE_S = 2.0
-# A killed mover of another kind keeps its locks for some seconds; a live one for longer than this.
-LOCK_TIMEOUT_S = 15.0
-# The client reconnects within this time, unless another mover has taken the partitions.
-_RECONNECT_S = 5.0
-_LOOK_S = 0.1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-# Movers that hold a lock only until their work is done, or that take over from each other.
-_PASSING = tuple(f"delaylevel-{kind}@" for kind in (KIND, "drain"))
-
-#: States of the mover of a level topic.
-STATES = ("starting", "standby", "moving", "failing", "stopped")
-
-
-@dataclass
-class MoverStats:
-    """Statistics of the mover of one level topic since this process serves it.
-
-    Attributes:
-        state: one of `STATES`.
-        holder: name of the mover that has the lock, in the state ``standby``; else empty.
-        problem: reason for the state ``failing``; else empty.
-        report: numbers of messages handed off, by outcome.
-        passes: number of passes that ended without a failure.
-        failures: number of failures.
-        last_pass_ms: end of the last pass without a failure, ms since the epoch; None if there was
-            none since the lock was acquired.
-    """
-
-    state: str = "starting"
-    holder: str = ""
-    problem: str = ""
-    report: ForwardReport = field(default_factory=ForwardReport)
-    passes: int = 0
-    failures: int = 0
-    last_pass_ms: int | None = None
+from .local import LocalMover
+from .topic_thread import MoverStats, TopicThread
 
 
 def movable(admin: TopicAdmin, name: str) -> LevelTopicDescription:
@@ -93,12 +34,6 @@ def movable(admin: TopicAdmin, name: str) -> LevelTopicDescription:
             "releases its messages"
         )
     return description
-
-
-def trigger_of(description: LevelTopicDescription) -> int:
-    """Return the default time between two passes, in ms."""
-    fifth_ms = description.levels.smallest_lead_ms // 5
-    return max(_SHORTEST_TRIGGER_MS, min(_LONGEST_TRIGGER_MS, fifth_ms))
 
 
 class MoverService:
@@ -238,8 +173,8 @@ class MoverService:
             if thread.ident is not None:
                 thread.join()
 
-    def _thread(self, description: LevelTopicDescription, wait: bool = False) -> _TopicThread:
-        return _TopicThread(
+    def _thread(self, description: LevelTopicDescription, wait: bool = False) -> TopicThread:
+        return TopicThread(
             lambda latest: LocalMover(
                 self._client, self._admin, latest, self._clock, self._target_client
             ),
@@ -249,160 +184,3 @@ class MoverService:
             self._clock,
             wait,
         )
-
-
-class _TopicThread(threading.Thread):
-    """The thread that serves one level topic.
-
-    Args:
-        lock: function that locks the level topic and returns its mover.
-        describe: function that reads the description again.
-        wait: True to stay on standby while a mover of another kind has the level topic.
-
-    Attributes:
-        failure: the error that ended it; None while it runs and after a stop.
-    """
-
-    def __init__(
-        self,
-        lock: Callable[[LevelTopicDescription], LocalMover],
-        describe: Callable[[], LevelTopicDescription],
-        description: LevelTopicDescription,
-        trigger_ms: int | None,
-        clock: Clock,
-        wait: bool,
-    ) -> None:
-        super().__init__(name=f"mover {description.topic}", daemon=True)
-        self.description = description
-        self.failure: BrokerError | None = None
-        self._acquire = lock
-        self._describe = describe
-        self._trigger_ms = trigger_ms
-        self._clock = clock
-        self._wait = wait
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._stats = MoverStats()
-        self._warning = RepeatedWarning(log, f"mover of {description.topic}")
-        self._deadline_s = 0.0
-        self._pause_s = _FIRST_PAUSE_S
-
-    def stats(self) -> MoverStats:
-        """Return a copy of the statistics."""
-        with self._lock:
-            report = ForwardReport()
-            report.add(self._stats.report)
-            return replace(self._stats, report=report)
-
-    def stop(self) -> None:
-        """Request the end after the current messages."""
-        self._stopping.set()
-
-    def run(self) -> None:
-        self._deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        while not self._stopping.is_set():
-            try:
-                with translate_errors():
-                    self._serve()
-            except AlreadyRunningError as error:
-                if not self._stand_by(error):
-                    self.failure = error
-                    break
-            except UpgradeRequiredError as error:
-                self.failure = error
-                break
-            except BrokerError as error:
-                self._failed(error)
-            except Exception as error:  # a bug must not end the service of this level topic
-                log.exception("mover of %s", self.description.topic)
-                self._failed(error)
-        self._set(state="stopped", holder="")
-
-    def run_once(self) -> ForwardReport:
-        """Hand off everything that is ready now, in this thread.
-
-        Raises:
-            AlreadyRunningError: another mover has the level topic.
-            BrokerError: messages could not be handed off.
-        """
-        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
-        total = ForwardReport()
-        with translate_errors():
-            while True:
-                try:
-                    mover = self._acquire(self.description)
-                    break
-                except AlreadyRunningError:
-                    if time.monotonic() > deadline_s or self._stopping.wait(_PROBE_S / 4):
-                        raise
-            with mover:
-                # A message that is ready in two levels moves in two passes.
-                for _ in range(len(self.description.levels) + 1):
-                    report = mover.run_once(self._stopping.is_set)
-                    total.add(report)
-                    self._passed(mover, report)
-                    if not report.total or self._stopping.is_set():
-                        break
-        self._set(state="stopped")
-        return total
-
-    def _serve(self) -> None:
-        """Lock the level topic, and hand off until stopped or until the lock is lost."""
-        if self._stats.failures:
-            self.description = self._describe()
-        with self._acquire(self.description) as mover:
-            if self._stats.state in ("standby", "starting"):
-                log.info("moving %s", self.description.topic)
-            self._wait = True
-            self._set(state="moving", holder="", problem="")
-            self._warning.over()
-            while not self._stopping.is_set():
-                report = mover.run_once(self._stopping.is_set)
-                self._passed(mover, report)
-                self._stopping.wait((self._trigger_ms or trigger_of(self.description)) / 1000)
-                if not self._connected(mover):
-                    raise BrokerError("the lock on the level topic is lost; locking it again")
-
-    def _connected(self, mover: LocalMover) -> bool:
-        deadline_s = time.monotonic() + _RECONNECT_S
-        while not mover.connected:
-            if time.monotonic() > deadline_s or self._stopping.wait(_LOOK_S):
-                return self._stopping.is_set()
-        return True
-
-    def _passed(self, mover: LocalMover, report: ForwardReport) -> None:
-        self.description = mover.description
-        self._pause_s = _FIRST_PAUSE_S
-        self._warning.over()
-        with self._lock:
-            self._stats.state, self._stats.problem = "moving", ""
-            self._stats.passes += 1
-            self._stats.last_pass_ms = self._clock.now_ms()
-            self._stats.report.add(report)
-
-    def _stand_by(self, error: AlreadyRunningError) -> bool:
-        """Wait for the next attempt to lock; return False if this is not to be tried again."""
-        if not self._wait and error.owner and not error.owner.startswith(_PASSING):
-            if time.monotonic() > self._deadline_s:
-                return False
-            self._warning.failed(error)
-        if self._stats.state != "standby":
-            log.info("standby for %s: %s", self.description.topic, error)
-        self._set(state="standby", holder=error.owner, problem="", last_pass_ms=None)
-        self._stopping.wait(_PROBE_S)
-        return True
-
-    def _failed(self, error: Exception) -> None:
-        reason = str(error) or error_name(error)
-        self._warning.failed(reason)
-        with self._lock:
-            self._stats.state, self._stats.problem = "failing", reason
-            self._stats.failures += 1
-            self._stats.last_pass_ms = None
-        self._stopping.wait(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-    def _set(self, **values: object) -> None:
-        with self._lock:
-            for name, value in values.items():
-                setattr(self._stats, name, value)

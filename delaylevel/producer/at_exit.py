@@ -9,11 +9,12 @@ when the outcome of a message is known, the client's thread has not left its cal
 from __future__ import annotations
 
 import atexit
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from delaylevel.cluster.background import after_fork
 
 from .calls import Done, ignore
 
@@ -83,4 +84,4 @@ at_exit = Exit()
 # Functions registered later are called earlier: background threads may still call the client.
 atexit.register(at_exit.finish)
 # The parent's messages are not those of a child.
-os.register_at_fork(after_in_child=at_exit.__init__)  # type: ignore[misc]
+after_fork(at_exit.__init__)  # type: ignore[misc]

@@ -7,7 +7,6 @@ they are dangerous: if Python exits while such a thread is inside the client, th
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import _pulsar
 import pulsar
 
-from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.background import Starter, after_fork, in_thread
 
 from .plain_checks import CREATE_PRODUCER
 from .results import error_of
@@ -246,7 +245,7 @@ class _InClient:
 in_client = _InClient()
 atexit.register(in_client.exit)
 # The locks and threads of the parent mean nothing in a child.
-os.register_at_fork(after_in_child=in_client.__init__)  # type: ignore[misc]
+after_fork(in_client.__init__)  # type: ignore[misc]
 
 
 def close_async(producer: Any, done: Done) -> None:

@@ -1,0 +1,96 @@
+"""The program's log on stderr: lines of text, or one JSON object for each line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from datetime import datetime, timezone
+from types import TracebackType
+
+import click
+
+from delaylevel.cluster import client_log
+
+FORMATS = ("text", "json")
+#: Name of the logger of the program's own messages.
+PROGRAM = "delaylevel.cli"
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_json = False
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter that writes a record as one line of JSON.
+
+    The keys are ``time`` (ISO-8601, UTC), ``level``, ``logger``, ``thread``, ``message`` and, after
+    a failure, ``exception``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        entry = {
+            "time": _instant(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
+
+
+def configure(log_format: str, level: int) -> None:
+    """Send the log to stderr.
+
+    Args:
+        log_format: one of `FORMATS`. With ``json``, the program's messages and errors are lines of
+            the log, too.
+        level: lowest level that is written.
+    """
+    global _json
+    _json = log_format == "json"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if _json else logging.Formatter(_TEXT))
+    logging.basicConfig(handlers=[handler], level=level)
+    sys.excepthook = _log_crash if _json else sys.__excepthook__
+    client_log.redirect(_log_client_line if _json else None)
+
+
+def is_json() -> bool:
+    """Return True if stderr has lines of JSON only."""
+    return _json
+
+
+def tell(message: str, level: int = logging.INFO) -> None:
+    """Print a message of the program on stderr, whatever the level of the log."""
+    if not _json:
+        click.echo(message, err=True)
+        return
+    record = logging.LogRecord(PROGRAM, level, "", 0, message, None, None)
+    click.echo(JsonFormatter().format(record), err=True)
+
+
+def _log_client_line(line: str) -> None:
+    """Log a line of the Pulsar client, which has its own time and level in it."""
+    record = logging.LogRecord("pulsar", logging.INFO, "", 0, line, None, None)
+    click.echo(JsonFormatter().format(record), err=True)
+
+
+def _log_crash(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    record = logging.LogRecord(
+        PROGRAM, logging.CRITICAL, "", 0, str(error) or kind.__name__, None, (kind, error, trace)
+    )
+    try:
+        click.echo(JsonFormatter().format(record), err=True)
+    except Exception:  # the traceback must not be lost
+        traceback.print_exception(kind, error, trace)
+
+
+def _instant(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

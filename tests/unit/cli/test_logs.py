@@ -1,0 +1,84 @@
+"""Tests of the log on stderr as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from delaylevel.cli import logs
+from delaylevel.cli.main import cli
+
+JSON = ["--log-format", "json"]
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["mover", "run"], 2, "Missing argument"),
+        (["levels", "list", "--nope"], 2, "--nope"),
+        (["run"], 3, "no broker answers"),
+        (["--admin-url", "http://127.0.0.1:1", "levels", "list"], 3, "127.0.0.1:1"),
+    ],
+)
+def test_an_error_is_one_line(arguments: list[str], code: int, reason: str) -> None:
+    away = ["--service-url", "pulsar://127.0.0.1:1"]
+    result = CliRunner().invoke(cli, [*JSON, *away, *arguments])
+    assert result.exit_code == code
+    (line,) = lines(result.stderr)
+    assert line["level"] == "error"
+    assert line["logger"] == "delaylevel.cli"
+    assert reason in line["message"]
+    assert line["time"].endswith("Z")
+
+
+def test_the_format_comes_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DELAYLEVEL_LOG_FORMAT", "json")
+    assert lines(CliRunner().invoke(cli, ["mover", "run"]).stderr)
+    monkeypatch.delenv("DELAYLEVEL_LOG_FORMAT")
+    assert CliRunner().invoke(cli, ["mover", "run"]).stderr.startswith("Usage:")
+
+
+def test_a_record_keeps_its_exception_on_one_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("a.b", logging.WARNING, "", 0, "%s!", ("x",), sys.exc_info())
+    (line,) = lines(logs.JsonFormatter().format(record))
+    assert (line["level"], line["logger"], line["message"]) == ("warning", "a.b", "x!")
+    assert line["exception"].endswith("ValueError: two\nlines")
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("logging.getLogger('x').warning('hello')", ("warning", "x", "hello")),
+        ("raise KeyError('a bug')", ("critical", "delaylevel.cli", "'a bug'")),
+        (
+            "import pulsar\n"
+            "from delaylevel.cluster import client_log\n"
+            "client = pulsar.Client('pulsar://127.0.0.1:1', logger=client_log.for_verbosity(1))\n"
+            "client.close()",
+            ("info", "pulsar", "Closing Pulsar client"),
+        ),
+    ],
+)
+def test_everything_on_stderr_is_json(program: str, expected: tuple[str, str, str]) -> None:
+    start = "import logging\nfrom delaylevel.cli import logs\nlogs.configure('json', 30)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + program], capture_output=True, text=True, check=False
+    )
+    found = [(line["level"], line["logger"], line["message"]) for line in lines(done.stderr)]
+    assert any(
+        (level, logger) == expected[:2] and expected[2] in message
+        for level, logger, message in found
+    ), found
