@@ -98,9 +98,8 @@ def run(
             partitions = f"{description.window_partitions} partitions"
             note(f"Releasing from {description.window_topic} ({partitions})")
         note("Ctrl-C ends it.")
-        releases = _Releases()
-        service.run(lambda: releases.show(service))
-        note(f"{releases.count.total:,} messages released.")
+        service.run(_ReleaseLine(service).show)
+        note(f"{service.released().total():,} messages released.")
 
 
 def tune_interpreter() -> None:
@@ -127,26 +126,23 @@ def dispatch_settings(
     )
 
 
-class _Releases:
-    """The number of messages released, which a terminal shows once a second."""
+class _ReleaseLine:
+    """One line on a terminal, drawn once a second."""
 
-    def __init__(self) -> None:
-        from .views.service import ReleaseCount
+    def __init__(self, service: Dispatcher) -> None:
+        self._service = service
+        self._before = 0
 
-        self.count = ReleaseCount()
-
-    def show(self, service: Dispatcher) -> None:
-        """Count, and on a terminal draw one line; called once a second."""
+    def show(self) -> None:
+        """Draw the line."""
         from .views.service import released_line
 
-        found = service.stats()
-        before = self.count.total
-        self.count.count(found)
-        if is_live():
-            total = self.count.total
-            now_ms = time.time_ns() // 1_000_000
-            line = released_line(found.values(), total, total - before, now_ms)
-            click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
+        if not is_live():
+            return
+        before, self._before = self._before, self._service.released().total()
+        rate, now_ms = self._before - before, time.time_ns() // 1_000_000
+        line = released_line(self._service.stats().values(), self._before, rate, now_ms)
+        click.echo(f"\r\x1b[2K{line}", nl=False, err=True)
 
 
 @examples("delaylevel dispatcher status orders", "delaylevel dispatcher status orders -o json")

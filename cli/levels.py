@@ -178,7 +178,11 @@ def create(
         made = topics.create(admin, wanted)
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
-            note(f"Also run `delaylevel dispatcher run {topic}`, which releases due messages.")
+            note(
+                f"`delaylevel run {topic}` moves and releases its messages."
+                if made.mover is Mover.SPARK
+                else f"Also run `delaylevel dispatcher run {topic}`, which releases due messages."
+            )
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")
 

@@ -34,8 +34,8 @@ _LINE_EVERY_S = 60.0
 @examples(
     "delaylevel run orders",
     "delaylevel run orders invoices --metrics-port 9109",
-    "delaylevel run --namespace public/default",
     "delaylevel run orders --once   # from cron",
+    "delaylevel run --namespace public/default",
 )
 @click.command()
 @click.argument("topics", nargs=-1, metavar="TOPIC...")
@@ -166,5 +166,10 @@ class _Progress:
         owners = {
             key: stats for each in self._service.dispatchers for key, stats in each.stats().items()
         }
+        releases = {
+            topic: count
+            for each in self._service.dispatchers
+            for topic, count in each.released().items()
+        }
         now_ms = time.time_ns() // 1_000_000
-        self._view.update(self._movers(), owners, time.monotonic(), now_ms)
+        self._view.update(self._movers(), owners, releases, time.monotonic(), now_ms)

@@ -36,6 +36,7 @@ MODULES = {
     "delaylevel.functions.deployment": "Deployment of the Function.",
     "delaylevel.functions.health": "The status of the Function.",
     "delaylevel.dispatcher": "The dispatcher.",
+    "delaylevel.run": "Mover and dispatcher in one service.",
     "delaylevel.inspection": "Queries about pending messages.",
     "delaylevel.doctor": "Checks with remedies.",
     "delaylevel.model.plan": "Capacity planning.",

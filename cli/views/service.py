@@ -32,27 +32,6 @@ _COLUMNS = (
 )
 
 
-class ReleaseCount:
-    """The number of messages released, including those from partitions given back since."""
-
-    def __init__(self) -> None:
-        self.released: Counter[str] = Counter()
-        self._last: dict[tuple[str, int], int] = {}
-
-    @property
-    def total(self) -> int:
-        """The number of messages of all level topics."""
-        return self.released.total()
-
-    def count(self, found: Owners) -> None:
-        """Count the releases since the last call, by level topic."""
-        for key, stats in found.items():
-            last = self._last.get(key, 0)
-            # A partition that was given back and taken again counts from 0.
-            self.released[key[0]] += stats.released - (last if stats.released >= last else 0)
-        self._last = {key: stats.released for key, stats in found.items()}
-
-
 @dataclass
 class ServiceView:
     """Progress of a service, with the changes since the last call of `update`.
@@ -62,27 +41,33 @@ class ServiceView:
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    _releases: ReleaseCount = field(default_factory=ReleaseCount)
     _before: dict[str, tuple[int, int]] = field(default_factory=dict)
     _at_s: float = 0.0
 
-    def update(self, movers: Movers, owners: Owners, now_s: float, now_ms: int) -> None:
+    def update(
+        self,
+        movers: Movers,
+        owners: Owners,
+        releases: Mapping[str, int],
+        now_s: float,
+        now_ms: int,
+    ) -> None:
         """Build the rows.
 
         Args:
             movers: statistics by level topic.
             owners: statistics by level topic and window partition.
+            releases: numbers of messages released, by level topic.
             now_s: monotonic time in s.
             now_ms: present time, ms since the epoch.
         """
-        self._releases.count(owners)
         passed_s, self._at_s = now_s - self._at_s, now_s
         self.rows = []
-        for topic in sorted({*movers, *(topic for topic, _ in owners)}):
+        for topic in sorted({*movers, *releases, *(topic for topic, _ in owners)}):
             mine = [stats for (name, _), stats in owners.items() if name == topic]
             mover = movers.get(topic)
             moved = 0 if mover is None else mover.report.total
-            released = self._releases.released[topic]
+            released = releases.get(topic, 0)
             before = self._before.get(topic)
             self._before[topic] = moved, released
             rates = (None, None)
@@ -115,8 +100,8 @@ class ServiceView:
     @property
     def counts(self) -> tuple[int, int]:
         """The numbers of messages moved and released."""
-        moved = sum(moved for moved, _ in self._before.values())
-        return moved, self._releases.total
+        found = self._before.values()
+        return sum(moved for moved, _ in found), sum(released for _, released in found)
 
 
 def _window(mine: list[OwnerStats], now_ms: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,6 +121,8 @@ class Dispatcher:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._topics: list[_ServedTopic] = []
+        # Messages released from partitions that were given back since, by level topic.
+        self._released: Counter[str] = Counter()
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         described = [served(admin, name, search=True) for name in dict.fromkeys(level_topics)]
         if settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -143,6 +146,18 @@ class Dispatcher:
                 for index, owner in topic.owners.items()
             }
         return {key: owner.stats.now() for key, owner in owners.items()}
+
+    def released(self) -> Counter[str]:
+        """Return the number of messages that this process has released, by level topic.
+
+        It includes those from window partitions that were given back since.
+        """
+        with self._lock:
+            total = self._released.copy()
+            for topic in self._topics:
+                for owner in topic.owners.values():
+                    total[topic.description.topic] += owner.stats.now().released
+            return total
 
     #: The earlier name of `stats`.
     figures = stats
@@ -228,8 +243,7 @@ class Dispatcher:
             alive = owner.is_alive()
             topic.watch_owner(owner)
             if not alive:
-                with self._lock:
-                    del topic.owners[index]
+                self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
         topic.descriptions.current()
         moves = assign(
@@ -279,8 +293,13 @@ class Dispatcher:
         for topic, index in partitions:
             topic.owners[index].join()
             topic.watch_owner(topic.owners[index])
-            with self._lock:
-                del topic.owners[index]
+            self._forget(topic, index)
+
+    def _forget(self, topic: _ServedTopic, index: int) -> None:
+        """Remove an owner that has ended."""
+        with self._lock:
+            owner = topic.owners.pop(index)
+            self._released[topic.description.topic] += owner.stats.now().released
 
 
 def served(admin: TopicAdmin, name: str, *, search: bool = False) -> LevelTopicDescription:

@@ -49,19 +49,17 @@ class ReleaseOnce:
         self._progress = (-1, -1)
         self._progress_s = time.monotonic()
         self._failed = False
-        self.released = 0
 
     def look(self) -> None:
         """Stop the dispatcher if everything is released, or if there is no progress."""
         found = self._dispatcher.stats()
-        self.released = sum(stats.released for stats in found.values())
         self._missing = [
             f"{description.window_topic.partition(index)}"
             for description in self._dispatcher.descriptions
             for index in self._unfinished(description.topic, description.window_partitions, found)
         ]
         ended = sum(sum(s.held.values()) + s.dead + s.dropped for s in found.values())
-        progress = (-len(self._missing), self.released + ended)
+        progress = (-len(self._missing), self._dispatcher.released().total() + ended)
         now_s = time.monotonic()
         if progress > self._progress:
             self._progress, self._progress_s = progress, now_s

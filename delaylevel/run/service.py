@@ -24,7 +24,7 @@ from .once import OnceReport, ReleaseOnce
 log = logging.getLogger(__name__)
 
 # Time between two looks at the level topics of a namespace.
-_NAMESPACE_S = 10.0
+_NAMESPACE_S = 5.0
 
 
 class LocalService:
@@ -147,7 +147,7 @@ class LocalService:
                 release = ReleaseOnce(self._dispatcher, self._admin)
                 self._dispatcher.run(lambda: (release.look(), tick and tick())[0])
                 release.check()
-                released = release.released
+                released = self._dispatcher.released().total()
             return OnceReport(moved, released)
 
     def stop(self) -> None:

@@ -263,6 +263,7 @@ EXPECTED = Expected(
         "docs/cli.md send": {
             "": ("delaylevel levels create orders --overflow recirculate", _files)
         },
+        "docs/cli.md run": {"": BOTH},
         "docs/cli.md mover run": {"": (*BOTH, _own_steps, _cluster)},
         "docs/cli.md dispatcher": {
             "": BOTH,

@@ -50,13 +50,14 @@ OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
 # A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
 SPARK = r"(-v )?(mover run|sync spark)"
-OUTSIDE = re.compile(rf"delaylevel ({SPARK}|dispatch(er)? run|mover|function|broker|demo)\b")
+OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatch(er)? )?run|mover|function|broker|demo)\b")
 SLOW = re.compile(
     r"make|python benchmarks|pulsar-admin|.* --every 5s|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
-    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|dispatch(er)? run|\w+ logs .*--follow)\b"
+    rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|(dispatch(er)? )?run(?!.*--once)|"
+    r"\w+ logs .*--follow)\b"
 )
 # Checks of `delaylevel doctor` that show that a process is running.
 CHECKS = {"mover run": "mover", "sync spark": "mover", "dispatch": "dispatcher"}

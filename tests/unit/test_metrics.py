@@ -14,12 +14,14 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("pyspark")
 
 
-from delaylevel.dispatcher.metrics import DispatchCollector
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.relay import RelayReport
 from delaylevel.metrics import ProducerCollector
+from delaylevel.model.report import ForwardReport
 from delaylevel.model.strategy import PartitionStrategy
+from delaylevel.mover.topic_thread import MoverStats
+from delaylevel.run.metrics import ServiceCollector
 from delaylevel.spark_sync.metrics import JobCollector
 from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
 from delaylevel.testing import MemoryPulsar
@@ -30,7 +32,7 @@ TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
 OUTCOMES = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 NAME = re.compile(
-    r"delaylevel_(producer|sync|dispatch|function)_[a-z]+(_[a-z]+)*"
+    r"delaylevel_(producer|sync|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
     # base units only
     r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
 )
@@ -83,6 +85,20 @@ class Dispatching:
         }
 
 
+class Moving:
+    """A fake service that moves the messages of one level topic."""
+
+    def stats(self) -> dict[str, MoverStats]:
+        return {TOPIC: MoverStats("standby", report=ForwardReport(window=3, due=1))}
+
+
+class Serving:
+    """A fake service without Spark."""
+
+    movers = (Moving(),)
+    dispatchers = (Dispatching(),)
+
+
 def families() -> Iterator[Any]:
     """Yield the metric families of every collector after each kind of event."""
     with MemoryPulsar() as memory:
@@ -92,8 +108,8 @@ def families() -> Iterator[Any]:
     job = JobStats()
     job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
     yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()
-    dispatcher: Any = Dispatching()
-    yield from DispatchCollector(dispatcher).collect()
+    service: Any = Serving()
+    yield from ServiceCollector(service).collect()
 
 
 def in_code() -> dict[str, Series]:

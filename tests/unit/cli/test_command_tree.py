@@ -42,6 +42,8 @@ FORMER_OPTIONS = {
     ("mover delete", "--name"): "--function-name",
     ("dispatcher run", "--name"): "--dispatcher-name",
     ("dispatcher run", "--directory"): "--spill-dir",
+    ("run", "--name"): "--dispatcher-name",
+    ("run", "--directory"): "--spill-dir",
     ("dlq replay", "--target"): "--new-target",
     ("dlq replay", "--due"): "--at",
     ("top", "--count"): "--refreshes",
@@ -157,7 +159,7 @@ def test_the_help_has_four_sections() -> None:
     listed = re.findall(r"^  ([a-z]+)  ", shown.partition("\nSet up:\n")[2], re.MULTILINE)
     assert listed == [
         *("broker", "levels", "plan"),
-        *("mover", "dispatcher", "send"),
+        *("run", "mover", "dispatcher", "send"),
         *("pending", "horizon", "top", "doctor", "dlq"),
         "demo",
     ]

@@ -117,3 +117,63 @@ def test_a_partition_that_cannot_be_read_does_not_keep_the_others_unacknowledged
                         mover.run_once()
             assert mover.next_check_ms(source_of(description, first)) > memory.clock.now_ms()
             assert mover.run_once().window == 1
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[MemoryPulsar, LevelTopicDescription]]:
+    """A level topic with 50 ready messages, and movers that confirm every 10 of them."""
+    monkeypatch.setattr(local, "_FLUSH_EVERY", 10)
+    monkeypatch.setattr(local, "_LOOK_EVERY", 1)
+    with MemoryPulsar() as memory:
+        producer = memory.client().create_producer(
+            "orders",
+            enable_delay_level_topic=True,
+            partition_strategy=WEEK,
+            batching_enabled=False,
+        )
+        for number in range(50):
+            producer.send(b"%d" % number, deliver_after=DAY + HOUR)
+        memory.clock.advance(DAY)
+        yield memory, producer.description
+
+
+def acknowledged(memory: MemoryPulsar, description: LevelTopicDescription) -> int:
+    """Return the number of messages of the first partition that are acknowledged."""
+    name = description.name.partition(0)
+    return int(memory.admin.mark_delete_position(name, "delaylevel").next_entry.entry)
+
+
+def test_a_long_range_is_acknowledged_in_portions(
+    many: tuple[MemoryPulsar, LevelTopicDescription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mover that is killed repeats only the last portion."""
+    memory, description = many
+
+    def read(client: Any, topic: str, *ends: Any) -> Iterator[Any]:
+        for count, message in enumerate(read_range(client, topic, *ends)):
+            if count == 35:
+                raise BrokerError("the partition delivers nothing")
+            yield message
+
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "read_range", read)
+            with pytest.raises(BrokerError, match="delivers nothing"):
+                mover.run_once()
+        assert acknowledged(memory, description) == 30
+        assert mover.run_once().window == 20
+        assert acknowledged(memory, description) == 50
+
+
+def test_a_pass_that_is_stopped_acknowledges_what_it_has_handed_off(
+    many: tuple[MemoryPulsar, LevelTopicDescription],
+) -> None:
+    memory, description = many
+    looks = iter(range(100))
+    with LocalMover(memory.client(), memory.admin, description, memory.clock) as mover:
+        first = mover.run_once(lambda: next(looks) > 12).window
+        assert 0 < first < 50
+        assert acknowledged(memory, description) == first
+        assert mover.run_once(lambda: True).window == 0
+        assert mover.run_once().window == 50 - first
+        assert acknowledged(memory, description) == 50

@@ -1,0 +1,71 @@
+"""Tests of the live view of a service."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaylevel.cli.views.service import ServiceView, released_line
+from delaylevel.dispatcher.stats import LATENESS_BOUNDS_MS, OwnerStats
+from delaylevel.model.report import ForwardReport
+from delaylevel.mover.topic_thread import MoverStats
+
+ORDERS = "persistent://public/default/_orders-delay-level"
+OTHERS = "persistent://public/default/_others-delay-level"
+
+
+def owner(**values: object) -> OwnerStats:
+    lateness = np.zeros(len(LATENESS_BOUNDS_MS) + 1, dtype=np.int64)
+    lateness[2] = 100
+    return OwnerStats(**{"state": "releasing", "lateness": lateness, **values})  # type: ignore[arg-type]
+
+
+def updated() -> ServiceView:
+    view = ServiceView()
+    movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_000))}
+    owners = {(ORDERS, 0): owner(pending=7, next_due_ms=9_000), (ORDERS, 1): owner(pending=3)}
+    view.update(movers, owners, {ORDERS: 500}, 10.0, 4_000)
+    movers = {ORDERS: MoverStats("moving", report=ForwardReport(window=1_200))}
+    owners[OTHERS, 0] = owner(state="recovering", held={"x": 2})
+    view.update(movers, owners, {ORDERS: 600, OTHERS: 0}, 12.0, 5_000)
+    return view
+
+
+def test_rows_have_rates_and_the_sums_of_the_partitions() -> None:
+    orders, others = updated().rows
+    assert (orders["moved_rate"], orders["released_rate"]) == (100, 50)
+    assert (orders["pending"], orders["next_ms"], orders["p99_ms"]) == (10, 4_000, 25)
+    assert orders["window"] == "2 releasing"
+    assert (others["mover"], others["window"], others["held"]) == (None, "1 recovering", 2)
+    assert updated().counts == (1_200, 600)
+
+
+def test_the_table_fits_a_terminal() -> None:
+    whole = updated().table(200, 20).splitlines()
+    assert [line.split()[0] for line in whole] == [
+        "LEVEL",
+        "_orders-delay-level",
+        whole[2].split()[0],
+    ]
+    assert "4s" in whole[1]
+    small = updated().table(40, 2).splitlines()
+    assert len(small) == 2
+    assert small[-1] == "and 2 more"
+    assert max(map(len, small)) <= 40
+
+
+def test_the_log_has_a_line_for_each_level_topic() -> None:
+    first, second = updated().lines()
+    assert first == (
+        "_orders-delay-level: mover moving, 1,200 moved; window partitions: 2 releasing; "
+        "10 pending, 600 released; p99 25ms late"
+    )
+    assert second.endswith("; 2 held")
+
+
+def test_a_dispatcher_alone_has_one_line() -> None:
+    found = [owner(pending=7, next_due_ms=9_000), owner(state="recovering")]
+    line = released_line(found, 1_500, 20, 4_000)
+    assert line == (
+        "2 partitions (1 recovering) · 7 pending · 1,500 released, 20/s · p99 25ms late · "
+        "next in 5s"
+    )

@@ -1,0 +1,226 @@
+"""Tests of the service of one level topic: standby, failures, and the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.errors import AlreadyRunningError, BrokerError, UpgradeRequiredError
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.report import ForwardReport
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.mover import topic_thread
+from delaylevel.mover.topic_thread import MoverStats, TopicThread
+from world import eventually
+
+DESCRIPTION = LevelTopicDescription(
+    "orders-delay-level",
+    Levels([PartitionStrategy(partition_by=timedelta(seconds=1))]),
+    ("orders",),
+)
+
+
+class FakeMover:
+    """A mover that hands off one message in each pass, or fails."""
+
+    description = DESCRIPTION
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.failure: Exception | None = None
+        self.closed = threading.Event()
+
+    def run_once(self, stopping: Callable[[], bool]) -> ForwardReport:
+        if self.failure is not None:
+            raise self.failure
+        return ForwardReport(window=1)
+
+    def __enter__(self) -> FakeMover:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.closed.set()
+
+
+class LockedTopic:
+    """A level topic, its movers, and the refusal of its lock.
+
+    Attributes:
+        refusal: the error that an attempt to lock raises; None if the lock is free.
+        movers: the movers that got the lock.
+        described: number of reads of the description.
+    """
+
+    def __init__(self) -> None:
+        self.refusal: Exception | None = None
+        self.movers: list[FakeMover] = []
+        self.described = 0
+
+    def lock(self, description: LevelTopicDescription) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        self.movers.append(FakeMover())
+        return self.movers[-1]
+
+    def describe(self) -> LevelTopicDescription:
+        self.described += 1
+        return DESCRIPTION
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> LockedTopic:
+    monkeypatch.setattr(topic_thread, "_PROBE_S", 0.01)
+    monkeypatch.setattr(topic_thread, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(topic_thread, "_RECONNECT_S", 0.05)
+    monkeypatch.setattr(topic_thread, "_LOOK_S", 0.01)
+    return LockedTopic()
+
+
+@pytest.fixture
+def serve(topic: LockedTopic) -> Iterator[Callable[..., TopicThread]]:
+    """``serve(wait=False)``: start a thread, which is stopped at the end."""
+    threads: list[TopicThread] = []
+
+    def start(wait: bool = False) -> TopicThread:
+        thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), wait)
+        threads.append(thread)
+        thread.start()
+        return thread
+
+    yield start
+    for thread in threads:
+        thread.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def reached(thread: TopicThread, **values: object) -> MoverStats:
+    def there() -> MoverStats | None:
+        stats = thread.stats()
+        return stats if all(getattr(stats, k) == v for k, v in values.items()) else None
+
+    found = eventually(there, str(values), 10)
+    assert isinstance(found, MoverStats)
+    return found
+
+
+def running(kind: str) -> AlreadyRunningError:
+    owner = f"delaylevel-{kind}@host:7"
+    return AlreadyRunningError(f"{owner} holds it", owner=owner)
+
+
+def test_it_moves_and_releases_the_lock_at_the_end(
+    topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    thread = serve()
+    stats = reached(thread, state="moving", passes=3)
+    assert stats.report.window == 3
+    assert stats.last_pass_ms is not None
+    thread.stop()
+    thread.join(10)
+    assert thread.stats().state == "stopped"
+    assert topic.movers[0].closed.is_set()
+    assert thread.failure is None
+
+
+@pytest.mark.parametrize("kind", ["local", "drain"])
+def test_it_waits_for_a_mover_of_its_kind(
+    topic: LockedTopic,
+    serve: Callable[..., TopicThread],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.0)
+    topic.refusal = running(kind)
+    thread = serve()
+    assert reached(thread, state="standby").holder == f"delaylevel-{kind}@host:7"
+    assert thread.stats().failures == 0
+    topic.refusal = None
+    assert reached(thread, state="moving").holder == ""
+
+
+def test_a_spark_job_ends_it_unless_it_shall_wait(
+    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.1)
+    topic.refusal = running("spark")
+    patient, strict = serve(wait=True), serve()
+    strict.join(10)
+    assert strict.failure is topic.refusal
+    assert strict.stats().state == "stopped"
+    reached(patient, state="standby", holder="delaylevel-spark@host:7")
+    topic.refusal = None
+    reached(patient, state="moving")
+
+
+def test_after_it_has_moved_it_waits_for_a_spark_job(
+    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that runs for weeks does not end because its lock was lost."""
+    monkeypatch.setattr(topic_thread, "LOCK_TIMEOUT_S", 0.0)
+    thread = serve()
+    reached(thread, state="moving")
+    topic.refusal = running("spark")
+    topic.movers[0].connected = False
+    reached(thread, state="standby")
+    assert topic.movers[0].closed.is_set()
+
+
+def test_a_failing_pass_is_repeated_after_a_pause_and_the_description_read_again(
+    topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    thread = serve()
+    reached(thread, state="moving")
+    topic.movers[0].failure = BrokerError("no answer")
+    failing = eventually(lambda: thread.stats().failures, "a failure", 10)
+    assert failing
+    stats = reached(thread, state="moving")
+    assert stats.problem == ""
+    assert topic.described >= 1
+    assert len(topic.movers) == 2
+
+
+def test_pauses_grow_while_it_fails(
+    topic: LockedTopic, serve: Callable[..., TopicThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_thread, "_LONGEST_PAUSE_S", 0.2)
+    topic.refusal = BrokerError("no answer")
+    thread = serve()
+    assert reached(thread, state="failing").problem == "no answer"
+    began = time.monotonic()
+    eventually(lambda: thread.stats().failures >= 8, "failures", 10)
+    assert time.monotonic() - began > 0.5
+    topic.refusal = None
+    reached(thread, state="moving", problem="")
+
+
+def test_a_feature_that_it_does_not_know_ends_it(
+    topic: LockedTopic, serve: Callable[..., TopicThread]
+) -> None:
+    topic.refusal = UpgradeRequiredError("too new")
+    thread = serve()
+    thread.join(10)
+    assert thread.failure is topic.refusal
+
+
+def test_a_bug_does_not_end_it(
+    topic: LockedTopic, serve: Callable[..., TopicThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic.refusal = ZeroDivisionError()
+    thread = serve()
+    assert reached(thread, state="failing").problem == "ZeroDivisionError"
+    topic.refusal = None
+    reached(thread, state="moving")
+    assert "Traceback" in caplog.text
+
+
+def test_one_run_ends_when_nothing_is_ready(topic: LockedTopic) -> None:
+    thread = TopicThread(topic.lock, topic.describe, DESCRIPTION, 5, SystemClock(), False)
+    assert thread.run_once().window == 2  # one pass more than there are levels
+    assert topic.movers[0].closed.is_set()
