@@ -36,7 +36,7 @@ _MARKS = {State.OK: "ok", State.FAILED: "FAIL", State.SKIPPED: "-"}
     "--namespace",
     default="public/default",
     metavar="TENANT/NAMESPACE",
-    help="Namespace to check if no TOPIC is given.",
+    help=options.NAMESPACE,
 )
 @options.delivery
 @options.trigger

@@ -19,6 +19,7 @@ from delaylevel.model.level_topic import (
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
+    Mover,
 )
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName

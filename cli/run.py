@@ -42,7 +42,7 @@ _LINE_EVERY_S = 60.0
 @click.option(
     "--namespace",
     metavar="TENANT/NAMESPACE",
-    help="Namespace whose level topics are all served, also later ones.",
+    help=options.NAMESPACE,
 )
 @click.option("--once", is_flag=True, help=options.ONCE)
 @options.trigger
@@ -62,8 +62,10 @@ def run(
     """Move and release the messages of level topics.
 
     This is the mover and the dispatcher in one service, without Spark and Java. TOPIC is a business
-    topic or a level topic. Start the command twice, on one machine or two: the second process is on
-    standby for the mover, takes half of the dispatcher's work, and takes over from the first one.
+    topic or a level topic. --namespace serves all level topics, also those created later.
+
+    Start the command twice, on one machine or two: the second process is on standby for the mover,
+    takes half of the dispatcher's work, and takes over from the first one.
 
     SIGTERM or Ctrl-C ends it when the messages in flight are published. --once moves the ready
     messages, releases the due ones and ends.

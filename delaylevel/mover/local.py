@@ -230,6 +230,6 @@ class _Portion:
         self.complete = True
 
     def bound(self, now_ms: int) -> ReadyBound:
-        """Return the end of an incomplete portion: its partition is to be checked again at once."""
+        """Return the end of an incomplete portion; the next pass checks its partition at once."""
         assert self._last is not None
         return ReadyBound(self._last.position.next, now_ms)

@@ -19,9 +19,12 @@ from delaylevel.mover import topic_thread
 from delaylevel.mover.topic_thread import MoverStats, TopicThread
 from world import eventually
 
+UNIT = timedelta(seconds=1)
 DESCRIPTION = LevelTopicDescription(
     "orders-delay-level",
-    Levels([PartitionStrategy(partition_by=timedelta(seconds=1))]),
+    Levels(
+        [PartitionStrategy(partition_by=timedelta(seconds=1), maximum_delay=timedelta(seconds=9))]
+    ),
     ("orders",),
 )
 
@@ -119,8 +122,10 @@ def test_it_moves_and_releases_the_lock_at_the_end(
     topic: LockedTopic, serve: Callable[..., TopicThread]
 ) -> None:
     thread = serve()
-    stats = reached(thread, state="moving", passes=3)
-    assert stats.report.window == 3
+    eventually(lambda: thread.stats().passes >= 3, "some passes", 10)
+    stats = thread.stats()
+    assert stats.state == "moving"
+    assert stats.report.window == stats.passes
     assert stats.last_pass_ms is not None
     thread.stop()
     thread.join(10)
