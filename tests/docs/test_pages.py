@@ -270,7 +270,7 @@ class Reader:
         return next(each.code for each in PAGES[page] if each.code.startswith(beginning))
 
     def _start(self, words: Sequence[str], program: str, topic: str) -> None:
-        log = self.folder / f"{program}.log"
+        log = self.folder / f"{program.replace('/', '+')}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
         self._running[program] = process, log
