@@ -38,7 +38,7 @@ _LINE_EVERY_S = 60.0
     "delaylevel run --namespace public/default",
 )
 @click.command()
-@click.argument("topics", nargs=-1, metavar="TOPIC...")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option(
     "--namespace",
     metavar="TENANT/NAMESPACE",
@@ -93,6 +93,8 @@ def run(
             namespace=namespace,
             trigger_ms=trigger_ms,
         )
+
+        stack.callback(service.close)
 
         def stop(signum: int, frame: FrameType | None) -> None:
             service.stop()

@@ -70,7 +70,7 @@ class ServiceView:
             released = releases.get(topic, 0)
             before = self._before.get(topic)
             self._before[topic] = moved, released
-            rates = (None, None)
+            rates: tuple[float, float] | tuple[None, None] = (None, None)
             if before is not None and passed_s > 0:
                 rates = ((moved - before[0]) / passed_s, (released - before[1]) / passed_s)
             self.rows.append(

@@ -7,6 +7,7 @@ from typing import Any
 
 from delaylevel.dispatcher.metrics import DispatchCollector
 from delaylevel.mover.metrics import MoverCollector
+from delaylevel.prometheus import Collector
 
 from .service import LocalService
 
@@ -15,7 +16,7 @@ class ServiceCollector:
     """Collector of the series of movers and dispatchers."""
 
     def __init__(self, service: LocalService) -> None:
-        self._collectors = [
+        self._collectors: list[Collector] = [
             *map(MoverCollector, service.movers),
             *map(DispatchCollector, service.dispatchers),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
@@ -76,7 +77,7 @@ class ReleaseOnce:
             )
 
     def _unfinished(
-        self, topic: str, partitions: int, found: dict[tuple[str, int], OwnerStats]
+        self, topic: str, partitions: int, found: Mapping[tuple[str, int], OwnerStats]
     ) -> list[int]:
         mine = {index for index in range(partitions) if (topic, index) in found}
         left = [index for index in mine if not self._finished((topic, index), found[topic, index])]

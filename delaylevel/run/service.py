@@ -145,7 +145,13 @@ class LocalService:
             released = 0
             if self._dispatcher is not None and not self._stopping.is_set():
                 release = ReleaseOnce(self._dispatcher, self._admin)
-                self._dispatcher.run(lambda: (release.look(), tick and tick())[0])
+
+                def look() -> None:
+                    release.look()
+                    if tick is not None:
+                        tick()
+
+                self._dispatcher.run(look)
                 release.check()
                 released = self._dispatcher.released().total()
             return OnceReport(moved, released)
@@ -156,6 +162,10 @@ class LocalService:
         self._movers.stop()
         if self._dispatcher is not None:
             self._dispatcher.stop()
+
+    def close(self) -> None:
+        """Close the connections of a service that was not run; `run` closes them itself."""
+        self._closing.close()
 
     def _check(self, description: LevelTopicDescription) -> None:
         effectively_once = self._settings.delivery is Delivery.EFFECTIVELY_ONCE

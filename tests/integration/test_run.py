@@ -52,8 +52,8 @@ def end(process: Any, seconds: float = 60) -> int:
         pytest.fail(f"it did not end within {seconds} s; its log:\n{said(process)}")
 
 
-def create(world: RealWorld, **values: Any) -> LevelTopicDescription:
-    return world.level_topic(LEVELS, **{"final_window": FinalWindow.TRACKER, **values})
+def create(world: RealWorld, levels: Levels = LEVELS, **values: Any) -> LevelTopicDescription:
+    return world.level_topic(levels, **{"final_window": FinalWindow.TRACKER, **values})
 
 
 def park(
@@ -175,17 +175,20 @@ def test_nothing_is_lost_if_mover_and_dispatcher_die_together_in_a_batch(
         process = cli_process("run", description.topic)
     world.eventually(lambda: found(world, orders).keys() == bodies, "all messages")
     world.drained(description)
+    owners = Owners(world, description)
+    world.eventually(lambda: owners.all_with(process), "all partitions")
     process.terminate()
     assert end(process) == 0, said(process)
 
 
 def test_once_does_what_is_ready_and_due(world: RealWorld, cli_process: Start) -> None:
-    description = create(world)
+    minutes = Levels([PartitionStrategy(partition_by=UNIT, maximum_delay=120 * UNIT)])
+    description = create(world, minutes)
     (orders,) = description.targets
+    park(world, orders, 1, 110_000, 110_000)
     now = park(world, orders, 50, 1_200, 2_000)
     later = time.monotonic() + 2.5
     world.eventually(lambda: time.monotonic() > later, "the due times")
-    park(world, orders, 1, 7_900, 7_900)
     process = cli_process("run", orders, "--once")
     assert end(process) == 0, said(process)
     assert found(world, orders) == Counter(now)
