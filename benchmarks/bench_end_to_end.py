@@ -3,10 +3,11 @@
 A producer sends messages of 1 KiB through the wrapper, all of them into a level. A mover hands them
 off to the window, a dispatcher publishes them when they are due, and a consumer compares arrivals
 with due times. ``spark`` is ``delaylevel mover run`` (Spark with ``local[2]``), ``local`` the mover
-without Spark. Broker, producer, mover, dispatcher and consumer are separate processes on one
-machine, with default settings. Only the unit of the level is short, so that a message passes the
-whole way within a run: delays are between 1 and 1.5 units, the hand-off comes a quarter of a unit
-before the due time at the latest, and the mover looks for ready messages every twentieth of a unit.
+without Spark, and ``run`` is ``delaylevel run``, where mover and dispatcher share a process. The
+other parts are separate processes on one machine, with default settings. Only the unit of the level
+is short, so that a message passes the whole way within a run: delays are between 1 and 1.5 units,
+the hand-off comes a quarter of a unit before the due time at the latest, and the mover looks for
+ready messages every twentieth of a unit.
 
 The search doubles the rate until a run of ``--step-seconds`` fails, halves the interval twice, and
 confirms the best rate in a run of ``--seconds``. A run fails if a message is lost, copied or early

@@ -17,18 +17,19 @@ from .text import local, shortened
 Owners = Mapping[tuple[str, int], OwnerStats]
 Movers = Mapping[str, MoverStats]
 
+# The first ones fit 80 characters.
 _COLUMNS = (
     Column("topic", head="LEVEL TOPIC"),
-    Column("mover"),
     Column("moved", "number"),
     Column("moved_rate", "number", head="/s"),
-    Column("window"),
     Column("pending", "number"),
     Column("released", "number"),
     Column("released_rate", "number", head="/s"),
     Column("p99_ms", "duration", head="P99 LATE"),
-    Column("held", "number"),
     Column("next_ms", "duration", head="NEXT IN"),
+    Column("held", "number"),
+    Column("mover"),
+    Column("window"),
 )
 
 
