@@ -47,7 +47,7 @@ def test_the_table_fits_a_terminal() -> None:
         whole[2].split()[0],
     ]
     assert whole[1].split()[-3:] == ["moving", "2", "releasing"]
-    assert "4.0s" in whole[1][:80]
+    assert "25ms" in whole[1][:80]
     small = updated().table(40, 2).splitlines()
     assert len(small) == 2
     assert small[-1] == "and 2 more"
