@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import traceback
 from datetime import datetime, timezone
 from types import TracebackType
@@ -55,8 +56,11 @@ def configure(log_format: str, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if _json else logging.Formatter(_TEXT))
     logging.basicConfig(handlers=[handler], level=level)
-    sys.excepthook = _log_crash if _json else sys.__excepthook__
     client_log.redirect(_log_client_line if _json else None)
+    logging.captureWarnings(_json)
+    if _json:
+        sys.excepthook = _log_crash
+        threading.excepthook = _log_crash_of_thread
 
 
 def is_json() -> bool:
@@ -89,6 +93,11 @@ def _log_crash(
         click.echo(JsonFormatter().format(record), err=True)
     except Exception:  # the traceback must not be lost
         traceback.print_exception(kind, error, trace)
+
+
+def _log_crash_of_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and args.exc_type is not SystemExit:
+        _log_crash(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def _instant(seconds: float) -> str:

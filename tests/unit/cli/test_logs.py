@@ -64,6 +64,14 @@ def test_a_record_keeps_its_exception_on_one_line() -> None:
         ("logging.getLogger('x').warning('hello')", ("warning", "x", "hello")),
         ("raise KeyError('a bug')", ("critical", "delaylevel.cli", "'a bug'")),
         (
+            "import threading\n"
+            "thread = threading.Thread(target=lambda: {}['a bug'])\n"
+            "thread.start()\n"
+            "thread.join()",
+            ("critical", "delaylevel.cli", "'a bug'"),
+        ),
+        ("import warnings\nwarnings.warn('careful')", ("warning", "py.warnings", "careful")),
+        (
             "import pulsar\n"
             "from delaylevel.cluster import client_log\n"
             "client = pulsar.Client('pulsar://127.0.0.1:1', logger=client_log.for_verbosity(1))\n"
