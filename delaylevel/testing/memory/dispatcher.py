@@ -85,7 +85,7 @@ class MemoryDispatcher:
             raise
 
     def run_once(self) -> ForwardReport:
-        """Do all that the dispatcher does at this time, and return the outcomes of messages.
+        """Release what is due at this time, and return the outcomes of messages.
 
         Raises:
             BrokerError: a partition was lost, or its journal does not confirm. Its connections are
