@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from pyroaring import BitMap64
 
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import (
@@ -25,7 +24,9 @@ from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .batches import DueBatch, FetchedBatch, MessageRecord, OfferResult
-from .ids import contained, id_columns, save_ids, to_array, unseen_ids
+from .ids import id_columns, save_ids, unseen_ids
+from .intents import new_intent
+from .open_positions import OpenPositions
 from .pending import PendingIndex
 from .unresolved import UnresolvedIntents
 from .waiting import WaitingQueues
@@ -71,9 +72,7 @@ class DelayQueue:
         self.pending = PendingIndex(segments, clock)
         # IDs of all messages that were offered. The state remembers those released earlier.
         self._offered_ids = Deduplicator(state.memory.capacity)
-        self._open = BitMap64()  # positions that are pending or in flight
-        self._low_watermark = state.low_watermark
-        self._last_offered = state.low_watermark - 1
+        self._open = OpenPositions(state.low_watermark)  # pending or in flight
         self._in_flight: dict[int, DueBatch] = {}
         self.waiting = WaitingQueues(clock, overflow)
         self._next_number = state.next_number
@@ -121,18 +120,18 @@ class DelayQueue:
         if not size:
             return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
-        released = self.state.is_released(positions) | (positions < self._low_watermark)
-        unknown = self._unknown(positions, ~released)
+        released = self.state.is_released(positions) | self._open.are_below(positions)
+        unknown = self._open.unknown(positions, ~released)
         keys, key_index, ids = id_columns(fetched.records, unknown)
         unseen = unseen_ids((self.state.memory, self._offered_ids), keys, key_index, ids)
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:
             save_ids(self._offered_ids, keys, key_index[unseen], ids[unseen])
-            self._open.update(to_array(positions[tracked]))
+            self._open.add(positions[tracked])
             due_ms = int(rows[DUE, tracked].min())
             self.arrived_due_ms = min(due_ms, self.arrived_due_ms or due_ms)
-        self._last_offered = max(self._last_offered, int(positions.max()))
+        self._open.last_offered = max(self._open.last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
@@ -198,7 +197,7 @@ class DelayQueue:
         mask = np.asarray(stored, dtype=np.bool_)
         resolved = Resolved(number, batch.positions[mask])
         self.state.apply(resolved)
-        self._release(resolved.released)
+        self._open.discard(resolved.released)
         self._put_back(batch, np.flatnonzero(~mask))
         return resolved
 
@@ -230,31 +229,8 @@ class DelayQueue:
                 target has an unresolved intent.
         """
         self._batch(batch.number)
-        if batch.number in self.state.open_intents:
-            raise InvalidInputError(f"batch {batch.number} already has an intent")
-        if len({name for name, _ in targets}) < len(targets):
-            raise InvalidInputError("a target is given twice")
         unresolved = self._unresolved.targets
-        for name, first in targets:
-            least = self.state.sequences.get(name, 1)
-            if first < least:
-                raise InvalidInputError(
-                    f"sequence ID {first} of target {name} was used before; begin at {least}"
-                )
-            if name in unresolved:
-                raise InvalidInputError(
-                    f"target {name} has an intent from before the takeover; resolve it first"
-                )
-        keys, key_index, ids = id_columns(batch.records, None)
-        intent = Intent(
-            batch.number,
-            batch.positions,
-            tuple(keys),
-            key_index.astype(np.uint16 if len(keys) < 1 << 16 else np.uint32),
-            ids,
-            tuple(targets),
-            np.asarray(target_index, dtype=np.uint16),
-        )
+        intent = new_intent(batch, targets, target_index, self.state, unresolved)
         self.state.apply(intent)
         return intent
 
@@ -278,7 +254,7 @@ class DelayQueue:
         commit = Commit(number, held_positions)
         self.state.apply(commit)
         del self._in_flight[number]
-        self._release(batch.positions)
+        self._open.discard(batch.positions)
         return commit
 
     def refuse(self, positions: Int64s) -> Refused:
@@ -312,19 +288,13 @@ class DelayQueue:
             InvalidInputError: there is no such intent, or the shape differs.
         """
         resolved, again = self._unresolved.resolve(number, stored)
-        self._release(resolved.released)
+        self._open.discard(resolved.released)
         self.pending.put_again(*again)
         return resolved
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
-        position = self._last_offered + 1
-        if self._open:
-            position = min(position, self._open.min())
-        if self._unresolved.withheld:
-            position = min(position, self._unresolved.withheld.min())
-        self._low_watermark = max(self._low_watermark, position)
-        return self._low_watermark
+        return self._open.low_watermark(self._unresolved.withheld)
 
     def checkpoint(self) -> LowWatermark | None:
         """Return the low watermark as a record, None if it has not moved."""
@@ -343,17 +313,6 @@ class DelayQueue:
         """Delete the spill files. The topic still has the pending messages."""
         self.pending.segments.close()
         self.waiting.close()
-
-    def _unknown(self, positions: Int64s, candidates: npt.NDArray[np.bool_]) -> Int64s:
-        """Return the indices of the candidates that are not pending yet, each position once."""
-        index = np.flatnonzero(candidates)
-        some = positions[index]
-        if some.size > 1 and not bool((some[1:] > some[:-1]).all()):
-            some, first = np.unique(some, return_index=True)
-            index = index[first]
-        if some.size and int(some[0]) <= self._last_offered:
-            index = index[~contained(self._open, some)]
-        return np.sort(index)
 
     def _add(self, fetched: FetchedBatch, rows: Rows, positions: Int64s, tracked: Int64s) -> None:
         """Add the tracked rows to the pending ones, without those in unresolved intents.
@@ -391,8 +350,3 @@ class DelayQueue:
         if batch is None:
             raise InvalidInputError(f"there is no batch {number} in flight")
         return batch
-
-    def _release(self, positions: Int64s) -> None:
-        discard = self._open.discard
-        for position in positions.tolist():
-            discard(position)
