@@ -58,6 +58,14 @@ def _in_sorted(run: Ids, ids: Ids) -> Mask:
     return found
 
 
+def _without(run: Ids, ids: Ids) -> Ids:
+    """Return a sorted run without the sorted IDs."""
+    index = run.searchsorted(ids)
+    found = index < run.size
+    found[found] = run[index[found]] == ids[found]
+    return np.delete(run, index[found])
+
+
 def _copy_to_pages(ids: Ids) -> Ids:
     """Copy IDs into memory pages of their own, so that growing blocks do not fragment the heap."""
     pages = np.frombuffer(mmap(-1, ids.nbytes, _PRIVATE), dtype=np.uint64)
@@ -134,6 +142,18 @@ class _SortedIds:
         self.blocks = blocks
         return np.concatenate(removed) if removed else fresh[:0]
 
+    def remove(self, ids: Ids) -> None:
+        """Remove sorted IDs; those that are missing change nothing."""
+        starts = self._starts(ids)
+        for index, block in enumerate(self.blocks):
+            rest = _without(block, ids[starts[index] : starts[index + 1]])
+            if rest.size < block.size:
+                self.blocks[index] = _copy_to_pages(rest) if rest.size else rest
+        self.blocks = [block for block in self.blocks if block.size]
+        self.recent = [rest for run in self.recent if (rest := _without(run, ids)).size]
+        self._recent_size = sum(run.size for run in self.recent)
+        self.size = sum(block.size for block in self.blocks) + self._recent_size
+
     def all(self) -> Ids:
         return np.sort(np.concatenate([np.empty(0, dtype=np.uint64), *self.blocks, *self.recent]))
 
@@ -184,6 +204,33 @@ class IdSet:
             self._insert(ids)
         if self.size >= self._compact_at:
             self.compact()
+
+    def discard_recent(self, value: int) -> bool:
+        """Remove an ID if it was added a moment ago; return False if it was not."""
+        if value not in self._pending:
+            return False
+        self._pending.discard(value)
+        self.size -= 1
+        return True
+
+    def remove(self, ids: Ids) -> None:
+        """Remove IDs: sorted, distinct, and all of them in the set."""
+        self._flush()
+        self.size -= ids.size
+        short = (ids & _LOW) == 0
+        for bitmap, part, shift in self._by_bitmap(short):
+            if bitmap and part.any():
+                bitmap -= _bitmap(ids[part] >> shift)
+        if self._sparse.size:
+            self._sparse.remove(ids)
+
+    def all(self) -> Ids:
+        """Return the IDs in their order."""
+        self._flush()
+        parts = [self._sparse.all()]
+        for bitmap, shift in ((self._plain, np.uint64(0)), (self._short, _LOW_BITS)):
+            parts.append(np.frombuffer(bitmap.to_array(), dtype=np.uint64) << shift)
+        return np.sort(np.concatenate(parts))
 
     def _insert(self, ids: Ids) -> None:
         short = (ids & _LOW) == 0
