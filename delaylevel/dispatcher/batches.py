@@ -7,12 +7,41 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from delaylevel.structures.rows import Int64s
+import numpy as np
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.structures.rows import Int64s, Rows
 
 from .record import WindowMessage
 
 #: Values that ``marshal`` can write. The first two are (id_key, id).
 MessageRecord: TypeAlias = "tuple[Any, ...]"
+
+
+#: Due times (ms since the epoch), packed positions and records, each of length n.
+Columns: TypeAlias = "tuple[Int64s, Int64s, list[MessageRecord]]"
+
+
+class Cancellation(NamedTuple):
+    """A cancellation of the window topic; its first two values identify the message.
+
+    Attributes:
+        id_key, id: identity of the message that is cancelled.
+        due_ms: due time of that message, ms since the epoch.
+        target: full name of its business topic.
+        message_id: its ``delaylevel.id``.
+    """
+
+    id_key: str
+    id: int
+    due_ms: int
+    target: str
+    message_id: str
+
+
+def is_cancellation(record: tuple[Any, ...]) -> bool:
+    """Return True if a record is a cancellation, as it was read or as a plain tuple."""
+    return len(record) == len(Cancellation._fields)
 
 
 @dataclass(slots=True)
@@ -27,6 +56,7 @@ class FetchedBatch:
             first two values are (id_key, id); a message with the key ``""`` has no copies.
         attribute: a number for each message, for queries about pending messages; None for the size
             of the stored record.
+        cancellations: number of the records that are a `Cancellation`.
     """
 
     ledger_ids: list[int] = field(default_factory=list)
@@ -34,10 +64,28 @@ class FetchedBatch:
     due_ms: list[int] = field(default_factory=list)
     records: list[MessageRecord] = field(default_factory=list)
     attribute: Sequence[float] | None = None
+    cancellations: int = 0
 
     def __len__(self) -> int:
         """Return the number of messages."""
         return len(self.records)
+
+    def rows(self) -> Rows:
+        """Return due times, ledger IDs and entry IDs, shape (3, n).
+
+        Raises:
+            InvalidInputError: the columns differ in length, or hold something else.
+        """
+        try:
+            rows: Rows = np.array([self.due_ms, self.ledger_ids, self.entry_ids], dtype=np.int64)
+        except (TypeError, ValueError, OverflowError):
+            rows = np.empty((3, 0), dtype=np.int64)
+        if rows.shape != (3, len(self)):
+            raise InvalidInputError(
+                "ledger_ids, entry_ids, due_ms and records must have the same length, and all but "
+                "records must hold integers"
+            )
+        return rows
 
     def split(self, count: int) -> tuple[FetchedBatch, FetchedBatch]:
         """Return the first ``count`` messages, and the others."""
@@ -50,7 +98,12 @@ class FetchedBatch:
             self.due_ms[start:stop],
             self.records[start:stop],
             None if self.attribute is None else self.attribute[start:stop],
+            self.cancellations and sum(map(_is_read, self.records[start:stop])),
         )
+
+
+def _is_read(record: tuple[Any, ...]) -> bool:
+    return type(record) is Cancellation
 
 
 class OfferResult(NamedTuple):
@@ -91,3 +144,18 @@ class DueBatch:
         """The records as messages, shape (n,)."""
         # This is what _make does, without a call in Python for each message.
         return [tuple.__new__(WindowMessage, record) for record in self.records]
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Return successive messages as one part.
+
+    Args:
+        parts: at least one part.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return (
+        np.concatenate([due_ms for due_ms, _, _ in parts]),
+        np.concatenate([positions for _, positions, _ in parts]),
+        [record for _, _, records in parts for record in records],
+    )

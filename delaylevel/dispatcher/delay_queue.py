@@ -17,17 +17,28 @@ from delaylevel.dispatcher.journal.records import (
     pack,
 )
 from delaylevel.dispatcher.journal.state import JournalState
-from delaylevel.errors import InvalidInputError
+from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
-from .batches import DueBatch, FetchedBatch, MessageRecord, OfferResult
-from .ids import id_columns, save_ids, unseen_ids
+from .batches import (
+    Cancellation,
+    Columns,
+    DueBatch,
+    FetchedBatch,
+    OfferResult,
+    joined,
+)
+from .batches_in_flight import BatchesInFlight
+from .cancellation_queue import CancellationQueue
+from .ids import Mask, id_columns, remove_ids, save_ids, unseen_ids
 from .intents import new_intent
 from .open_positions import OpenPositions
 from .pending import PendingIndex
+from .releases import RecentReleases
 from .unresolved import UnresolvedIntents
 from .waiting import WaitingQueues
 
@@ -45,6 +56,8 @@ class DelayQueue:
         state: the state of the journal.
         pending: the pending messages; ``pending.segments`` answers queries about them.
         waiting: due messages whose targets are not ready.
+        cancelling: the cancellations, and the cancelled messages.
+        releases: times of the last releases.
         arrived_due_ms: earliest due time offered since it was set to None, ms since the epoch.
     """
 
@@ -55,6 +68,8 @@ class DelayQueue:
         *,
         clock: Clock,
         overflow: Callable[[], PendingSegments] | None = None,
+        releases: RecentReleases | None = None,
+        grace_ms: int = 60_000,
     ) -> None:
         """Create a queue without pending messages.
 
@@ -64,34 +79,44 @@ class DelayQueue:
             segments: empty segments with precision_ms=1, owned by the queue from now on.
             overflow: function that returns further empty segments, for the due messages of a target
                 that takes them slowly; None to keep these in memory.
+            releases: times of the last releases, the ``on_release`` of the state.
+            grace_ms: time after its due time until which the message of a cancellation is waited
+                for, ms.
 
         Raises:
             InvalidInputError: the segments have another precision, or are not empty.
         """
         self.state = state
         self.pending = PendingIndex(segments, clock)
-        # IDs of all messages that were offered. The state remembers those released earlier.
-        self._offered_ids = Deduplicator(state.memory.capacity)
+        # IDs of the messages that are pending or in flight. The state remembers released ones.
+        self._pending_ids = RemovableIds()
+        # IDs of dead letters. Only the next owner takes a message with such an ID for a replay.
+        self._dead_ids = Deduplicator(state.memory.capacity)
         self._open = OpenPositions(state.low_watermark)  # pending or in flight
-        self._in_flight: dict[int, DueBatch] = {}
+        self._in_flight = BatchesInFlight(state.next_number)
         self.waiting = WaitingQueues(clock, overflow)
-        self._next_number = state.next_number
         self._unresolved = UnresolvedIntents(state)
+        self.releases = releases or RecentReleases(clock.now_ms)
+        state.on_release = self.releases
+        ids, opened, unresolved = self._pending_ids, self._open, self._unresolved
+        self.cancelling = CancellationQueue(
+            state, self.pending, ids, opened, unresolved, self.releases, clock, grace_ms
+        )
         self.arrived_due_ms: int | None = None
 
     def __len__(self) -> int:
-        """Return the number of pending messages, without those in flight."""
-        return len(self.pending) + len(self.waiting)
+        """Return the number of pending messages, without those in flight and cancelled ones."""
+        return len(self.pending) + len(self.waiting) - self.cancelling.passed_over
 
     @property
     def in_flight(self) -> int:
         """Number of messages in batches, or offered again while their intent is unresolved."""
-        return sum(map(len, self._in_flight.values())) + len(self._unresolved)
+        return len(self._in_flight) + len(self._unresolved)
 
     @property
     def memory_bytes(self) -> int:
         """Approximate memory in use, without messages in flight."""
-        ids = len(self._offered_ids) + len(self.state.memory)
+        ids = len(self._pending_ids) + len(self.state.memory)
         return self.pending.memory_bytes + self.waiting.memory_bytes + 8 * ids
 
     def offer(self, fetched: FetchedBatch) -> OfferResult:
@@ -105,32 +130,29 @@ class DelayQueue:
                 cannot be stored.
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
-        try:
-            rows: Rows = np.array(
-                [fetched.due_ms, fetched.ledger_ids, fetched.entry_ids], dtype=np.int64
-            )
-        except (TypeError, ValueError, OverflowError):
-            rows = np.empty((3, 0), dtype=np.int64)
-        size = len(fetched)
-        if rows.shape != (3, size):
-            raise InvalidInputError(
-                "ledger_ids, entry_ids, due_ms and records must have the same length, and all but "
-                "records must hold integers"
-            )
-        if not size:
+        rows = fetched.rows()
+        if not len(fetched):
             return OfferResult(0, 0, 0)
         positions = pack(rows[LEDGER], rows[ENTRY])
         released = self.state.is_released(positions) | self._open.are_below(positions)
         unknown = self._open.unknown(positions, ~released)
+        requests = unknown[:0]
+        if fetched.cancellations:
+            asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
+            requests, unknown = unknown[asks], unknown[~asks]
         keys, key_index, ids = id_columns(fetched.records, unknown)
-        unseen = unseen_ids((self.state.memory, self._offered_ids), keys, key_index, ids)
+        memories = [self.state.memory, self._pending_ids, self._dead_ids, *self.cancelling.memories]
+        unseen = unseen_ids(memories, keys, key_index, ids)
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:
-            save_ids(self._offered_ids, keys, key_index[unseen], ids[unseen])
+            save_ids(self._pending_ids, keys, key_index[unseen], ids[unseen])
             self._open.add(positions[tracked])
             due_ms = int(rows[DUE, tracked].min())
             self.arrived_due_ms = min(due_ms, self.arrived_due_ms or due_ms)
+            self.cancelling.take_arrived(positions, fetched.records, tracked)
+        if requests.size:
+            self.cancelling.take_requests(positions, fetched.records, requests)
         self._open.last_offered = max(self._open.last_offered, int(positions.max()))
         return OfferResult(tracked.size, unknown.size - tracked.size, int(released.sum()))
 
@@ -144,13 +166,17 @@ class DelayQueue:
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
-        due_ms = self.next_due_ms()
-        if due_ms is None or due_ms > now_ms or max_messages < 1:
-            return None
-        dues, positions, records = self.pending.take(now_ms, max_messages)
-        if not records:
-            return None
-        return self._put_in_flight(dues, positions, records)
+        parts: list[Columns] = []
+        left = max_messages
+        while left > 0 and (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
+            part = self.pending.take(now_ms, left)
+            if not part[2]:
+                break
+            part = self.cancelling.filter(part)
+            if part[2]:
+                parts.append(part)
+            left -= len(part[2])
+        return self._in_flight.put(*joined(parts)) if parts else None
 
     def divide(self, batch: DueBatch, parts: Iterable[Sequence[int]]) -> list[DueBatch]:
         """Replace a batch without an intent by several ones.
@@ -158,14 +184,7 @@ class DelayQueue:
         Args:
             parts: ascending indices of each part's messages. Together they are the whole batch.
         """
-        del self._in_flight[self._batch(batch.number).number]
-        divided = []
-        for part in parts:
-            index = np.asarray(part, dtype=np.int64)
-            records = [batch.records[each] for each in part]
-            due_ms, positions = batch.due_ms[index], batch.positions[index]
-            divided.append(self._put_in_flight(due_ms, positions, records))
-        return divided
+        return self._in_flight.divide(batch, parts)
 
     def defer(self, batch: DueBatch, target: TargetKey) -> None:
         """Let the messages of a batch without an intent wait until their target takes them.
@@ -173,12 +192,12 @@ class DelayQueue:
         Raises:
             SpillError: the disk is full, or cannot be written. The batch is still in flight.
         """
-        self.waiting.put(target, self._batch(batch.number))
-        del self._in_flight[batch.number]
+        self.waiting.put(target, self._in_flight.get(batch.number))
+        self._in_flight.remove(batch.number)
 
     def put_back(self, batch: DueBatch) -> None:
         """Let the messages of a batch without an intent be pending again."""
-        self._put_back(self._batch(batch.number), np.arange(len(batch)))
+        self._put_back(self._in_flight.get(batch.number), np.arange(len(batch)))
 
     def withdraw(self, number: int, stored: npt.ArrayLike) -> Resolved:
         """Close the intent of a batch of which nothing else is sent.
@@ -191,23 +210,39 @@ class DelayQueue:
         Raises:
             InvalidInputError: the batch or its intent is missing.
         """
-        batch = self._batch(number)
+        batch = self._in_flight.get(number)
         if number not in self.state.open_intents:
             raise InvalidInputError(f"batch {number} has no intent to withdraw")
         mask = np.asarray(stored, dtype=np.bool_)
+        intent = self.state.open_intents[number]
         resolved = Resolved(number, batch.positions[mask])
         self.state.apply(resolved)
         self._open.discard(resolved.released)
-        self._put_back(batch, np.flatnonzero(~mask))
+        again = np.flatnonzero(~mask)
+        self._close(intent, mask)
+        self.cancelling.note_refused(batch.positions, batch.records, again)
+        self._put_back(batch, again)
         return resolved
 
-    def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch:
+    def advance_waiting(self, target: TargetKey, max_messages: int) -> DueBatch | None:
         """Return the first messages that wait for a target, and put them in flight.
+
+        Returns:
+            The messages; None if all of them are cancelled.
 
         Raises:
             DamagedSegmentError: a spill file is gone. Start again from the journal.
         """
-        return self._put_in_flight(*self.waiting.take(target, max_messages))
+        part = self.cancelling.filter(self.waiting.take(target, max_messages))
+        return self._in_flight.put(*part) if part[2] else None
+
+    def without_cancelled(self, batch: DueBatch) -> DueBatch | None:
+        """Return a batch without an intent, or what is left of it after cancellations."""
+        rest = self.cancelling.filter((batch.due_ms, batch.positions, batch.records))
+        if len(rest[2]) == len(batch):
+            return batch
+        self._in_flight.remove(batch.number)
+        return self._in_flight.put(*rest) if rest[2] else None
 
     def intent(
         self,
@@ -228,9 +263,14 @@ class DelayQueue:
             InvalidInputError: the batch already has an intent, a sequence ID was used before, or a
                 target has an unresolved intent.
         """
-        self._batch(batch.number)
+        self._in_flight.get(batch.number)
         unresolved = self._unresolved.targets
         intent = new_intent(batch, targets, target_index, self.state, unresolved)
+        if self.cancelling.has_cancelled(intent):
+            raise DelayLevelError(
+                "a cancelled message was about to be published; it was not: start again from the "
+                "journal, and report this as a defect"
+            )
         self.state.apply(intent)
         return intent
 
@@ -245,16 +285,21 @@ class DelayQueue:
         Raises:
             InvalidInputError: the batch or its intent is missing, or ``held`` is not part of it.
         """
-        batch = self._batch(number)
+        batch = self._in_flight.get(number)
         if number not in self.state.open_intents:
             raise InvalidInputError(f"batch {number} has no intent; write one before publishing")
         held_positions = np.asarray(held, dtype=np.int64)
         if held_positions.size and not np.isin(held_positions, batch.positions).all():
             raise InvalidInputError(f"a held position is not in batch {number}")
+        intent = self.state.open_intents[number]
         commit = Commit(number, held_positions)
         self.state.apply(commit)
-        del self._in_flight[number]
+        self._in_flight.remove(number)
         self._open.discard(batch.positions)
+        self._close(intent, None)
+        if held_positions.size:
+            dead = np.isin(intent.positions, held_positions)
+            save_ids(self._dead_ids, intent.id_keys, intent.key_index[dead], intent.ids[dead])
         return commit
 
     def refuse(self, positions: Int64s) -> Refused:
@@ -287,10 +332,20 @@ class DelayQueue:
         Raises:
             InvalidInputError: there is no such intent, or the shape differs.
         """
+        intent = self.state.open_intents.get(number)
         resolved, again = self._unresolved.resolve(number, stored)
         self._open.discard(resolved.released)
+        assert intent is not None
+        self._close(intent, np.asarray(stored, dtype=np.bool_))
         self.pending.put_again(*again)
         return resolved
+
+    def reopen(self, number: int) -> None:
+        """Let the messages of an intent be pending again although they may have been sent.
+
+        The intent stays open until they are released again, so that none of them is cancelled.
+        """
+        self.pending.put_again(*self._unresolved.reopen(number))
 
     def low_watermark(self) -> int:
         """Return the packed position below which everything is released; it never decreases."""
@@ -332,21 +387,14 @@ class DelayQueue:
             record = tuple(records[each])
             self._unresolved.keep(int(positions[each]), int(rows[DUE, each]), record)
 
-    def _put_in_flight(
-        self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]
-    ) -> DueBatch:
-        batch = DueBatch(self._next_number, due_ms, positions, records)
-        self._next_number += 1
-        self._in_flight[batch.number] = batch
-        return batch
+    def _close(self, intent: Intent, released: Mask | None) -> None:
+        """Forget the messages of an intent that are released, all if None."""
+        keys, key_index, ids = intent.id_keys, intent.key_index, intent.ids
+        some = slice(None) if released is None else released
+        remove_ids(self._pending_ids, keys, key_index[some], ids[some])
+        self.cancelling.decide_again(keys, key_index, ids)
 
     def _put_back(self, batch: DueBatch, index: Int64s) -> None:
         records = [batch.records[each] for each in index.tolist()]
         self.pending.put_again(batch.due_ms[index], batch.positions[index], records)
-        del self._in_flight[batch.number]
-
-    def _batch(self, number: int) -> DueBatch:
-        batch = self._in_flight.get(number)
-        if batch is None:
-            raise InvalidInputError(f"there is no batch {number} in flight")
-        return batch
+        self._in_flight.remove(batch.number)

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+
+class IdMemory(Protocol):
+    """A set of IDs for each key."""
+
+    def is_duplicate(self, id: int, key: str) -> bool:  # noqa: A002 - a public name
+        """Return whether an ID is in the set."""
+
+    def are_duplicates(self, ids: npt.ArrayLike, key: str) -> Mask:
+        """Return for each ID whether it is in the set, shape (n,)."""
+
+    def save(self, id: int, key: str) -> None:  # noqa: A002
+        """Add an ID."""
+
+    def save_all(self, ids: npt.ArrayLike, key: str) -> None:
+        """Add IDs, shape (n,)."""
+
 
 #: Up to this number of IDs per key, a lookup of each is faster than one of an array.
 _FEW = 2
@@ -71,7 +88,7 @@ def _groups(
 
 
 def save_ids(
-    memory: Deduplicator,
+    memory: IdMemory,
     keys: Sequence[str],
     key_index: npt.NDArray[np.integer],
     ids: Int64s,
@@ -91,8 +108,43 @@ def save_ids(
             memory.save_all(ids[where], key)
 
 
+def remove_ids(
+    memory: RemovableIds,
+    keys: Sequence[str],
+    key_index: npt.NDArray[np.integer],
+    ids: Int64s,
+) -> None:
+    """Remove IDs; the arguments are those of ``save_ids``."""
+    for key, where in _groups(keys, key_index):
+        if where.size <= _FEW:
+            for value in ids[where].tolist():
+                memory.remove(value, key)
+        else:
+            memory.remove_all(ids[where], key)
+
+
+def seen_ids(
+    memory: IdMemory,
+    keys: Sequence[str],
+    key_index: npt.NDArray[np.integer],
+    ids: Int64s,
+) -> Mask:
+    """Return which IDs are in a memory, shape (n,); those of the key ``""`` never are.
+
+    Keys, indices and IDs are those of ``save_ids``.
+    """
+    seen = np.zeros(ids.size, dtype=np.bool_)
+    for key, where in _groups(keys, key_index):
+        if where.size <= _FEW:
+            for row in where.tolist():
+                seen[row] = memory.is_duplicate(int(ids[row]), key)
+        else:
+            seen[where] = memory.are_duplicates(ids[where], key)
+    return seen
+
+
 def unseen_ids(
-    memories: Sequence[Deduplicator],
+    memories: Sequence[IdMemory],
     keys: Sequence[str],
     key_index: npt.NDArray[np.integer],
     ids: Int64s,

@@ -29,6 +29,7 @@ class UnresolvedIntents:
         self._state = state
         self._intents = dict(state.open_intents)
         self.withheld = self._positions()
+        self._reopened: list[Intent] = []
         self._offered_again: dict[int, tuple[int, MessageRecord]] = {}
 
     def __len__(self) -> int:
@@ -82,10 +83,16 @@ class UnresolvedIntents:
             )
         resolved = Resolved(number, intent.positions[mask])
         self._state.apply(resolved)
-        del self._intents[number]
-        self.withheld = self._positions()
         for position in resolved.released.tolist():
             self._offered_again.pop(position, None)
+        return resolved, self.reopen(number)
+
+    def reopen(self, number: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
+        """Withhold the messages of an intent no longer; return them as `resolve` does."""
+        intent = self._intents.pop(number)
+        if number in self._state.open_intents:
+            self._reopened.append(intent)
+        self.withheld = self._positions()
         pending = [
             position
             for position in intent.positions.tolist()
@@ -94,7 +101,15 @@ class UnresolvedIntents:
         again = [self._offered_again.pop(position) for position in pending]
         due_ms = np.array([due for due, _ in again], dtype=np.int64)
         positions = np.array(pending, dtype=np.int64)
-        return resolved, (due_ms, positions, [record for _, record in again])
+        return due_ms, positions, [record for _, record in again]
+
+    def released_again(self) -> list[Intent]:
+        """Return the intents that are not closed although all of their messages are released."""
+        found = [
+            intent for intent in self._reopened if self._state.is_released(intent.positions).all()
+        ]
+        self._reopened = [intent for intent in self._reopened if intent not in found]
+        return found
 
     def _positions(self) -> BitMap64:
         positions = BitMap64()

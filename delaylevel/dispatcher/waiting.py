@@ -10,18 +10,16 @@ import numpy as np
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.model.clock import Clock
-from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.rows import Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
-from .batches import DueBatch, MessageRecord
+from .batches import Columns, DueBatch, MessageRecord, joined
 from .pending import PendingIndex
 
 # A target that is being opened needs no more than this; a slow one may use the disk.
 _IN_MEMORY = 2_000
 _BYTES_IN_MEMORY = 2 << 20
 _MESSAGE_BYTES = 500  # a message without its payload
-
-_Batch = tuple[Int64s, Int64s, list[MessageRecord]]
 
 
 class WaitingQueue:
@@ -36,7 +34,7 @@ class WaitingQueue:
     def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
         self._clock = clock
         self._overflow = overflow
-        self._batches: deque[_Batch] = deque()
+        self._batches: deque[Columns] = deque()
         self._count = self._bytes = 0
         self._rest: PendingIndex | None = None
 
@@ -79,7 +77,7 @@ class WaitingQueue:
         rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
         self._rest.put(rows, batch.records, None)
 
-    def take(self, count: int) -> _Batch:
+    def take(self, count: int) -> Columns:
         """Remove the first messages; return due times, packed positions and records.
 
         Args:
@@ -92,7 +90,7 @@ class WaitingQueue:
             assert self._rest is not None
             # All are due, whatever the clock says now.
             return self._rest.take(max(self._clock.now_ms(), self._rest.last_due_ms), count)
-        taken: list[_Batch] = []
+        taken: list[Columns] = []
         while self._batches and count > 0:
             due_ms, positions, records = self._batches.popleft()
             if len(records) > count:
@@ -102,13 +100,7 @@ class WaitingQueue:
             count -= len(records)
             self._count -= len(records)
             self._bytes -= sum(map(_size, records))
-        if len(taken) == 1:
-            return taken[0]
-        return (
-            np.concatenate([due_ms for due_ms, _, _ in taken]),
-            np.concatenate([positions for _, positions, _ in taken]),
-            [record for _, _, records in taken for record in records],
-        )
+        return joined(taken)
 
     def close(self) -> None:
         """Delete the spill files."""
@@ -173,7 +165,7 @@ class WaitingQueues:
             queue = self._queues[target] = WaitingQueue(self._clock, self._overflow)
         queue.put(batch)
 
-    def take(self, target: TargetKey, count: int) -> _Batch:
+    def take(self, target: TargetKey, count: int) -> Columns:
         """Remove the first messages of a target; return due times, packed positions and records.
 
         Args:

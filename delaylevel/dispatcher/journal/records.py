@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -193,6 +194,55 @@ class Refused(_Record):
     positions: Int64s
 
 
+class DispositionKind(IntEnum):
+    """The reason for which a message is not published. The numbers are stored."""
+
+    CANCELLED = 1
+    HELD = 2
+    DROPPED = 3
+    EXPIRED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class DispositionStart(_Record):
+    """The start of the Disposition records.
+
+    IDs of messages that were released before are known, but not if these were published.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Disposition(_Record):
+    """Messages that are not published.
+
+    A cancelled message was pending, and has no other record: its ID is enough to drop it. Of the
+    others, the Commit record of their intent follows.
+
+    Attributes:
+        kind: the reason.
+        id_keys, key_index, ids: IDs of the messages, as in an `Intent`.
+        until: packed position above that of all messages, if they are cancelled; otherwise 0. Their
+            IDs are kept until the low watermark is there.
+    """
+
+    kind: DispositionKind
+    id_keys: tuple[str, ...]
+    key_index: npt.NDArray[np.integer]
+    ids: Int64s
+    until: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Answered(_Record):
+    """Cancellations whose outcomes the outcomes topic has confirmed: released, without IDs.
+
+    Attributes:
+        positions: packed positions of the cancellations, shape (k,).
+    """
+
+    positions: Int64s
+
+
 @dataclass(frozen=True, eq=False)
 class SnapshotChunk(_Record):
     """Part ``index`` of ``count`` of the snapshot with the number ``serial``."""
@@ -203,8 +253,12 @@ class SnapshotChunk(_Record):
     data: bytes
 
 
-Record: TypeAlias = "Intent | Commit | Resolved | LowWatermark | Refused | SnapshotChunk"
+Record: TypeAlias = (
+    "Intent | Commit | Resolved | LowWatermark | Refused | DispositionStart | Disposition "
+    "| Answered | SnapshotChunk"
+)
 _INTENT, _COMMIT, _RESOLVED, _LOW_WATERMARK, _CHUNK, _REFUSED = range(1, 7)
+_DISPOSITION_START, _DISPOSITION, _ANSWERED = range(7, 10)
 
 
 def encode(record: Record) -> bytes:
@@ -231,6 +285,17 @@ def encode(record: Record) -> bytes:
         writer.ints(record.position)
     elif isinstance(record, Refused):
         kind = _REFUSED
+        writer.column(record.positions)
+    elif isinstance(record, DispositionStart):
+        kind = _DISPOSITION_START
+    elif isinstance(record, Disposition):
+        kind = _DISPOSITION
+        writer.ints(record.kind, record.until)
+        writer.texts(record.id_keys)
+        writer.column(record.key_index)
+        writer.column(record.ids)
+    elif isinstance(record, Answered):
+        kind = _ANSWERED
         writer.column(record.positions)
     else:
         kind = _CHUNK
@@ -262,6 +327,13 @@ def decode(data: bytes) -> Record:
             return LowWatermark(reader.int())
         if kind == _REFUSED:
             return Refused(reader.column())
+        if kind == _DISPOSITION_START:
+            return DispositionStart()
+        if kind == _DISPOSITION:
+            why, until, keys = DispositionKind(reader.int()), reader.int(), reader.texts()
+            return Disposition(why, keys, _small(reader.column()), reader.column(), until)
+        if kind == _ANSWERED:
+            return Answered(reader.column())
         if kind == _CHUNK:
             return SnapshotChunk(reader.int(), reader.int(), reader.int(), reader.blob())
     except (struct.error, ValueError, zlib.error) as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from pyroaring import BitMap64
 
 from delaylevel.dispatcher.ids import Mask, contained, save_ids, to_array
@@ -14,8 +16,12 @@ from delaylevel.structures.deduplicator import DamagedSnapshotError, Deduplicato
 from delaylevel.structures.rows import Int64s
 
 from .codec import DamagedJournalError, Reader, Writer
+from .dispositions import Dispositions, read_ids, write_ids
 from .records import (
+    Answered,
     Commit,
+    Disposition,
+    DispositionStart,
     Intent,
     LowWatermark,
     Record,
@@ -25,6 +31,9 @@ from .records import (
     decode,
     encode,
 )
+
+# Keys, index of each ID's key, and IDs of released messages.
+OnRelease: TypeAlias = "Callable[[Sequence[str], npt.NDArray[np.integer], Int64s], None]"
 
 # A broker takes messages up to 5 MiB by default; some are set to 1 MiB.
 _CHUNK_BYTES = 900_000
@@ -41,6 +50,10 @@ class JournalState:
         next_number: lowest number above those of all intents.
         sequences: next sequence ID by target name.
         refused: packed positions of messages that are set aside, until they are released.
+        dispositions: IDs of messages that are not published; None before the first record of them.
+            From then on, ``memory`` has the IDs of the messages that were released since.
+        on_release: function that is called with the keys, key index and IDs of the messages that
+            a Commit or Resolved record releases; None for none.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -59,11 +72,18 @@ class JournalState:
         self.next_number = 0
         self.sequences: dict[str, int] = {}
         self.refused = BitMap64()
+        self.dispositions: Dispositions | None = None
+        self.on_release: OnRelease | None = None
         self._highest = -1  # highest released position: a bitmap finds its own only slowly
         self._serial = 0
 
     @classmethod
-    def read(cls, records: Iterable[bytes], capacity: int = 100_000_000) -> JournalState:
+    def read(
+        cls,
+        records: Iterable[bytes],
+        capacity: int = 100_000_000,
+        on_release: OnRelease | None = None,
+    ) -> JournalState:
         """Return the state after all records of a journal.
 
         A complete snapshot replaces everything before its first chunk, and records between its
@@ -72,11 +92,13 @@ class JournalState:
         Args:
             records: bytes of each record, in order, from the journal's first record or any record
                 before a complete snapshot.
+            on_release: as the attribute.
 
         Raises:
             DamagedJournalError: a record was changed.
         """
         state = cls(capacity)
+        state.on_release = on_release
         chunks: list[bytes] = []
         since: list[Record] = []
         serial = highest = -1
@@ -98,7 +120,8 @@ class JournalState:
                 state = cls(capacity)
                 state._load(b"".join(chunks))
                 for each in since:
-                    state.apply(each)
+                    state.apply(each)  # they were reported when they were read
+                state.on_release = on_release
                 chunks, since = [], []
         state._serial = max(state._serial, highest + 1)
         return state
@@ -121,6 +144,15 @@ class JournalState:
                 self.refused.remove_range(0, self.low_watermark)
         elif isinstance(record, Refused):
             self.refused.update(to_array(record.positions))
+        elif isinstance(record, DispositionStart):
+            if self.dispositions is None:
+                self.dispositions = Dispositions(self.memory.capacity, self.memory)
+                self.memory = Deduplicator(self.memory.capacity)
+        elif isinstance(record, Disposition):
+            assert self.dispositions is not None  # the owner writes the start first
+            self.dispositions.add(record, self.low_watermark)
+        elif isinstance(record, Answered):
+            self._release(record.positions)
 
     def split_intents(self) -> None:
         """Replace each open intent of several targets by one intent for each of them.
@@ -167,17 +199,16 @@ class JournalState:
         writer = Writer()
         writer.ints(self.low_watermark, self.next_number, self._highest)
         writer.compressed(self.released.serialize())
-        keys = [key for key in self.memory.keys() if self.memory.count(key)]  # noqa: SIM118
-        writer.texts(keys)
-        for key in keys:
-            writer.compressed(self.memory.snapshot(key))
+        write_ids(writer, self.memory)
         writer.ints(len(self.open_intents))
         for intent in self.open_intents.values():
             writer.blob(encode(intent))
         writer.texts(self.sequences)
         writer.ints(*self.sequences.values())
-        if self.refused:
+        if self.refused or self.dispositions is not None:
             writer.compressed(self.refused.serialize())
+        if self.dispositions is not None:
+            self.dispositions.write(writer)
         data = writer.body()
         cuts = range(0, len(data), _CHUNK_BYTES)
         serial, self._serial = self._serial, self._serial + 1
@@ -191,8 +222,7 @@ class JournalState:
         try:
             self.low_watermark, self.next_number, self._highest = (reader.int() for _ in range(3))
             self.released = BitMap64.deserialize(reader.compressed())
-            for key in reader.texts():
-                self.memory.restore(reader.compressed(), key)
+            read_ids(reader, self.memory)
             for _ in range(reader.int()):
                 intent = decode(reader.blob())
                 assert isinstance(intent, Intent)
@@ -201,6 +231,10 @@ class JournalState:
             self.sequences = {name: reader.int() for name in names}
             if not reader.at_end:
                 self.refused = BitMap64.deserialize(reader.compressed())
+            if not reader.at_end:
+                earlier = Deduplicator(self.memory.capacity)
+                self.dispositions = Dispositions(self.memory.capacity, earlier)
+                self.dispositions.read(reader)
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:
             raise DamagedJournalError(f"a snapshot in the journal is damaged: {error}") from error
 
@@ -214,13 +248,27 @@ class JournalState:
         if released is not None:
             keep = np.isin(positions, released)
             positions, key_index, ids = positions[keep], key_index[keep], ids[keep]
-        if positions.size:
-            self._highest = max(self._highest, int(positions.max()))
-        above = positions[positions >= self.low_watermark] if self.low_watermark else positions
-        self.released.update(to_array(above))
+        self._release(positions)
         if self.refused:
             self.refused -= BitMap64(to_array(positions))
         if held is not None and held.size:
             keep = ~np.isin(positions, held)
             key_index, ids = key_index[keep], ids[keep]
         save_ids(self.memory, intent.id_keys, key_index, ids)
+        if self.dispositions is not None:
+            self._forget_earlier(intent.id_keys)
+        if self.on_release is not None:
+            self.on_release(intent.id_keys, key_index, ids)
+
+    def _release(self, positions: Int64s) -> None:
+        if positions.size:
+            self._highest = max(self._highest, int(positions.max()))
+        above = positions[positions >= self.low_watermark] if self.low_watermark else positions
+        self.released.update(to_array(above))
+
+    def _forget_earlier(self, keys: Iterable[str]) -> None:
+        """Forget the IDs from before the Disposition records once enough newer ones are known."""
+        assert self.dispositions is not None
+        for key in keys:
+            if key and self.memory.count(key) >= self.memory.capacity // 2:
+                self.dispositions.earlier.forget(key)

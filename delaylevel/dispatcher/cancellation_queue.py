@@ -1,0 +1,243 @@
+"""Cancellations in a delay queue, and the cancelled messages that leave it.
+
+A cancelled message is not searched for. It stays where it is, and is dropped by its ID as soon as
+it is taken out, for whatever reason. After a takeover, it is a copy of a known message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.dispatcher.journal.records import (
+    Answered,
+    Disposition,
+    DispositionKind,
+    Intent,
+    Record,
+    Resolved,
+)
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.model.clock import Clock
+from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures.rows import Int64s
+
+from .batches import Cancellation, Columns, MessageRecord, is_cancellation
+from .cancellations import CancelDecision, Cancellations
+from .ids import IdMemory, id_columns, remove_ids, seen_ids
+from .open_positions import OpenPositions
+from .pending import PendingIndex
+from .record import WindowMessage
+from .releases import RecentReleases
+from .unresolved import UnresolvedIntents
+
+
+class CancellationQueue:
+    """The cancellations of a delay queue.
+
+    Args:
+        state: the state of the journal.
+        pending: the pending messages, which include cancellations that wait.
+        pending_ids: IDs of the messages that are pending or in flight.
+        open_positions: positions of these messages, and of the cancellations.
+        unresolved: intents of an earlier owner.
+        releases: times of the last releases.
+        grace_ms: time after its due time until which a message is waited for, ms.
+    """
+
+    def __init__(
+        self,
+        state: JournalState,
+        pending: PendingIndex,
+        pending_ids: RemovableIds,
+        open_positions: OpenPositions,
+        unresolved: UnresolvedIntents,
+        releases: RecentReleases,
+        clock: Clock,
+        grace_ms: int,
+    ) -> None:
+        self._cancellations = Cancellations(state, pending_ids, releases, grace_ms)
+        self._state = state
+        self._pending = pending
+        self._pending_ids = pending_ids
+        self._open = open_positions
+        self._unresolved = unresolved
+        self._clock = clock
+
+    @property
+    def passed_over(self) -> int:
+        """Number of pending records that are never published."""
+        return self._cancellations.revoked + self._cancellations.rows
+
+    @property
+    def memories(self) -> list[IdMemory]:
+        """Memories of IDs besides those of pending messages, and of those released lately."""
+        dispositions = self._state.dispositions
+        return [] if dispositions is None else [dispositions.cancelled, dispositions.earlier]
+
+    # -- into the queue
+
+    def take_requests(
+        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Add the cancellations at these indices of what was read."""
+        self._open.add(positions[index])
+        for each in index.tolist():
+            record = records[each]
+            assert isinstance(record, Cancellation)
+            self._cancellations.add(int(positions[each]), record)
+
+    def take_arrived(
+        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Look at the messages at these indices of what was read; they are pending now."""
+        self.note_refused(positions, records, index)
+        if not len(self._cancellations.early):
+            return
+        early = seen_ids(self._cancellations.early, *id_columns(records, index))
+        for each in index[early].tolist():
+            message = WindowMessage(*records[each])
+            self._cancellations.arrived(Cancellation(*message[:4], message.message_id))
+
+    def note_refused(
+        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+    ) -> None:
+        """Take note of pending messages that their target has refused."""
+        if not self._state.refused:
+            return
+        for each in index.tolist():
+            position = int(positions[each])
+            if position in self._state.refused:
+                id_key, number = records[each][:2]
+                self._cancellations.refused((id_key, number), position)
+
+    # -- decisions
+
+    @property
+    def undecided(self) -> bool:
+        """True if `decide` has something to decide."""
+        return bool(self._cancellations)
+
+    @property
+    def proof_ms(self) -> int | None:
+        """Time up to which everything has to be read for a decision, ms since the epoch, or None.
+
+        It may be in the future.
+        """
+        return self._cancellations.proof_ms
+
+    def decide_again(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> None:
+        """Decide on the cancellations that wait for these messages; arguments as ``save_ids``."""
+        self._cancellations.decide_again(keys, key_index, ids)
+
+    def everything_is_read(self, until_ms: int) -> None:
+        """Take note that everything is read that was stored before a time, ms since the epoch."""
+        self._cancellations.everything_is_read(until_ms)
+
+    def start(self) -> list[Record]:
+        """Return the record that has to precede all dispositions, if the journal lacks it."""
+        return self._cancellations.start()
+
+    def decide(self) -> tuple[list[Record], list[CancelDecision]]:
+        """Decide on cancellations.
+
+        Returns:
+            The records; and the outcomes, to be published once the journal has confirmed them.
+        """
+        if not self._cancellations:
+            return [], []
+        until = self._open.last_offered + 1
+        records, decisions, early = self._cancellations.decide(self._clock.now_ms(), until)
+        self._keep([(each.cancellation, each.position, each.deadline_ms) for each in early])
+        return records, decisions
+
+    def postpone(self, decisions: Sequence[CancelDecision], until_ms: int) -> None:
+        """Decide on cancellations again later: their outcomes cannot be published now.
+
+        Args:
+            until_ms: time of the next decision, ms since the epoch.
+        """
+        self._keep([(each.cancellation, each.position, until_ms) for each in decisions])
+
+    def answered(self, positions: Int64s) -> Answered:
+        """Return the record of cancellations whose outcomes are stored, and release them.
+
+        Args:
+            positions: packed positions of the cancellations, shape (k,).
+        """
+        record = Answered(positions)
+        self._state.apply(record)
+        self._open.discard(positions)
+        return record
+
+    # -- the journal
+
+    def dispose(self, number: int, kind: DispositionKind, index: Sequence[int]) -> Disposition:
+        """Return the record of messages that are not published, to precede their commit.
+
+        Args:
+            number: number of a batch with an intent.
+            index: indices of the messages in the batch, shape (k,).
+        """
+        intent, some = self._state.open_intents[number], np.asarray(index, dtype=np.int64)
+        record = Disposition(kind, intent.id_keys, intent.key_index[some], intent.ids[some])
+        self._state.apply(record)
+        return record
+
+    def close_reopened(self) -> list[Resolved]:
+        """Close the intents whose messages were pending again, and are all released now."""
+        closed = []
+        for intent in self._unresolved.released_again():
+            closed.append(Resolved(intent.number, intent.positions[:0]))
+            self._state.apply(closed[-1])
+            self._cancellations.decide_again(intent.id_keys, intent.key_index, intent.ids)
+        return closed
+
+    # -- out of the queue
+
+    def filter(self, columns: Columns) -> Columns:
+        """Drop the cancelled ones of messages, and decide on the cancellations among them."""
+        cancellations = self._cancellations
+        if not cancellations.needs_filter:
+            return columns
+        due_ms, positions, records = columns
+        keep = np.ones(len(records), dtype=np.bool_)
+        if cancellations.rows:
+            keep[:] = [not is_cancellation(record) for record in records]
+            for each in np.flatnonzero(~keep).tolist():
+                waited = Cancellation(*records[each])
+                cancellations.add_waited(int(positions[each]), waited)
+        index = np.flatnonzero(keep)
+        if cancellations.revoked and index.size:
+            assert self._state.dispositions is not None
+            keys, key_index, ids = id_columns(records, index)
+            gone = seen_ids(self._state.dispositions.cancelled, keys, key_index, ids)
+            if gone.any():
+                remove_ids(self._pending_ids, keys, key_index[gone], ids[gone])
+                self._open.discard(positions[index[gone]])
+                cancellations.revoked -= int(gone.sum())
+                index = index[~gone]
+        if index.size == len(records):
+            return columns
+        return due_ms[index], positions[index], [records[each] for each in index.tolist()]
+
+    def has_cancelled(self, intent: Intent) -> bool:
+        """Return True if an intent lists a message that is cancelled."""
+        if not self._cancellations.revoked:
+            return False
+        assert self._state.dispositions is not None
+        cancelled = self._state.dispositions.cancelled
+        return bool(seen_ids(cancelled, intent.id_keys, intent.key_index, intent.ids).any())
+
+    def _keep(self, rows: Sequence[tuple[Cancellation, int | None, int]]) -> None:
+        """Add cancellations with their positions to the pending messages, until times in ms."""
+        found = [(tuple(each), position, at) for each, position, at in rows if position is not None]
+        if found:
+            positions = np.array([position for _, position, _ in found], dtype=np.int64)
+            due_ms = np.array([at_ms for *_, at_ms in found], dtype=np.int64)
+            self._pending.put_again(due_ms, positions, [record for record, *_ in found])
+            self._cancellations.rows += len(found)

@@ -1,0 +1,328 @@
+"""Decisions on cancellations: which messages are certainly never published.
+
+A decision is a journal record before it is an outcome. `Cancellations` decides and makes the
+records; it does no input or output. A message is cancelled only if it is pending, and is in no open
+intent, so that neither this owner nor an earlier one can have sent it. Everything that the decision
+needs is in the state of the journal, or was read from the window topic since the takeover.
+
+For the ID of a cancellation, the first of these that applies:
+
+==========================================  =======================================================
+the ID                                      decision
+==========================================  =======================================================
+is cancelled                                ``cancelled``, again
+was held, dropped or expired                ``unknown``, with the reason
+was released                                ``too late``, with the time if it is known
+was released before the first record of     ``unknown``: it may have been published, held or
+a disposition                               dropped
+is in an open intent                        none: it waits for the end of the intent. An earlier
+                                            owner's intent without sequence IDs stays open until
+                                            its messages are released again.
+was refused by its target before            none: it waits, because the held topic may have it
+is pending                                  ``cancelled``, after a Disposition record
+is anything else                            none: it waits for the message until its due time plus
+                                            a grace period, then ``unknown``. Everything that was
+                                            stored before that time must have been read.
+==========================================  =======================================================
+
+A cancellation that waits for its message is a row among the pending messages, which may be on disk.
+Only its ID is kept in memory, so that the message is cancelled when it arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.dispatcher.journal.records import (
+    Disposition,
+    DispositionKind,
+    DispositionStart,
+    Record,
+)
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.structures.removable_ids import RemovableIds
+from delaylevel.structures.rows import Int64s
+
+from .batches import Cancellation
+from .ids import Mask, seen_ids
+from .releases import RecentReleases
+
+Identity = tuple[str, int]
+
+CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
+
+_REASONS = {
+    DispositionKind.HELD: "its target could not be written: the message is held, or was",
+    DispositionKind.DROPPED: "dropped: its target does not exist",
+    DispositionKind.EXPIRED: "expired",
+}
+_EARLIER = "it left the window before its level topic kept account of cancellations"
+
+
+@dataclass(slots=True)
+class Request:
+    """A cancellation without a decision.
+
+    Attributes:
+        position: its packed position; None if it is among the pending messages, too.
+        waited: True if it has waited for its message until its time was over.
+        read_ms: time up to which everything that was stored is known to be read, ms since the
+            epoch; 0 if that is not known.
+        deadline_ms: time until which it waits for its message, ms since the epoch.
+    """
+
+    cancellation: Cancellation
+    position: int | None
+    deadline_ms: int
+    waited: bool = False
+    read_ms: int = 0
+
+    @property
+    def identity(self) -> Identity:
+        """The ID of the message."""
+        return self.cancellation[:2]
+
+
+class CancelDecision(NamedTuple):
+    """The outcome of a cancellation.
+
+    Attributes:
+        outcome: ``cancelled``, ``too late`` or ``unknown``.
+        position: packed position of the cancellation; None if another decision follows for it.
+        decided_ms: time of the decision, ms since the epoch.
+        released_ms: time of the release, ms since the epoch; None if it is not known.
+        reason: further explanation, or empty.
+    """
+
+    cancellation: Cancellation
+    outcome: str
+    position: int | None
+    decided_ms: int
+    released_ms: int | None = None
+    reason: str = ""
+
+
+class Cancellations:
+    """The cancellations of one window partition.
+
+    Args:
+        state: the state of the journal.
+        pending_ids: IDs of the messages that are pending or in flight.
+        releases: times of the last releases.
+        grace_ms: time after its due time until which a message is waited for, ms.
+
+    Attributes:
+        early: IDs for which cancellations wait among the pending messages.
+        rows: number of cancellations among the pending messages.
+        revoked: number of cancelled messages that are still among the pending or waiting ones.
+    """
+
+    def __init__(
+        self,
+        state: JournalState,
+        pending_ids: RemovableIds,
+        releases: RecentReleases,
+        grace_ms: int,
+    ) -> None:
+        self._state = state
+        self._pending_ids = pending_ids
+        self._releases = releases
+        self._grace_ms = grace_ms
+        self.early = RemovableIds()
+        self.rows = self.revoked = 0
+        self._undecided: list[Request] = []
+        self._awaited: dict[Identity, list[Request]] = {}
+        self._unproven: list[Request] = []
+        # Positions of messages that their target refused, and that are pending again.
+        self._refused: dict[Identity, int] = {}
+
+    def __bool__(self) -> bool:
+        """Return True if `decide` has something to decide."""
+        return bool(self._undecided)
+
+    @property
+    def needs_filter(self) -> bool:
+        """True if pending messages have to be looked at before they are published."""
+        return bool(self.revoked or self.rows)
+
+    def add(self, position: int, cancellation: Cancellation) -> None:
+        """Add a cancellation that was read."""
+        self._undecided.append(self._request(cancellation, position))
+
+    def add_waited(self, position: int, cancellation: Cancellation) -> None:
+        """Add a cancellation that comes from among the pending messages."""
+        self.rows -= 1
+        self._undecided.append(self._request(cancellation, position, waited=True))
+
+    def arrived(self, cancellation: Cancellation) -> None:
+        """Decide on a message that arrived after its cancellation.
+
+        Args:
+            cancellation: the cancellation, as it follows from the message.
+        """
+        self._undecided.append(self._request(cancellation, None))
+
+    def refused(self, identity: Identity, position: int) -> None:
+        """Take note of a message that is pending although its target refused it."""
+        self._refused[identity] = position
+
+    def decide_again(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> None:
+        """Decide on the cancellations that wait for these messages; arguments as ``save_ids``."""
+        if not self._awaited:
+            return
+        for index, number in zip(key_index.tolist(), ids.tolist(), strict=True):
+            self._undecided += self._awaited.pop((keys[index], number), ())
+
+    @property
+    def proof_ms(self) -> int | None:
+        """Time up to which everything has to be read for a decision, ms since the epoch, or None.
+
+        It may be in the future.
+        """
+        return min((each.deadline_ms for each in self._unproven), default=None)
+
+    def everything_is_read(self, until_ms: int) -> None:
+        """Take note that everything is read that was stored before a time, ms since the epoch."""
+        unproven, self._unproven = self._unproven, []
+        for request in unproven:
+            if request.deadline_ms <= until_ms:
+                request.read_ms = until_ms
+                self._undecided.append(request)
+            else:
+                self._unproven.append(request)
+
+    def start(self) -> list[Record]:
+        """Return the record that has to precede all dispositions, if the journal lacks it."""
+        if self._state.dispositions is not None:
+            return []
+        record = DispositionStart()
+        self._state.apply(record)
+        return [record]
+
+    def decide(
+        self, now_ms: int, until: int
+    ) -> tuple[list[Record], list[CancelDecision], list[Request]]:
+        """Decide on everything that was added.
+
+        Args:
+            now_ms: current time, ms since the epoch.
+            until: packed position above that of all messages.
+
+        Returns:
+            Records, which are applied; decisions, to be published once the journal has confirmed
+            the records; and the cancellations that have to wait among the pending messages.
+        """
+        requests, self._undecided = self._undecided, []
+        records = self.start()
+        dispositions = self._state.dispositions
+        assert dispositions is not None
+        lookup: dict[str, int] = {}
+        index = [lookup.setdefault(each.identity[0], len(lookup)) for each in requests]
+        key_index = np.array(index, dtype=np.int64)
+        ids = np.array([each.identity[1] for each in requests], dtype=np.int64)
+        keys = list(lookup)
+        cancelled, released, earlier, pending = (
+            seen_ids(memory, keys, key_index, ids).tolist()
+            for memory in (
+                dispositions.cancelled,
+                self._state.memory,
+                dispositions.earlier,
+                self._pending_ids,
+            )
+        )
+        intended = self._intended(keys, key_index, ids)
+        revoked: dict[Identity, None] = {}
+        late: list[Request] = []
+        early: list[Request] = []
+        decisions: list[CancelDecision] = []
+        for row, request in enumerate(requests):
+            identity = request.identity
+            if cancelled[row] or identity in revoked:
+                decisions.append(self._decided(request, CANCELLED, now_ms))
+            elif kind := dispositions.kind_of(identity[1], identity[0]):
+                decisions.append(self._decided(request, UNKNOWN, now_ms, _REASONS[kind]))
+            elif released[row]:
+                late.append(request)
+            elif earlier[row]:
+                decisions.append(self._decided(request, UNKNOWN, now_ms, _EARLIER))
+            elif intended[row] or self._is_refused(identity):
+                self._awaited.setdefault(identity, []).append(request)
+            elif pending[row]:
+                revoked[identity] = None
+                decisions.append(self._decided(request, CANCELLED, now_ms))
+            elif request.position is None:
+                continue  # the cancellation is among the pending messages, and comes from there
+            elif not request.waited:
+                early.append(request)
+            elif request.read_ms < request.deadline_ms:
+                self._unproven.append(request)
+            else:
+                reason = f"no such message was there {self._grace_ms} ms after its due time"
+                decisions.append(self._decided(request, UNKNOWN, now_ms, reason))
+        if revoked:
+            records.append(self._cancel(revoked, until))
+        times = self._releases.times_of([each.identity for each in late])
+        for request in late:
+            decision = self._decided(request, TOO_LATE, now_ms)
+            decisions.append(decision._replace(released_ms=times.get(request.identity)))
+        for request in early:
+            self.early.save(request.identity[1], request.identity[0])
+        return records, decisions, early
+
+    def _request(
+        self, cancellation: Cancellation, position: int | None, waited: bool = False
+    ) -> Request:
+        deadline_ms = cancellation.due_ms + self._grace_ms
+        return Request(cancellation, position, deadline_ms, waited)
+
+    def _decided(
+        self, request: Request, outcome: str, now_ms: int, reason: str = ""
+    ) -> CancelDecision:
+        if request.waited:
+            self.early.remove(request.identity[1], request.identity[0])
+        return CancelDecision(
+            request.cancellation, outcome, request.position, now_ms, reason=reason
+        )
+
+    def _cancel(self, revoked: dict[Identity, None], until: int) -> Disposition:
+        lookup: dict[str, int] = {}
+        index = [lookup.setdefault(key, len(lookup)) for key, _ in revoked]
+        ids = np.array([number for _, number in revoked], dtype=np.int64)
+        key_index = np.array(index, dtype=np.int64)
+        record = Disposition(DispositionKind.CANCELLED, tuple(lookup), key_index, ids, until)
+        self._state.apply(record)
+        self.revoked += len(revoked)
+        return record
+
+    def _intended(self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:
+        """Return which IDs are in open intents, shape (n,)."""
+        mask = np.zeros(ids.size, dtype=np.bool_)
+        for intent in self._state.open_intents.values():
+            found = np.isin(intent.ids, ids)
+            if not found.any():
+                continue
+            listed = {
+                (intent.id_keys[index], number)
+                for index, number in zip(
+                    intent.key_index[found].tolist(), intent.ids[found].tolist(), strict=True
+                )
+            }
+            for row, number in enumerate(ids.tolist()):
+                mask[row] |= (keys[int(key_index[row])], number) in listed
+        return mask
+
+    def _is_refused(self, identity: Identity) -> bool:
+        if not self._refused:
+            return False
+        position = self._refused.get(identity)
+        if position is not None and position not in self._state.refused:
+            del self._refused[identity]  # it was released
+            return False
+        return position is not None
