@@ -277,6 +277,10 @@ class Admin(OperatorAdmin):
         """Return the names of a topic's subscriptions, sorted."""
         return sorted(self._rest.get(f"{topic.rest_path}/subscriptions") or ())
 
+    def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
+        path = f"{partition.rest_path}/subscription/{quote(subscription, safe='')}"
+        self._rest.post(f"{path}/expireMessages/{older_than_s}")
+
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:

@@ -28,9 +28,10 @@ class TopicAdmin(Protocol):
     """Calls of a cluster's admin interface that producers, movers and dispatchers need.
 
     Any number of threads may use an implementation at once. No call acknowledges, moves or expires
-    a message, and only the ``create_…`` calls create a topic. Unless a method documents otherwise,
-    calls raise :class:`~delaylevel.errors.NotFoundError` for a topic, namespace or position that
-    does not exist, and :class:`~delaylevel.errors.BrokerUnreachableError` without an answer.
+    a message, except ``expire_messages``, and only the ``create_…`` calls create a topic. Unless a
+    method documents otherwise, calls raise :class:`~delaylevel.errors.NotFoundError` for a topic,
+    namespace or position that does not exist, and
+    :class:`~delaylevel.errors.BrokerUnreachableError` without an answer.
 
     A "topic" is any persistent topic without a partition number. A "partition" is one partition
     (``…-partition-3``), or a topic that is not partitioned.
@@ -123,6 +124,13 @@ class TopicAdmin(Protocol):
 
         Raises:
             NotFoundError: the partition or the subscription does not exist.
+        """
+
+    def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
+        """Acknowledge the messages of a subscription that were published long ago.
+
+        Args:
+            older_than_s: least age of a message, in s. The broker stops at the first newer one.
         """
 
     def schemas(self, topic: TopicName) -> list[SchemaVersion]:

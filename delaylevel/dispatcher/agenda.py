@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .deciding import CancellationDesk
 from .delay_queue import DelayQueue
 from .offers import OfferQueue
 from .publishing import BatchPublisher
@@ -29,11 +30,13 @@ class OwnerAgenda:
         queue: DelayQueue,
         offers: OfferQueue,
         publisher: BatchPublisher,
+        desk: CancellationDesk,
         now_s: Callable[[], float],
     ) -> None:
         self._queue = queue
         self._offers = offers
         self._publisher = publisher
+        self._desk = desk
         self._now_s = now_s
         self.caught_up = False
 
@@ -51,7 +54,8 @@ class OwnerAgenda:
     def next_look_s(self) -> float | None:
         """Monotonic time of the next work without an event or a due time, in s, or None."""
         publisher = self._publisher
-        times = [each for each in (self._offers.retry_s, publisher.next_commit_s) if each]
+        looks = self._offers.retry_s, publisher.next_commit_s, self._desk.next_look_s
+        times = [each for each in looks if each]
         if publisher.owes_answers or publisher.busy:
             times.append(self._now_s() + self.look_every_s)
         return min(times, default=None)

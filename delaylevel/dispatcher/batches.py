@@ -12,7 +12,7 @@ import numpy as np
 from delaylevel.errors import InvalidInputError
 from delaylevel.structures.rows import Int64s, Rows
 
-from .record import WindowMessage
+from .record import Cancellation, WindowMessage
 
 #: Values that ``marshal`` can write. The first two are (id_key, id).
 MessageRecord: TypeAlias = "tuple[Any, ...]"
@@ -20,23 +20,6 @@ MessageRecord: TypeAlias = "tuple[Any, ...]"
 
 #: Due times (ms since the epoch), packed positions and records, each of length n.
 Columns: TypeAlias = "tuple[Int64s, Int64s, list[MessageRecord]]"
-
-
-class Cancellation(NamedTuple):
-    """A cancellation of the window topic; its first two values identify the message.
-
-    Attributes:
-        id_key, id: identity of the message that is cancelled.
-        due_ms: due time of that message, ms since the epoch.
-        target: full name of its business topic.
-        message_id: its ``delaylevel.id``.
-    """
-
-    id_key: str
-    id: int
-    due_ms: int
-    target: str
-    message_id: str
 
 
 def is_cancellation(record: tuple[Any, ...]) -> bool:

@@ -134,6 +134,10 @@ class CancellationQueue:
         """Decide on the cancellations that wait for these messages; arguments as ``save_ids``."""
         self._cancellations.decide_again(keys, key_index, ids)
 
+    def has_read(self, position: int) -> bool:
+        """Return True if everything up to a packed position was offered, or is released."""
+        return self._open.has_read(position)
+
     def everything_is_read(self, until_ms: int) -> None:
         """Take note that everything is read that was stored before a time, ms since the epoch."""
         self._cancellations.everything_is_read(until_ms)

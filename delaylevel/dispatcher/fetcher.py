@@ -165,7 +165,7 @@ class Fetcher:
     def _fill_later(self, batch: FetchedBatch, reader: PartitionReader) -> None:
         """Add messages that arrive a little later to a small batch in which nothing is due soon."""
         until_s = self._now_s() + _GATHER_LATER_S
-        while not self._undecided and 0 < len(batch) < _FEW:
+        while not (self._undecided or batch.cancellations) and 0 < len(batch) < _FEW:
             left_ms = int((until_s - self._now_s()) * 1000)
             if left_ms < 1 or min(batch.due_ms) - self._clock.now_ms() < _SOON_MS:
                 return
@@ -178,6 +178,7 @@ class Fetcher:
         """Add messages to a batch, up to one that is undecided; keep the others."""
         ledgers, entries, indices = positions_of(taken)
         records: list[tuple[Any, ...]] = []
+        cancellations = self._record.cancellations
         for found in map(self._record.record, taken, ledgers, entries, indices):
             if found is None:
                 break
@@ -194,6 +195,7 @@ class Fetcher:
         ]
         batch.due_ms += [record[2] for record in records]
         batch.records += records
+        batch.cancellations += self._record.cancellations - cancellations
 
     def _report_entry_end(self) -> None:
         """Report that an entry is completely read, so that it can be acknowledged as a whole."""

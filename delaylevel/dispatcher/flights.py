@@ -32,6 +32,8 @@ class Flight:
         ahead: True if the intent is ahead of the due times; all others are due.
         record: number of records that the journal has to have confirmed before a message is sent.
         sent: number of messages that were sent, or refused instead; always the first ones.
+        unclear: True if it is not known of some messages if they are stored.
+        confirmed_ms: time at which everything had an outcome, ms since the epoch; 0 before.
         cut: True if nothing else is sent, and the rest is going to be pending again.
     """
 
@@ -47,6 +49,8 @@ class Flight:
     ahead: bool = False
     record: int = 0
     sent: int = 0
+    unclear: bool = False
+    confirmed_ms: int = 0
     cut: bool = False
 
     @cached_property

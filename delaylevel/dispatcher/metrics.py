@@ -58,6 +58,9 @@ class DispatchCollector:
         held = family(
             CounterMetricFamily, "held", "Messages whose target could not be written.", "target"
         )
+        outcomes = family(
+            CounterMetricFamily, "outcomes", "Outcomes of cancellations, some repeatedly.", "status"
+        )
         overdue = family(
             GaugeMetricFamily,
             "overdue_seconds",
@@ -76,10 +79,12 @@ class DispatchCollector:
         for labels, stats in found.items():
             for target, count in sorted(stats.held.items()):
                 held.add_metric((*labels, target), count)
+            for status, count in sorted(stats.outcomes.items()):
+                outcomes.add_metric((*labels, status), count)
             due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
             overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
             for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):
                 state.add_metric((*labels, each), int(stats.state == each))
             counts = zip(bounds, stats.lateness.cumsum().tolist(), strict=True)
             lateness.add_metric(labels, list(counts), stats.lateness_ms / 1000)
-        yield from (held, overdue, state, lateness)
+        yield from (held, outcomes, overdue, state, lateness)

@@ -29,6 +29,10 @@ class OpenPositions:
         """Add packed positions, shape (n,)."""
         self._open.update(to_array(positions))
 
+    def has_read(self, position: int) -> bool:
+        """Return True if everything up to a packed position was offered, or is released."""
+        return max(self.last_offered, self._low_watermark - 1) >= position
+
     def discard(self, positions: Int64s) -> None:
         """Remove packed positions that are released, shape (n,)."""
         discard = self._open.discard

@@ -13,7 +13,7 @@ import numpy as np
 
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.send_state import SendOutcome
-from delaylevel.dispatcher.journal.records import LowWatermark
+from delaylevel.dispatcher.journal.records import DispositionKind, LowWatermark
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
 
@@ -138,6 +138,7 @@ class FlightOutcomes:
                 stored.append(sent.item)
             else:
                 owner.refused[index] = reason
+                owner.unclear |= outcome is SendOutcome.UNKNOWN
                 refused.append((owner, index))
             owner.left -= 1
             if not owner.left:
@@ -173,10 +174,27 @@ class FlightOutcomes:
             self._stats.released(np.array(self._late_ms))
             self._late_ms = []
         for flight in self._confirmed:
+            if flight.counted and self._queue.state.dispositions is not None:
+                self._dispose(flight)
             held = flight.batch.positions[flight.may_return].tolist()
+            self._queue.releases.at_ms = flight.confirmed_ms
             self._journal.append_soon(self._queue.commit(flight.batch.number, held))
+        self._queue.releases.at_ms = None
         self._confirmed = []
         self.uncommitted = 0
+
+    def _dispose(self, flight: Flight) -> None:
+        """Record which messages of a flight are not published; dead letters may come back."""
+        kinds = {"held": DispositionKind.HELD, "dropped": DispositionKind.DROPPED}
+        for counter, kind in kinds.items():
+            index = [
+                each
+                for each, (counted, _) in zip(sorted(flight.refused), flight.counted, strict=True)
+                if counted == counter and each not in flight.may_return
+            ]
+            if index:
+                number = flight.batch.number
+                self._journal.append_soon(self._queue.cancelling.dispose(number, kind, index))
 
     def _gather(self) -> None:
         """Begin to gather what `write_commits` writes, unless something is gathered already."""
@@ -188,7 +206,9 @@ class FlightOutcomes:
         key = flight.key
         assert key is not None
         self.flights.discard(flight)
-        self._journal.append_soon(self._queue.withdraw(flight.batch.number, flight.stored()))
+        # Some of it may be stored. The intent stays open, so that the next owner cancels none.
+        if not flight.unclear:
+            self._journal.append_soon(self._queue.withdraw(flight.batch.number, flight.stored()))
         self.cutting[key] -= 1
         if not self.cutting[key]:
             del self.cutting[key]
@@ -237,5 +257,6 @@ class FlightOutcomes:
         self.flights.discard(flight)
         self._set_aside.count(flight.counted)
         self._gather()
+        flight.confirmed_ms = self._clock.now_ms()
         self._confirmed.append(flight)
         self.uncommitted += len(flight.batch)

@@ -32,6 +32,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 from .acknowledgement import WindowAcknowledgement
 from .agenda import OwnerAgenda
 from .batches import FetchedBatch
+from .deciding import CancellationDesk
 from .delay_queue import DelayQueue
 from .events import EventQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
@@ -39,6 +40,7 @@ from .flights import Flight
 from .offers import OfferQueue
 from .publishing import BatchPublisher
 from .record import Recorder
+from .releases import RecentReleases
 from .segments import OwnerSegments
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
@@ -150,12 +152,20 @@ class PartitionOwner:
             self._client, self._admin, self._journal_source, self._lock, self._now_s
         )
         opened.callback(self._journal.close)
-        state = JournalState.read(self._journal.read(), settings.remember)
+        releases = RecentReleases(self._clock.now_ms)
+        records = self._journal.read(releases.published)
+        state = JournalState.read(records, settings.remember, releases)
+        releases.at_ms = None
         state.split_intents()
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
         self._queue = DelayQueue(
-            state, segments.pending(), clock=self._clock, overflow=segments.overflow
+            state,
+            segments.pending(),
+            clock=self._clock,
+            overflow=segments.overflow,
+            releases=releases,
+            grace_ms=settings.cancel_grace_ms,
         )
         self._offers = OfferQueue(self._queue, self.topic, monotonic=self._now_s)
         opened.callback(self._queue.close)
@@ -196,7 +206,21 @@ class PartitionOwner:
             stats=self.stats,
             now_s=self._now_s,
         )
-        self.agenda = OwnerAgenda(self._queue, self._offers, self._publisher, self._now_s)
+        self._desk = CancellationDesk(
+            self._queue,
+            self._journal,
+            self._client,
+            self._admin,
+            self._source,
+            self._description,
+            clock=self._clock,
+            stats=self.stats,
+            wake=self.events.wake,
+            **self._background,
+        )
+        opened.callback(self._desk.close)
+        queue, publisher = self._queue, self._publisher
+        self.agenda = OwnerAgenda(queue, self._offers, publisher, self._desk, self._now_s)
 
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""
@@ -228,8 +252,9 @@ class PartitionOwner:
             self._end_recovery()
 
     def process_outcomes(self) -> None:
-        """Process the outcomes of what was sent; errors as for `take_in`."""
+        """Process the outcomes of what was sent, and cancellations; errors as for `take_in`."""
         self._publisher.process(self.events.take_answered_s())
+        self._desk.process(everything_offered=not self._offers)
 
     def release(self) -> float:
         """Publish what is due, once the takeover has read what was stored.
@@ -324,6 +349,7 @@ class PartitionOwner:
     def _checkpoint(self) -> None:
         """Acknowledge up to the low watermark, and do all that is due from time to time."""
         self._publisher.write_commits()
+        self._desk.tidy_up()
         if not (self._journal.connected and self._lock.connected):
             # This write fails if another dispatcher has opened the journal. Otherwise it waits
             # for the connection.
@@ -342,12 +368,11 @@ class PartitionOwner:
     def _sizes(self) -> dict[str, int | None]:
         """Return the statistics that are computed from time to time."""
         waiting, publisher = self._queue, self._publisher
-        candidates = (waiting.next_due_ms(), waiting.waiting.first_due_ms, publisher.next_due_ms)
-        dues = [due_ms for due_ms in candidates if due_ms is not None]
+        dues = waiting.next_due_ms(), waiting.waiting.first_due_ms, publisher.next_due_ms
         return {
             "pending": len(waiting) + publisher.planned,
             "in_flight": waiting.in_flight - publisher.planned - publisher.uncommitted,
-            "next_due_ms": min(dues, default=None),
+            "next_due_ms": min((due_ms for due_ms in dues if due_ms is not None), default=None),
             "memory_bytes": waiting.memory_bytes,
             "disk_bytes": waiting.pending.segments.disk_bytes + waiting.waiting.disk_bytes,
         }
@@ -381,6 +406,7 @@ class PartitionOwner:
             BrokerError: a record of the journal was not confirmed.
         """
         self._publisher.write_commits()
+        self._desk.finish()
         self._acknowledgement.write_watermark()
         self._write_snapshot()
         self._acknowledgement.acknowledge()

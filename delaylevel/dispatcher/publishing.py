@@ -212,13 +212,16 @@ class BatchPublisher:
         flights: list[Flight] = []
         blocked, self._blocked = self._blocked, []
         for batch, key in blocked:
-            self._place(batch, key, flights)
+            if (rest := self._queue.without_cancelled(batch)) is not None:
+                self._place(rest, key, flights)
         for key in self._queue.waiting.targets:
             last_ms = self._sender.last_due_ms(key) if self._numbered else None
             if last_ms is not None and last_ms > self._clock.now_ms() and self._is_ready(key):
                 self._cut_target(key)  # what waits is due earlier
             while self._queue.waiting.count(key) and self._is_ready(key):
                 part = self._queue.advance_waiting(key, _BATCH)
+                if part is None:
+                    continue
                 if key.partition == _UNKNOWN_PARTITION:
                     self._place(part, key._replace(partition=-1), flights)
                 else:

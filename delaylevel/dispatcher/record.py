@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from delaylevel.errors import EnvelopeError, UnknownTargetError
 from delaylevel.model.envelope import (
+    CANCEL,
     COMPRESSION,
     DUE,
     ID,
@@ -25,6 +26,7 @@ from delaylevel.model.envelope import (
     SchemaRef,
     compression_of,
 )
+from delaylevel.model.features import CANCEL as CANCEL_FEATURE
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.position import EARLIEST, Position
@@ -89,6 +91,23 @@ class WindowMessage(NamedTuple):
         )
 
 
+class Cancellation(NamedTuple):
+    """A cancellation of the window topic; its first two values identify the message.
+
+    Attributes:
+        id_key, id: identity of the message that is cancelled.
+        due_ms: due time of that message, ms since the epoch.
+        target: full name of its business topic.
+        message_id: its ``delaylevel.id``.
+    """
+
+    id_key: str
+    id: int
+    due_ms: int
+    target: str
+    message_id: str
+
+
 def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
     """Return the key and the number under which a message's ID is remembered.
 
@@ -138,6 +157,9 @@ class Recorder:
         topic: full name of the window partition.
         last_stored: function that returns the position of the last message in the partition.
         now_s: the monotonic clock of ``descriptions``, in seconds.
+
+    Attributes:
+        cancellations: number of cancellations so far.
     """
 
     def __init__(
@@ -158,6 +180,7 @@ class Recorder:
         # All messages before this position are known to be stored at this monotonic time.
         self._stored = EARLIEST
         self._stored_s = float("-inf")
+        self.cancellations = 0
 
     def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
         """Return the fields of the record of a message of the client's core; None as for a call.
@@ -222,8 +245,8 @@ class Recorder:
         """Check a message, and remember its kind; arguments and result as for `record`."""
         parked = parked_message(message, ledger, entry, batch)
         found = self(parked)
-        if found is None:
-            return None
+        if found is None or type(found) is Cancellation:
+            return found
         if found.target:
             properties = parked.properties
             spelled = properties[TARGET], properties.get(SCHEMA), properties.get(COMPRESSION)
@@ -233,14 +256,14 @@ class Recorder:
             self._kinds[spelled] = _Kind(found.target, found.schema, found.compression, id_key)
         return tuple(found)
 
-    def __call__(self, message: ParkedMessage) -> WindowMessage | None:
+    def __call__(self, message: ParkedMessage) -> WindowMessage | Cancellation | None:
         """Return the record of a message; None if :meth:`refresh` has to be called first.
 
         A flood of messages with unknown targets needs few reads: one read decides about everything
         that was stored before it.
         """
         try:
-            envelope = hop.open_envelope(self._descriptions.latest(), self._topic, message)
+            envelope = self._open(self._descriptions.latest(), message)
         except UnknownTargetError:
             stored_s = self._stored_s if message.position < self._stored else self._now_s()
             description = self._descriptions.read_since(stored_s)
@@ -248,12 +271,16 @@ class Recorder:
                 self._undecided = message.position
                 return None
             try:
-                envelope = hop.open_envelope(description, self._topic, message)
+                envelope = self._open(description, message)
             except EnvelopeError as error:
                 return self._dead_letter(message, error.reason)
         except EnvelopeError as error:
             return self._dead_letter(message, error.reason)
         assert envelope.id is not None
+        if envelope.kind == CANCEL:
+            self.cancellations += 1
+            id_key, number = identity(envelope.id, envelope.target, 0)
+            return Cancellation(id_key, number, envelope.due_ms, envelope.target, envelope.id)
         id_key, number = identity(envelope.id, envelope.target, envelope.attempt)
         return WindowMessage(
             id_key,
@@ -282,6 +309,17 @@ class Recorder:
         self._descriptions.refresh(stored_s)
         self._stored = max(self._undecided.next, EARLIEST if last is None else last.next_entry)
         self._stored_s = stored_s
+
+    def _open(self, description: LevelTopicDescription, message: ParkedMessage) -> Envelope:
+        """Return the envelope of a message; errors as for ``hop.open_envelope``."""
+        envelope = hop.open_envelope(description, self._topic, message)
+        if envelope.kind == CANCEL and CANCEL_FEATURE not in description.features:
+            # As with a target: the feature may be new.
+            raise UnknownTargetError(
+                f"level topic {description.topic} does not have the feature {CANCEL_FEATURE!r}: "
+                "nothing can be cancelled"
+            )
+        return envelope
 
     def _dead_letter(self, message: ParkedMessage, reason: str) -> WindowMessage:
         properties = hop.dead_letter_properties(message, self._topic, reason)

@@ -38,6 +38,10 @@ class RecentReleases:
         while self._size - self._releases[0][2].size >= self._most:
             self._size -= self._releases.popleft()[2].size
 
+    def published(self, at_ms: int) -> None:
+        """Take note of the publish time of the records that release the next messages."""
+        self.at_ms = at_ms
+
     def times_of(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the release times that are known, ms since the epoch, by key and ID."""
         found: dict[tuple[str, int], int] = {}

@@ -19,6 +19,8 @@ class DispatchSettings:
         checkpoint_ms: time between two acknowledgements, in ms.
         memory_bytes: memory limit for pending payloads of each level topic.
         remember: number of IDs to remember for each target and source partition.
+        cancel_grace_ms: time after its due time until which the message of a cancellation is
+            waited for, in ms; then the outcome is ``unknown``.
         name: name of this dispatcher in its group; derived from host and process if None.
     """
 
@@ -27,4 +29,5 @@ class DispatchSettings:
     checkpoint_ms: int = 1_000
     memory_bytes: int = 256 << 20
     remember: int = 2_000_000
+    cancel_grace_ms: int = 60_000
     name: str | None = None

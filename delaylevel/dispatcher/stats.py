@@ -31,6 +31,7 @@ class OwnerStats:
         held: number of messages in the held topic, by target.
         dead: number of messages in the dead-letter topic.
         dropped: number of messages that were deleted because their target does not exist.
+        outcomes: number of outcomes of cancellations, by ``cancelled``, ``too late``, ``unknown``.
         pending: number of messages that wait for their due time.
         in_flight: number of messages that are being published.
         next_due_ms: earliest due time of the pending messages, ms since the epoch, or None.
@@ -51,6 +52,7 @@ class OwnerStats:
     held: dict[str, int] = field(default_factory=dict)
     dead: int = 0
     dropped: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
     pending: int = 0
     in_flight: int = 0
     next_due_ms: int | None = None
@@ -74,7 +76,12 @@ class SharedOwnerStats:
         """Return a copy of the present values."""
         with self._lock:
             stats = self._stats
-            return replace(stats, held=dict(stats.held), lateness=stats.lateness.copy())
+            return replace(
+                stats,
+                held=dict(stats.held),
+                outcomes=dict(stats.outcomes),
+                lateness=stats.lateness.copy(),
+            )
 
     def set(self, **values: object) -> None:
         """Set some of the values."""
@@ -117,6 +124,11 @@ class SharedOwnerStats:
                 stats.held[key] = stats.held.get(key, 0) + 1
             else:
                 setattr(stats, counter, getattr(stats, counter) + 1)
+
+    def outcome(self, status: str) -> None:
+        """Count an outcome of a cancellation that the outcomes topic has stored."""
+        with self._lock:
+            self._stats.outcomes[status] = self._stats.outcomes.get(status, 0) + 1
 
 
 def total_lateness(stats: Iterable[OwnerStats]) -> npt.NDArray[np.int64]:

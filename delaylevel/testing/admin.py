@@ -78,6 +78,13 @@ class MemoryAdmin(OperatorAdmin):
             for partition in without:
                 partition.subscribe(subscription, earliest=earliest)
 
+    def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
+        with self._lock:
+            found = self._broker.existing(partition)
+            before_ms = self._broker.clock.now_ms() - older_than_s * 1000
+            number = found.log.first_published_at(before_ms)
+            found.subscriptions[subscription].acknowledge_before(number)
+
     def last_message_id(self, partition: TopicName) -> Position | None:
         with self._lock:
             entries = self._broker.existing(partition).log.entries

@@ -69,8 +69,13 @@ class Journal:
         except ClientError as error:
             raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
-    def read(self) -> Iterator[bytes]:
-        """Yield the bytes of every record that is not acknowledged, oldest first."""
+    def read(self, published: Callable[[int], None] = lambda at_ms: None) -> Iterator[bytes]:
+        """Yield the bytes of every record that is not acknowledged, oldest first.
+
+        Args:
+            published: function that is called with the publish time of each record before, ms since
+                the epoch.
+        """
         last = self._admin.last_message_id(self._source.name)
         if last is None:
             return
@@ -78,6 +83,7 @@ class Journal:
         for message in read_range(self._client, self._source.topic, start, last.next_entry):
             data = message.value or b""
             self.size_bytes += len(data)
+            published(message.publish_ms)
             yield data
 
     def append(self, record: Record) -> None:

@@ -43,6 +43,8 @@ class Message:
 class Records:
     """A recorder of such messages."""
 
+    cancellations = 0
+
     def record(self, message: Message, *position: int) -> tuple[Any, ...]:
         return tuple(WindowMessage("", 0, message.due_ms, "orders", "", 0, "", "", "", 0, {}, b""))
 

@@ -1,0 +1,224 @@
+"""Cancellations of a window partition, from the decision to the stored outcome.
+
+The owner's thread calls everything here, and nothing here waits. For each cancellation, the order
+is: records of the decision, a confirmation of the journal, the outcome in the outcomes topic, its
+confirmation, and an Answered record, which releases the cancellation. A crash in between repeats
+the outcome.
+
+An outcome without a record of its own follows a LowWatermark record. So an owner that was suspended
+while another one took over reports nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.dispatcher.journal.records import LowWatermark, pack
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.errors import DelayLevelError
+from delaylevel.model.clock import Clock
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
+
+from .delay_queue import DelayQueue
+from .outcome_topic import OutcomeTopic, expire_outcomes
+from .stats import SharedOwnerStats
+
+log = logging.getLogger(__name__)
+
+# Answered records are gathered for so long, and up to this number of cancellations.
+_ANSWER_S = 0.25
+_ANSWERS = 2_000
+# Beyond this number of outcomes that are not confirmed, further ones are decided again later.
+_UNCONFIRMED = 20_000
+_POSTPONED_MS = 5_000
+# Time between two looks at a journal that has to confirm, and at unanswered calls.
+_LOOK_S = 0.001
+_RETRY_S = 1.0
+_EXPIRE_EVERY_S = 600.0
+
+
+class _Proof:
+    """The question for the last stored message, asked in the background.
+
+    Attributes:
+        asked_ms: time of the question, ms since the epoch.
+        last: position of the last message that is stored then; None for none.
+        failed: True if there is no answer.
+        answered: True if the others are valid.
+    """
+
+    def __init__(self, asked_ms: int) -> None:
+        self.asked_ms = asked_ms
+        self.last: Position | None = None
+        self.failed = self.answered = False
+
+
+class CancellationDesk:
+    """The cancellations of one window partition.
+
+    Args:
+        client: a ``pulsar.Client`` for our own topics; it is not closed here.
+        source: the window partition.
+        start, wake: as for :class:`~delaylevel.cluster.targets.producer.TargetProducer`.
+    """
+
+    def __init__(
+        self,
+        delay_queue: DelayQueue,
+        journal: Journal,
+        client: Any,
+        admin: TopicAdmin,
+        source: SourcePartition,
+        description: Callable[[], LevelTopicDescription],
+        *,
+        clock: Clock,
+        stats: SharedOwnerStats,
+        start: Starter = in_thread,
+        wake: Callable[[], None] = lambda: None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = delay_queue
+        self._cancelling = delay_queue.cancelling
+        self._journal = journal
+        self._outcomes = OutcomeTopic(client, description, start=start, wake=wake, now_s=now_s)
+        self._admin = admin
+        self._source = source
+        self._description = description
+        self._clock = clock
+        self._stats = stats
+        self._start = start
+        self._wake = wake
+        self._now_s = now_s
+        self._answered: list[int] = []
+        self._answer_s = 0.0
+        self._proof: _Proof | None = None
+        self._proof_s = 0.0
+        self._expire_s = now_s() + _EXPIRE_EVERY_S
+
+    @property
+    def next_look_s(self) -> float | None:
+        """Monotonic time of the next call of `process` without an event, in s, or None."""
+        now_s = self._now_s()
+        if self._cancelling.undecided or self._outcomes.waits_for_journal:
+            return now_s + _LOOK_S
+        if self._outcomes.owes_answers:
+            return now_s + _LOOK_S
+        if self._answered:
+            return self._answer_s
+        return now_s + _RETRY_S if len(self._outcomes) or self._proof is not None else None
+
+    def process(self, everything_offered: bool = True) -> None:
+        """Decide, publish outcomes, and release cancellations whose outcomes are stored.
+
+        Args:
+            everything_offered: True if the delay queue has everything that was read.
+
+        Raises:
+            BrokerError: an earlier record was not confirmed.
+        """
+        if self._cancelling.proof_ms is not None:
+            self._prove(everything_offered)
+        if self._cancelling.undecided:
+            self._decide()
+        if len(self._outcomes):
+            self._publish()
+        if self._answered and (self._now_s() >= self._answer_s or len(self._answered) >= _ANSWERS):
+            self.write_answers()
+
+    def close(self) -> None:
+        """Close the producer of outcomes."""
+        self._outcomes.close()
+
+    def finish(self) -> None:
+        """Write what the next owner needs; errors as for `process`."""
+        self.write_answers()
+        self._close_reopened()
+
+    def tidy_up(self) -> None:
+        """Do all that is due from time to time; errors as for `process`."""
+        self._close_reopened()
+        if CANCEL not in self._description().features:
+            return
+        for record in self._cancelling.start():
+            self._journal.append_soon(record)
+        now_s = self._now_s()
+        if self._source.partition == 0 and now_s >= self._expire_s:
+            self._expire_s = now_s + _EXPIRE_EVERY_S
+            self._start(self._expire_quietly)
+
+    def write_answers(self) -> None:
+        """Release the cancellations whose outcomes are stored; errors as for `process`."""
+        if self._answered:
+            positions = np.unique(np.array(self._answered, dtype=np.int64))
+            self._answered = []
+            self._journal.append_soon(self._cancelling.answered(positions))
+
+    def _close_reopened(self) -> None:
+        for record in self._cancelling.close_reopened():
+            self._journal.append_soon(record)
+
+    def _decide(self) -> None:
+        records, decisions = self._cancelling.decide()
+        if decisions and not records:
+            records = [LowWatermark(self._queue.state.low_watermark)]
+        number = 0
+        for record in records:
+            number = self._journal.append_soon(record)
+        room = max(_UNCONFIRMED - len(self._outcomes), 0)
+        self._outcomes.add(decisions[:room], number)
+        if len(decisions) > room:
+            later_ms = self._clock.now_ms() + _POSTPONED_MS
+            self._cancelling.postpone(decisions[room:], later_ms)
+
+    def _publish(self) -> None:
+        self._outcomes.send(self._journal.stored)
+        for decision in self._outcomes.confirmed():
+            self._stats.outcome(decision.outcome)
+            if decision.position is not None:
+                if not self._answered:
+                    self._answer_s = self._now_s() + _ANSWER_S
+                self._answered.append(decision.position)
+
+    def _prove(self, everything_offered: bool) -> None:
+        """Find out if everything is read that was stored before some cancellations ended."""
+        now_ms, proof_ms = self._clock.now_ms(), self._cancelling.proof_ms
+        proof = self._proof
+        if proof is None:
+            if proof_ms is not None and now_ms >= proof_ms and self._now_s() >= self._proof_s:
+                self._proof = proof = _Proof(now_ms)
+                self._start(lambda: self._ask(proof))
+        elif proof.answered and proof.failed:
+            self._proof, self._proof_s = None, self._now_s() + _RETRY_S
+        elif proof.answered and everything_offered:
+            last = proof.last
+            if last is None or self._cancelling.has_read(
+                pack(last.ledger, last.entry << 10 | max(last.batch, 0))
+            ):
+                self._proof = None
+                self._cancelling.everything_is_read(proof.asked_ms)
+
+    def _ask(self, proof: _Proof) -> None:
+        """Look for the last stored message, in a thread of its own."""
+        try:
+            proof.last = self._admin.last_message_id(self._source.name)
+        except Exception as error:  # it is asked again
+            log.warning("the end of a window partition is not known: %s", error)
+            proof.failed = True
+        proof.answered = True
+        self._wake()
+
+    def _expire_quietly(self) -> None:
+        try:
+            expire_outcomes(self._admin, self._description())
+        except DelayLevelError as error:
+            log.warning("old outcomes of cancellations could not be deleted: %s", error)
