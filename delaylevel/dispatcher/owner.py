@@ -152,10 +152,9 @@ class PartitionOwner:
             self._client, self._admin, self._journal_source, self._lock, self._now_s
         )
         opened.callback(self._journal.close)
-        releases = RecentReleases(self._clock.now_ms)
-        records = self._journal.read(releases.published)
-        state = JournalState.read(records, settings.remember, releases)
-        releases.at_ms = None
+        releases = RecentReleases(lambda: self._journal.read_ms)
+        state = JournalState.read(self._journal.read(), settings.remember, releases)
+        releases.now_ms = self._clock.now_ms
         state.split_intents()
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)

@@ -19,11 +19,12 @@ class RecentReleases:
 
     Attributes:
         at_ms: time of the next releases, ms since the epoch; None for now.
+        now_ms: function that returns the present time, ms since the epoch.
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int = _MESSAGES) -> None:
         self.at_ms: int | None = None
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._most = most
         self._size = 0
         self._releases: deque[tuple[Sequence[str], npt.NDArray[np.integer], Int64s, int]] = deque()
@@ -32,15 +33,11 @@ class RecentReleases:
         self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
     ) -> None:
         """Remember released messages; the arguments are those of ``save_ids``."""
-        at_ms = self._now_ms() if self.at_ms is None else self.at_ms
+        at_ms = self.now_ms() if self.at_ms is None else self.at_ms
         self._releases.append((keys, key_index, ids, at_ms))
         self._size += ids.size
         while self._size - self._releases[0][2].size >= self._most:
             self._size -= self._releases.popleft()[2].size
-
-    def published(self, at_ms: int) -> None:
-        """Take note of the publish time of the records that release the next messages."""
-        self.at_ms = at_ms
 
     def times_of(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the release times that are known, ms since the epoch, by key and ID."""

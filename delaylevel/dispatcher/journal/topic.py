@@ -42,6 +42,7 @@ class Journal:
         stored: number of records that the broker has confirmed, with all before them.
         proven_s: monotonic time at which the last of them was written. No other dispatcher had
             opened the journal before.
+        read_ms: publish time of the record that was read last, ms since the epoch.
 
     Raises:
         BrokerError: the partition cannot be opened.
@@ -61,7 +62,7 @@ class Journal:
         self._lock = lock
         self._now_s = now_s
         self._failure: str | None = None
-        self.size_bytes = 0
+        self.size_bytes = self.read_ms = 0
         self._written = self.stored = 0
         self.proven_s = -1.0
         try:
@@ -69,13 +70,8 @@ class Journal:
         except ClientError as error:
             raise BrokerError(f"cannot open the journal {source.topic} ({error.name})") from error
 
-    def read(self, published: Callable[[int], None] = lambda at_ms: None) -> Iterator[bytes]:
-        """Yield the bytes of every record that is not acknowledged, oldest first.
-
-        Args:
-            published: function that is called with the publish time of each record before, ms since
-                the epoch.
-        """
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes of every record that is not acknowledged, oldest first."""
         last = self._admin.last_message_id(self._source.name)
         if last is None:
             return
@@ -83,7 +79,7 @@ class Journal:
         for message in read_range(self._client, self._source.topic, start, last.next_entry):
             data = message.value or b""
             self.size_bytes += len(data)
-            published(message.publish_ms)
+            self.read_ms = message.publish_ms
             yield data
 
     def append(self, record: Record) -> None:
