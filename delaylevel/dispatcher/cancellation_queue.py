@@ -24,12 +24,12 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .batches import Cancellation, Columns, MessageRecord, is_cancellation
+from .batches import Columns, MessageRecord, is_cancellation
 from .cancellations import CancelDecision, Cancellations
 from .ids import IdMemory, id_columns, remove_ids, seen_ids
 from .open_positions import OpenPositions
 from .pending import PendingIndex
-from .record import WindowMessage
+from .record import Cancellation, WindowMessage
 from .releases import RecentReleases
 from .unresolved import UnresolvedIntents
 
@@ -73,9 +73,11 @@ class CancellationQueue:
 
     @property
     def memories(self) -> list[IdMemory]:
-        """Memories of IDs besides those of pending messages, and of those released lately."""
-        dispositions = self._state.dispositions
-        return [] if dispositions is None else [dispositions.cancelled, dispositions.earlier]
+        """Memories of the IDs of messages that are pending, released or cancelled."""
+        found: list[IdMemory] = [self._state.memory, self._pending_ids]
+        if self._state.dispositions is not None:
+            found += [self._state.dispositions.cancelled, self._state.dispositions.earlier]
+        return found
 
     # -- into the queue
 

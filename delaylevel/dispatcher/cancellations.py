@@ -48,8 +48,8 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .batches import Cancellation
 from .ids import Mask, seen_ids
+from .record import Cancellation
 from .releases import RecentReleases
 
 Identity = tuple[str, int]

@@ -25,7 +25,6 @@ from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
 from .batches import (
-    Cancellation,
     Columns,
     DueBatch,
     FetchedBatch,
@@ -38,6 +37,7 @@ from .ids import Mask, id_columns, remove_ids, save_ids, unseen_ids
 from .intents import new_intent
 from .open_positions import OpenPositions
 from .pending import PendingIndex
+from .record import Cancellation
 from .releases import RecentReleases
 from .unresolved import UnresolvedIntents
 from .waiting import WaitingQueues
@@ -141,7 +141,7 @@ class DelayQueue:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         keys, key_index, ids = id_columns(fetched.records, unknown)
-        memories = [self.state.memory, self._pending_ids, self._dead_ids, *self.cancelling.memories]
+        memories = [*self.cancelling.memories, self._dead_ids]
         unseen = unseen_ids(memories, keys, key_index, ids)
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)

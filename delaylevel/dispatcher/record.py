@@ -245,7 +245,7 @@ class Recorder:
         """Check a message, and remember its kind; arguments and result as for `record`."""
         parked = parked_message(message, ledger, entry, batch)
         found = self(parked)
-        if found is None or type(found) is Cancellation:
+        if found is None or isinstance(found, Cancellation):
             return found
         if found.target:
             properties = parked.properties

@@ -51,7 +51,12 @@ commit of another one. Intents that were written by earlier versions may have se
    stop, and with deduplication when a message arrives that is due before the last of the intent.
    It sends nothing else first, and waits until everything that was sent has an outcome. So the
    record lists exactly what is stored. The other messages get later sequence IDs, in an intent
-   that the journal has after this record.
+   that the journal has after this record. Without deduplication, it may be unknown if a
+   message is stored; then the intent stays open, for the next owner.
+8. A message is cancelled by a Disposition record, and only while it is pending and in no open
+   intent. Its outcome is published after the journal has confirmed that record. An outcome without
+   a record of its own follows a LowWatermark record. So each outcome is that of the owner at the
+   time of its decision.
 
 States of one message
 ---------------------
@@ -64,6 +69,8 @@ States of one message
   so that copies are recognized. The exception is a dead letter (*held* in the records): a replay
   brings it back with the same ID and attempt. A message of the held topic comes back with the next
   attempt, which is part of the remembered ID, so a second copy of it is recognized, too.
+- *cancelled*: its ID is known as that of a cancelled message, and it is dropped whenever it is met.
+  The journal does not have its position: after a takeover it is a copy of a known message.
 - *below*: its position is below the low watermark. The source may be acknowledged up to there, and
   the journal forgets the position. It keeps the ID until enough newer ones replace it. A copy that
   was left out gets here from pending.
@@ -72,19 +79,30 @@ State and record -> state; "+ID" means that the ID is remembered; "-" marks pair
 never writes. A Commit or Resolved record whose intent is older than the journal's first record is
 ignored.
 
-==================================  ========  ============  ============  ========  =====
-record                              pending   intended      refused       released  below
-==================================  ========  ============  ============  ========  =====
-Intent, lists the message           intended  -             refused       -         -
-Refused, lists the message          -         refused       refused       -         -
-Commit of its intent                -         released +ID  released +ID  -         -
-Commit of its intent, held          -         released      released      -         -
-Resolved of its intent, listed      -         released +ID  -             -         -
-Resolved of its intent, not listed  -         pending       refused       -         -
-LowWatermark above its position     below     -             below         below     below
-LowWatermark at or below it         pending   intended      refused       released  below
-SnapshotChunk                       pending   intended      refused       released  below
-==================================  ========  ============  ============  ========  =====
+==================================  =========  ============  ============  ========  =========
+record                              pending    intended      refused       released  cancelled
+==================================  =========  ============  ============  ========  =========
+Intent, lists the message           intended   intended      refused       -         -
+Refused, lists the message          -          refused       refused       -         -
+Commit of its intent                -          released +ID  released +ID  -         -
+Commit of its intent, held          -          released      released      -         -
+Resolved of its intent, listed      -          released +ID  -             -         -
+Resolved of its intent, not listed  -          pending       refused       released  -
+Disposition, cancelled, its ID      cancelled  -             -             -         cancelled
+Disposition of another kind, ID     -          intended      refused       -         -
+LowWatermark above its position     below      -             below         below     below
+LowWatermark at or below it         pending    intended      refused       released  cancelled
+SnapshotChunk                       pending    intended      refused       released  cancelled
+==================================  =========  ============  ============  ========  =========
+
+A message that is below stays there. A message is in two open intents if an earlier owner's intent
+without sequence IDs stays open: its commit is that of the later one.
+
+A DispositionStart record precedes all Disposition records. It changes no state. The IDs remembered
+before it may be those of held or dropped messages, and later ones have a Disposition record.
+
+A *cancellation* is a record of the window topic, too. It is pending until its outcome is decided
+and stored in the outcomes topic; then an Answered record releases its position, without an ID.
 
 A low watermark never passes a message that is intended, or waits for its due time or its target.
 Low watermarks never go back: a lower one than before is ignored.
@@ -93,12 +111,13 @@ Recovery
 --------
 1. Lock the window and the journal partition, and open the journal. It now has one writer.
 2. Read it from its acknowledged position to its end, and add the records up to a `JournalState`.
-3. Begin to resolve each open intent. Without deduplication nothing is known, so a Resolved record
-   without messages is written at once. With it, the broker is asked in the background for the last
-   sequence ID of the target: the messages up to there are stored, except refused ones. Only a
-   topic that does not exist has stored nothing. While a target refuses to be opened, its intents
-   stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
-   written when all messages of its intent have an answer.
+3. Begin to resolve each open intent. Without deduplication nothing is known: its messages are
+   pending again, and it stays open until they are released again, so that none of them is cancelled
+   although it was sent. Then a Resolved record without messages is written. With deduplication, the
+   broker is asked in the background for the last sequence ID of the target: the messages up to
+   there are stored, except refused ones. Only a topic that does not exist has stored nothing. While
+   a target refuses to be opened, its intents stay open: their messages wait, and the low watermark
+   does not pass them. A Resolved record is written when all messages of its intent have an answer.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
@@ -113,8 +132,7 @@ A crash leads to this:
 crash                                           outcome
 ==============================================  =================================================
 before the intent is stored                     Still pending; nothing was sent. Published once.
-after that, before the message is due or sent   Resolved without it: pending again. Published
-                                                once.
+after that, before the message is due or sent   Pending again. Published once.
 after the message is stored, before the commit  With deduplication: Resolved lists it, not
                                                 published again. Without: pending again, a second
                                                 copy with the same ID. This concerns what was
@@ -138,6 +156,11 @@ while earlier intents are not resolved          They are still open, in the snap
 after the commit, before the low watermark      Released. Read again, and skipped.
 after the low watermark, before the source is   Below. Reading starts at the low watermark, and
 acknowledged                                    the next checkpoint acknowledges.
+before the Disposition record of a cancelled    Pending. The cancellation is read again.
+message is stored
+after that, before its outcome is stored        Cancelled. The cancellation is read again, and the
+                                                outcome is published again.
+after that, before the Answered record          The same: the outcome is there twice.
 between two chunks of a snapshot                The incomplete snapshot is passed over. The
                                                 records before it are still in the journal.
 ==============================================  =================================================
@@ -149,9 +172,9 @@ Snapshots
 ---------
 A snapshot is a whole `JournalState`: the low watermark, a Roaring bitmap of the released positions
 from there on, the highest released position, the IDs, the open intents, the next intent number, the
-next sequence ID of each target, and the refused positions. It is cut into chunks that fit into a
-message. A complete one stands for everything before its first chunk; records between its chunks
-come after it. The owner writes one at a takeover, when the journal has grown by 8 MiB and by twice
-the last snapshot, and when it stops. Then it acknowledges the journal up to the first chunk, so
-that the broker can delete what is before.
+next sequence ID of each target, the refused positions, and the IDs of Disposition records. It is
+cut into chunks that fit into a message. A complete one stands for everything before its first
+chunk; records between its chunks come after it. The owner writes one at a takeover, when the
+journal has grown by 8 MiB and by twice the last snapshot, and when it stops. Then it acknowledges
+the journal up to the first chunk, so that the broker can delete what is before.
 """

@@ -100,7 +100,9 @@ class Dispositions:
         """
         self.cancelled = CancelledIds(2 * capacity)
         self.earlier = earlier
-        self._others = {kind: Deduplicator(2 * capacity) for kind in _BOUNDED}
+        self._others: dict[DispositionKind, Deduplicator] = {
+            kind: Deduplicator(2 * capacity) for kind in _BOUNDED
+        }
 
     def add(self, record: Disposition, low_watermark: int) -> None:
         """Add one record."""

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from delaylevel.dispatcher.journal import state as journal_state
 from delaylevel.dispatcher.journal.codec import DamagedJournalError
 from delaylevel.dispatcher.journal.records import (
+    Answered,
     Commit,
+    Disposition,
+    DispositionKind,
+    DispositionStart,
     Intent,
     LowWatermark,
     Record,
@@ -145,6 +149,16 @@ RECORDS = st.one_of(
     st.builds(Commit, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(Resolved, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(LowWatermark, IDS),
+    st.just(DispositionStart()),
+    st.builds(
+        lambda kind, intent, until: Disposition(
+            kind, intent.id_keys, intent.key_index, intent.ids, until
+        ),
+        st.sampled_from(DispositionKind),
+        intents(),
+        IDS,
+    ),
+    st.builds(Answered, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(SnapshotChunk, IDS, st.integers(0, 9), st.integers(0, 9), st.binary()),
 )
 
