@@ -145,7 +145,7 @@ class CancellationDesk:
         self._close_reopened()
 
     def tidy_up(self) -> None:
-        """Do all that is due from time to time; errors as for `process`."""
+        """Write records that are due from time to time, and delete old outcomes."""
         self._close_reopened()
         if CANCEL not in self._description().features:
             return

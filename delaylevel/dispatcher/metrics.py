@@ -7,6 +7,7 @@ from typing import Any
 
 from delaylevel.model.clock import Clock, SystemClock
 
+from .cancellations import CANCELLED, TOO_LATE, UNKNOWN
 from .service import Dispatcher
 from .stats import LATENESS_BOUNDS_MS
 
@@ -79,8 +80,8 @@ class DispatchCollector:
         for labels, stats in found.items():
             for target, count in sorted(stats.held.items()):
                 held.add_metric((*labels, target), count)
-            for status, count in sorted(stats.outcomes.items()):
-                outcomes.add_metric((*labels, status), count)
+            for status in (CANCELLED, TOO_LATE, UNKNOWN):
+                outcomes.add_metric((*labels, status), stats.outcomes.get(status, 0))
             due_ms = now_ms if stats.next_due_ms is None else stats.next_due_ms
             overdue.add_metric(labels, max(0, now_ms - due_ms) / 1000)
             for each in ("recovering", "releasing", "disk full", "disk error", "stopped"):

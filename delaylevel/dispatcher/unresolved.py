@@ -88,7 +88,7 @@ class UnresolvedIntents:
         return resolved, self.reopen(number)
 
     def reopen(self, number: int) -> tuple[Int64s, Int64s, list[MessageRecord]]:
-        """Withhold the messages of an intent no longer; return them as `resolve` does."""
+        """Release the messages of an intent; the result is the second one of `resolve`."""
         intent = self._intents.pop(number)
         if number in self._state.open_intents:
             self._reopened.append(intent)
