@@ -58,7 +58,7 @@ class CancellationQueue:
         clock: Clock,
         grace_ms: int,
     ) -> None:
-        self._cancellations = Cancellations(state, pending_ids, releases, grace_ms)
+        self._cancellations = Cancellations(state, pending_ids, releases, grace_ms, clock.now_ms())
         self._state = state
         self._pending = pending
         self._pending_ids = pending_ids
@@ -92,10 +92,14 @@ class CancellationQueue:
             self._cancellations.add(int(positions[each]), record)
 
     def take_arrived(
-        self, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
+        self, due_ms: Int64s, positions: Int64s, records: Sequence[MessageRecord], index: Int64s
     ) -> None:
         """Look at the messages at these indices of what was read; they are pending now."""
         self.note_refused(positions, records, index)
+        if self._cancellations.unclear_until_ms:
+            dues = due_ms[index]
+            old = index[dues <= self._cancellations.unclear_until_ms]
+            self._cancellations.unclear(*id_columns(records, old))
         if not len(self._cancellations.early):
             return
         early = seen_ids(self._cancellations.early, *id_columns(records, index))
@@ -109,11 +113,10 @@ class CancellationQueue:
         """Take note of pending messages that their target has refused."""
         if not self._state.refused:
             return
-        for each in index.tolist():
-            position = int(positions[each])
-            if position in self._state.refused:
-                id_key, number = records[each][:2]
-                self._cancellations.refused((id_key, number), position)
+        found = [each for each in index.tolist() if int(positions[each]) in self._state.refused]
+        if found:
+            columns = id_columns(records, np.array(found, dtype=np.int64))
+            self._cancellations.unclear(*columns)
 
     # -- decisions
 
@@ -140,13 +143,19 @@ class CancellationQueue:
         """Return True if everything up to a packed position was offered, or is released."""
         return self._open.has_read(position)
 
+    def released(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> None:
+        """Take note of messages that are released; arguments as ``save_ids``."""
+        self._cancellations.released(keys, key_index, ids)
+
     def everything_is_read(self, until_ms: int) -> None:
         """Take note that everything is read that was stored before a time, ms since the epoch."""
         self._cancellations.everything_is_read(until_ms)
 
     def start(self) -> list[Record]:
         """Return the record that has to precede all dispositions, if the journal lacks it."""
-        return self._cancellations.start()
+        return self._cancellations.start(self._clock.now_ms())
 
     def decide(self) -> tuple[list[Record], list[CancelDecision]]:
         """Decide on cancellations.

@@ -19,6 +19,8 @@ is in an open intent                        none: it waits for the end of the in
                                             owner's intent without sequence IDs stays open until
                                             its messages are released again.
 was refused by its target before            none: it waits, because the held topic may have it
+was due before the first record of a        none: it waits, because earlier owners closed their
+disposition, and is pending again           intents without knowing what was sent
 is pending                                  ``cancelled``, after a Disposition record
 is anything else                            none: it waits for the message until its due time plus
                                             a grace period, then ``unknown``. Everything that was
@@ -48,13 +50,16 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .ids import Mask, seen_ids
+from .ids import Mask, remove_ids, save_ids, seen_ids
 from .record import Cancellation
 from .releases import RecentReleases
 
 Identity = tuple[str, int]
 
 CANCELLED, TOO_LATE, UNKNOWN = "cancelled", "too late", "unknown"
+
+# Intents are written up to 0.3 s ahead of due times, and the clock of an earlier owner may differ.
+_MARGIN_MS = 5_000
 
 _REASONS = {
     DispositionKind.HELD: "its target could not be written: the message is held, or was",
@@ -115,10 +120,13 @@ class Cancellations:
         pending_ids: IDs of the messages that are pending or in flight.
         releases: times of the last releases.
         grace_ms: time after its due time until which a message is waited for, ms.
+        now_ms: time of the takeover, ms since the epoch.
 
     Attributes:
         early: IDs for which cancellations wait among the pending messages.
         rows: number of cancellations among the pending messages.
+        unclear_until_ms: due time up to which an earlier owner may have sent messages that were
+            pending at the takeover, ms since the epoch; 0 if the journal tells which.
         revoked: number of cancelled messages that are still among the pending or waiting ones.
     """
 
@@ -128,6 +136,7 @@ class Cancellations:
         pending_ids: RemovableIds,
         releases: RecentReleases,
         grace_ms: int,
+        now_ms: int,
     ) -> None:
         self._state = state
         self._pending_ids = pending_ids
@@ -138,8 +147,9 @@ class Cancellations:
         self._undecided: list[Request] = []
         self._awaited: dict[Identity, list[Request]] = {}
         self._unproven: list[Request] = []
-        # Positions of messages that their target refused, and that are pending again.
-        self._refused: dict[Identity, int] = {}
+        # IDs of pending messages that an earlier owner may have sent or set aside.
+        self._unclear = RemovableIds()
+        self.unclear_until_ms = self._find_unclear_until_ms(now_ms)
 
     def __bool__(self) -> bool:
         """Return True if `decide` has something to decide."""
@@ -167,9 +177,16 @@ class Cancellations:
         """
         self._undecided.append(self._request(cancellation, None))
 
-    def refused(self, identity: Identity, position: int) -> None:
-        """Take note of a message that is pending although its target refused it."""
-        self._refused[identity] = position
+    def unclear(self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> None:
+        """Take note of pending messages that may have been sent; arguments as ``save_ids``."""
+        save_ids(self._unclear, keys, key_index, ids)
+
+    def released(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> None:
+        """Take note of messages that are released; arguments as ``save_ids``."""
+        if len(self._unclear):
+            remove_ids(self._unclear, keys, key_index, ids)
 
     def decide_again(
         self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
@@ -198,11 +215,11 @@ class Cancellations:
             else:
                 self._unproven.append(request)
 
-    def start(self) -> list[Record]:
+    def start(self, now_ms: int) -> list[Record]:
         """Return the record that has to precede all dispositions, if the journal lacks it."""
         if self._state.dispositions is not None:
             return []
-        record = DispositionStart()
+        record = DispositionStart(now_ms + _MARGIN_MS)
         self._state.apply(record)
         return [record]
 
@@ -220,7 +237,7 @@ class Cancellations:
             the records; and the cancellations that have to wait among the pending messages.
         """
         requests, self._undecided = self._undecided, []
-        records = self.start()
+        records = self.start(now_ms)
         dispositions = self._state.dispositions
         assert dispositions is not None
         lookup: dict[str, int] = {}
@@ -228,12 +245,13 @@ class Cancellations:
         key_index = np.array(index, dtype=np.int64)
         ids = np.array([each.identity[1] for each in requests], dtype=np.int64)
         keys = list(lookup)
-        cancelled, released, earlier, pending = (
+        cancelled, released, earlier, unclear, pending = (
             seen_ids(memory, keys, key_index, ids).tolist()
             for memory in (
                 dispositions.cancelled,
                 self._state.memory,
                 dispositions.earlier,
+                self._unclear,
                 self._pending_ids,
             )
         )
@@ -252,7 +270,7 @@ class Cancellations:
                 late.append(request)
             elif earlier[row]:
                 decisions.append(self._decided(request, UNKNOWN, now_ms, _EARLIER))
-            elif intended[row] or self._is_refused(identity):
+            elif intended[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
                 revoked[identity] = None
@@ -275,6 +293,12 @@ class Cancellations:
         for request in early:
             self.early.save(request.identity[1], request.identity[0])
         return records, decisions, early
+
+    def _find_unclear_until_ms(self, now_ms: int) -> int:
+        if self._state.dispositions is not None:
+            return self._state.dispositions.start_due_ms
+        is_first = not self._state.next_number  # no message was ever sent
+        return 0 if is_first else now_ms + _MARGIN_MS
 
     def _request(
         self, cancellation: Cancellation, position: int | None, waited: bool = False
@@ -317,12 +341,3 @@ class Cancellations:
             for row, number in enumerate(ids.tolist()):
                 mask[row] |= (keys[int(key_index[row])], number) in listed
         return mask
-
-    def _is_refused(self, identity: Identity) -> bool:
-        if not self._refused:
-            return False
-        position = self._refused.get(identity)
-        if position is not None and position not in self._state.refused:
-            del self._refused[identity]  # it was released
-            return False
-        return position is not None

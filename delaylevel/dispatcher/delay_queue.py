@@ -150,7 +150,7 @@ class DelayQueue:
             self._open.add(positions[tracked])
             due_ms = int(rows[DUE, tracked].min())
             self.arrived_due_ms = min(due_ms, self.arrived_due_ms or due_ms)
-            self.cancelling.take_arrived(positions, fetched.records, tracked)
+            self.cancelling.take_arrived(rows[DUE], positions, fetched.records, tracked)
         if requests.size:
             self.cancelling.take_requests(positions, fetched.records, requests)
         self._open.last_offered = max(self._open.last_offered, int(positions.max()))
@@ -392,6 +392,7 @@ class DelayQueue:
         keys, key_index, ids = intent.id_keys, intent.key_index, intent.ids
         some = slice(None) if released is None else released
         remove_ids(self._pending_ids, keys, key_index[some], ids[some])
+        self.cancelling.released(keys, key_index[some], ids[some])
         self.cancelling.decide_again(keys, key_index, ids)
 
     def _put_back(self, batch: DueBatch, index: Int64s) -> None:

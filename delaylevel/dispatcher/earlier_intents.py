@@ -15,8 +15,8 @@ from .target_names import parse_target
 class EarlierIntents:
     """The intents from before the takeover, until it is known which messages are stored.
 
-    Without deduplication nothing is known: all messages count as not stored, and the intents stay
-    open until these are released again. With it, the broker is asked, through the pool of targets.
+    Without deduplication nothing is known: all messages count as not stored. If messages may be
+    cancelled, the intents stay open until these are released again. With it, the broker is asked, through the pool of targets.
     """
 
     def __init__(self, queue: DelayQueue, pool: TargetPool[PoolItem], journal: Journal) -> None:
@@ -46,7 +46,7 @@ class EarlierIntents:
                     name, _ = intent.targets[int(intent.target_index[index])]
                     self._pool.producer(parse_target(name)).recall((recall, index), number)
                     recall.left += 1
-            if not intent.target_index.size:
+            if not intent.target_index.size and self._queue.state.dispositions is not None:
                 # Nothing is known. It stays open, so that its messages cannot be cancelled.
                 self._queue.reopen(intent.number)
                 continue

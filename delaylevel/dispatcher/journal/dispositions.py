@@ -89,9 +89,11 @@ class Dispositions:
         cancelled: IDs of cancelled messages.
         earlier: IDs of messages that were released before the first record. They may have been
             published, held or dropped.
+        start_due_ms: due time above that of all messages that may have been sent before, ms since
+            the epoch.
     """
 
-    def __init__(self, capacity: int, earlier: Deduplicator) -> None:
+    def __init__(self, capacity: int, earlier: Deduplicator, start_due_ms: int = 0) -> None:
         """Begin without records.
 
         Args:
@@ -100,6 +102,7 @@ class Dispositions:
         """
         self.cancelled = CancelledIds(2 * capacity)
         self.earlier = earlier
+        self.start_due_ms = start_due_ms
         self._others: dict[DispositionKind, Deduplicator] = {
             kind: Deduplicator(2 * capacity) for kind in _BOUNDED
         }
@@ -121,6 +124,7 @@ class Dispositions:
 
     def write(self, writer: Writer) -> None:
         """Add everything to a snapshot."""
+        writer.ints(self.start_due_ms)
         self.cancelled.write(writer)
         write_ids(writer, self.earlier)
         writer.ints(len(self._others))
@@ -130,6 +134,7 @@ class Dispositions:
 
     def read(self, reader: Reader) -> None:
         """Restore what `write` added."""
+        self.start_due_ms = reader.int()
         self.cancelled.read(reader)
         read_ids(reader, self.earlier)
         for _ in range(reader.int()):

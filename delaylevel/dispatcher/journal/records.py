@@ -207,8 +207,15 @@ class DispositionKind(IntEnum):
 class DispositionStart(_Record):
     """The start of the Disposition records.
 
-    IDs of messages that were released before are known, but not if these were published.
+    IDs of messages that were released before are known, but not if these were published. Intents of
+    earlier owners were closed even if it was not known which of their messages were sent.
+
+    Attributes:
+        due_ms: due time above that of all messages that may have been sent so far, ms since the
+            epoch.
     """
+
+    due_ms: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,6 +295,7 @@ def encode(record: Record) -> bytes:
         writer.column(record.positions)
     elif isinstance(record, DispositionStart):
         kind = _DISPOSITION_START
+        writer.ints(record.due_ms)
     elif isinstance(record, Disposition):
         kind = _DISPOSITION
         writer.ints(record.kind, record.until)
@@ -328,7 +336,7 @@ def decode(data: bytes) -> Record:
         if kind == _REFUSED:
             return Refused(reader.column())
         if kind == _DISPOSITION_START:
-            return DispositionStart()
+            return DispositionStart(reader.int())
         if kind == _DISPOSITION:
             why, until, keys = DispositionKind(reader.int()), reader.int(), reader.texts()
             return Disposition(why, keys, _small(reader.column()), reader.column(), until)

@@ -146,7 +146,7 @@ class JournalState:
             self.refused.update(to_array(record.positions))
         elif isinstance(record, DispositionStart):
             if self.dispositions is None:
-                self.dispositions = Dispositions(self.memory.capacity, self.memory)
+                self.dispositions = Dispositions(self.memory.capacity, self.memory, record.due_ms)
                 self.memory = Deduplicator(self.memory.capacity)
         elif isinstance(record, Disposition):
             assert self.dispositions is not None  # the owner writes the start first

@@ -108,6 +108,9 @@ class World:
             if intent.targets:
                 stored = intent.stored({"orders": self.last})
                 self.append(self.queue.resolve(intent.number, stored))
+            elif state.dispositions is None:
+                nothing = np.zeros(intent.ids.size, dtype=np.bool_)
+                self.append(self.queue.resolve(intent.number, nothing))
             else:
                 self.queue.reopen(intent.number)
 
@@ -467,6 +470,14 @@ def earlier_intents_are_closed_at_once(patch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @contextmanager
+def intents_that_were_closed_before_the_first_record_do_not_matter(
+    patch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    patch.setattr(Cancellations, "_find_unclear_until_ms", lambda self, now_ms: 0)
+    yield
+
+
+@contextmanager
 def blocked_batches_are_not_filtered(patch: pytest.MonkeyPatch) -> Iterator[None]:
     patch.setattr(DelayQueue, "without_cancelled", lambda self, batch: batch)
     patch.setattr(CancellationQueue, "has_cancelled", lambda self, intent: False)
@@ -503,8 +514,8 @@ def nothing_is_known_of_the_time_before_the_first_record(
 ) -> Iterator[None]:
     create = dispositions.Dispositions.__init__
 
-    def forgetful(self: dispositions.Dispositions, capacity: int, earlier: Any) -> None:
-        create(self, capacity, type(earlier)(capacity))
+    def forgetful(self: dispositions.Dispositions, capacity: int, earlier: Any, *more: Any) -> None:
+        create(self, capacity, type(earlier)(capacity), *more)
 
     patch.setattr(dispositions.Dispositions, "__init__", forgetful)
     yield
@@ -545,6 +556,7 @@ def the_end_of_an_intent_decides_nothing(patch: pytest.MonkeyPatch) -> Iterator[
     [
         an_outcome_precedes_its_record,
         earlier_intents_are_closed_at_once,
+        intents_that_were_closed_before_the_first_record_do_not_matter,
         blocked_batches_are_not_filtered,
         waiting_messages_are_not_filtered,
         open_intents_do_not_matter,

@@ -142,6 +142,8 @@ def test_a_message_that_is_due_soon_ends_a_batch_of_others(
 class NewTarget:
     """A recorder that does not know the target of one message before it is refreshed."""
 
+    cancellations = 0
+
     def __init__(self) -> None:
         self.undecided = (1, 0, 1)
         self.events: list[Any] = []

@@ -149,7 +149,7 @@ RECORDS = st.one_of(
     st.builds(Commit, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(Resolved, IDS, st.lists(IDS).map(lambda x: np.array(x, dtype=np.int64))),
     st.builds(LowWatermark, IDS),
-    st.just(DispositionStart()),
+    st.builds(DispositionStart, IDS),
     st.builds(
         lambda kind, intent, until: Disposition(
             kind, intent.id_keys, intent.key_index, intent.ids, until
