@@ -147,6 +147,7 @@ class CancellationQueue:
         self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
     ) -> None:
         """Take note of messages that are released; arguments as ``save_ids``."""
+        remove_ids(self._pending_ids, keys, key_index, ids)
         self._cancellations.released(keys, key_index, ids)
 
     def everything_is_read(self, until_ms: int) -> None:

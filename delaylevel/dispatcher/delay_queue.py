@@ -33,7 +33,7 @@ from .batches import (
 )
 from .batches_in_flight import BatchesInFlight
 from .cancellation_queue import CancellationQueue
-from .ids import Mask, id_columns, remove_ids, save_ids, unseen_ids
+from .ids import Mask, id_columns, save_ids, unseen_ids
 from .intents import new_intent
 from .open_positions import OpenPositions
 from .pending import PendingIndex
@@ -391,7 +391,6 @@ class DelayQueue:
         """Forget the messages of an intent that are released, all if None."""
         keys, key_index, ids = intent.id_keys, intent.key_index, intent.ids
         some = slice(None) if released is None else released
-        remove_ids(self._pending_ids, keys, key_index[some], ids[some])
         self.cancelling.released(keys, key_index[some], ids[some])
         self.cancelling.decide_again(keys, key_index, ids)
 

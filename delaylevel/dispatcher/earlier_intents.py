@@ -16,7 +16,8 @@ class EarlierIntents:
     """The intents from before the takeover, until it is known which messages are stored.
 
     Without deduplication nothing is known: all messages count as not stored. If messages may be
-    cancelled, the intents stay open until these are released again. With it, the broker is asked, through the pool of targets.
+    cancelled, the intents stay open until these are released again. With deduplication, the broker
+    is asked, through the pool of targets.
     """
 
     def __init__(self, queue: DelayQueue, pool: TargetPool[PoolItem], journal: Journal) -> None:

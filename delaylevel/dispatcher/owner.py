@@ -21,7 +21,6 @@ from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.targets.pool import TargetPool
 from delaylevel.dispatcher.journal.records import LowWatermark, entry_of
-from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock
@@ -33,14 +32,13 @@ from .acknowledgement import WindowAcknowledgement
 from .agenda import OwnerAgenda
 from .batches import FetchedBatch
 from .deciding import CancellationDesk
-from .delay_queue import DelayQueue
 from .events import EventQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
 from .flights import Flight
 from .offers import OfferQueue
+from .opening import open_queue
 from .publishing import BatchPublisher
 from .record import Recorder
-from .releases import RecentReleases
 from .segments import OwnerSegments
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
@@ -152,20 +150,9 @@ class PartitionOwner:
             self._client, self._admin, self._journal_source, self._lock, self._now_s
         )
         opened.callback(self._journal.close)
-        releases = RecentReleases(lambda: self._journal.read_ms)
-        state = JournalState.read(self._journal.read(), settings.remember, releases)
-        releases.now_ms = self._clock.now_ms
-        state.split_intents()
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
-        self._queue = DelayQueue(
-            state,
-            segments.pending(),
-            clock=self._clock,
-            overflow=segments.overflow,
-            releases=releases,
-            grace_ms=settings.cancel_grace_ms,
-        )
+        self._queue = open_queue(self._journal, segments, settings, self._clock)
         self._offers = OfferQueue(self._queue, self.topic, monotonic=self._now_s)
         opened.callback(self._queue.close)
         self._acknowledgement = WindowAcknowledgement(

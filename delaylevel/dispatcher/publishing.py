@@ -219,8 +219,7 @@ class BatchPublisher:
             if last_ms is not None and last_ms > self._clock.now_ms() and self._is_ready(key):
                 self._cut_target(key)  # what waits is due earlier
             while self._queue.waiting.count(key) and self._is_ready(key):
-                part = self._queue.advance_waiting(key, _BATCH)
-                if part is None:
+                if (part := self._queue.advance_waiting(key, _BATCH)) is None:
                     continue
                 if key.partition == _UNKNOWN_PARTITION:
                     self._place(part, key._replace(partition=-1), flights)

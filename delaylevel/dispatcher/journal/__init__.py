@@ -99,7 +99,9 @@ A message that is below stays there. A message is in two open intents if an earl
 without sequence IDs stays open: its commit is that of the later one.
 
 A DispositionStart record precedes all Disposition records. It changes no state. The IDs remembered
-before it may be those of held or dropped messages, and later ones have a Disposition record.
+before it may be those of held or dropped messages; later ones have a Disposition record. A message
+that was due before it may have been in an intent that was closed without knowing if it was sent.
+So such a message cannot be cancelled once another owner has taken over.
 
 A *cancellation* is a record of the window topic, too. It is pending until its outcome is decided
 and stored in the outcomes topic; then an Answered record releases its position, without an ID.
@@ -112,12 +114,13 @@ Recovery
 1. Lock the window and the journal partition, and open the journal. It now has one writer.
 2. Read it from its acknowledged position to its end, and add the records up to a `JournalState`.
 3. Begin to resolve each open intent. Without deduplication nothing is known: its messages are
-   pending again, and it stays open until they are released again, so that none of them is cancelled
-   although it was sent. Then a Resolved record without messages is written. With deduplication, the
-   broker is asked in the background for the last sequence ID of the target: the messages up to
-   there are stored, except refused ones. Only a topic that does not exist has stored nothing. While
-   a target refuses to be opened, its intents stay open: their messages wait, and the low watermark
-   does not pass them. A Resolved record is written when all messages of its intent have an answer.
+   pending again, and a Resolved record without messages is written at once. After a
+   DispositionStart record, it stays open until they are released again, so that none of them is
+   cancelled although it was sent. With deduplication, the broker is asked in the background for the
+   last sequence ID of the target: the messages up to there are stored, except refused ones. Only a
+   topic that does not exist has stored nothing. While a target refuses to be opened, its intents
+   stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
+   written when all messages of its intent have an answer.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.

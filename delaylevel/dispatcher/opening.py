@@ -1,0 +1,35 @@
+"""The delay queue of a new owner, from the journal of the last one."""
+
+from __future__ import annotations
+
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.journal.topic import Journal
+from delaylevel.model.clock import Clock
+
+from .delay_queue import DelayQueue
+from .releases import RecentReleases
+from .segments import OwnerSegments
+from .settings import DispatchSettings
+
+
+def open_queue(
+    journal: Journal, segments: OwnerSegments, settings: DispatchSettings, clock: Clock
+) -> DelayQueue:
+    """Return a delay queue without messages, with the state at the end of the journal.
+
+    Raises:
+        BrokerError: the journal cannot be read.
+        DamagedJournalError: a record of it was changed.
+    """
+    releases = RecentReleases(lambda: journal.read_ms)
+    state = JournalState.read(journal.read(), settings.remember, releases)
+    releases.now_ms = clock.now_ms
+    state.split_intents()
+    return DelayQueue(
+        state,
+        segments.pending(),
+        clock=clock,
+        overflow=segments.overflow,
+        releases=releases,
+        grace_ms=settings.cancel_grace_ms,
+    )
