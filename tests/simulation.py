@@ -27,18 +27,22 @@ from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.cluster.targets.producer import TargetProducer
 from delaylevel.cluster.values import LedgerInfo, PartitionStats, SubscriptionStats, TopicMetadata
 from delaylevel.dispatcher.batches import FetchedBatch
+from delaylevel.dispatcher.deciding import CancellationDesk
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import Record, encode
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import LostOwnershipError
 from delaylevel.dispatcher.publishing import BatchPublisher
-from delaylevel.dispatcher.record import WindowMessage, identity
+from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
 from delaylevel.dispatcher.set_aside import SetAsideTopics
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.dispatcher.target_names import TargetPartitions
 from delaylevel.errors import BrokerError, NotFoundError
 from delaylevel.model import envelope as env
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import FinalWindow, Role
+from delaylevel.model.outcome import Outcome
+from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.pending import PendingSegments, SpillFullError
 from fakes import describe
@@ -320,6 +324,11 @@ class Broker:
 
     # -- the admin interface
 
+    window: Sequence[object] = ()
+
+    def last_message_id(self, name: TopicName) -> Position | None:
+        return Position(1, len(self.window) - 1) if self.window else None
+
     def _found(self, name: TopicName) -> Topic:
         topic = self.topics.get(name.full)
         if topic is None or not topic.exists:
@@ -418,9 +427,13 @@ class Simulation:
             self.broker.topic(target)
         self.journal_topic = JournalTopic()
         self.description = describe(
-            targets=TARGETS, final_window=FinalWindow.TRACKER, hold_pause_ms=1000
+            targets=TARGETS,
+            final_window=FinalWindow.TRACKER,
+            hold_pause_ms=1000,
+            features=("cancel",),
         )
-        self.window: list[WindowMessage] = []
+        self.window: list[WindowMessage | Cancellation] = []
+        self.broker.window = self.window
         self.sent: dict[str, bytes] = {}
         self.disk_full = False
         self.returned = 0  # messages of the held topic that came back
@@ -443,8 +456,21 @@ class Simulation:
             self.segments(f"pending-{self.processes}"),
             clock=self.clock,
             overflow=self.overflow,
+            grace_ms=1000,
         )
         stats = SharedOwnerStats()
+        self.desk = CancellationDesk(
+            self.queue,
+            self.journal,  # type: ignore[arg-type]
+            self.broker,
+            self.broker,  # type: ignore[arg-type]
+            SourcePartition(self.description.topic, "window", Role.WINDOW, 0, 1, 0),
+            lambda: self.description,
+            clock=self.clock,
+            stats=stats,
+            start=self.jobs.append,
+            now_s=self.clock.now_s,
+        )
         self.set_aside: SetAsideTopics[Any] = SetAsideTopics(
             self.broker,
             lambda: self.description,
@@ -503,7 +529,9 @@ class Simulation:
             batch.ledger_ids.append(1)
             batch.entry_ids.append(entry << 10)
             batch.due_ms.append(message.due_ms)
-            batch.records.append(tuple(message))
+            is_message = isinstance(message, WindowMessage)
+            batch.records.append(tuple(message) if is_message else message)
+            batch.cancellations += not is_message
         self.queue.offer(batch)
         self.offered = len(self.window)
 
@@ -520,6 +548,7 @@ class Simulation:
     def _cycle(self) -> None:
         self.offer()
         self.publisher.process()
+        self.desk.process()
         self.publisher.publish_waiting()
         while self.publisher.ready:
             batch = self.queue.advance(self.clock.now_ms(), 5)
@@ -529,6 +558,7 @@ class Simulation:
         self.publisher.send_due()
         self.publisher.plan()
         self.publisher.close_idle()
+        self.desk.tidy_up()
 
     def takeover(self, rng: random.Random, *, worst: bool = False) -> None:
         """End the process at once, and start another one.
@@ -558,6 +588,7 @@ class Simulation:
                     producer.confirm(rng.randint(0, len(producer.answers)))
                 self.publisher.process()
             self.publisher.write_commits()
+            self.desk.finish()
             if rng.randint(0, 1):  # otherwise it is killed before
                 self.journal.snapshot(self.queue.state.snapshot())
         self.takeover(rng)
@@ -568,7 +599,7 @@ class Simulation:
         Args:
             seconds: time until the takeover.
         """
-        queue, pool, publisher = self.queue, self.pool, self.publisher
+        queue, pool, publisher, desk = self.queue, self.pool, self.publisher, self.desk
         self.disconnect(rng)
         self.wait(seconds)
         self.start()
@@ -588,6 +619,7 @@ class Simulation:
             publisher.publish_waiting()
             publisher.send_due()
             publisher.plan()
+            desk.process()
         queue.close()
 
     def disconnect(self, rng: random.Random) -> None:
@@ -635,6 +667,22 @@ class Simulation:
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
         self.window.append(WindowMessage(*fields, compression))
+
+    def cancel(self, number: int, target: str) -> None:
+        """Cancel the message with a number, which may not be there yet."""
+        message_id = f"id-{number}"
+        due_ms = self.clock.now_ms() + 10
+        key, identifier = identity(message_id, target, 0)
+        self.window.append(Cancellation(key, identifier, due_ms, target, message_id))
+
+    def outcomes(self) -> dict[str, set[str]]:
+        """Return all outcomes that the outcomes topic has, by the ID of the message."""
+        topic = self.broker.topics.get(self.description.outcomes_topic.partition(0).full)
+        found: dict[str, set[str]] = {}
+        for _, properties in topic.messages if topic else []:
+            outcome = Outcome.read(properties)
+            found.setdefault(outcome.id, set()).add(outcome.status.value)
+        return found
 
     def bring_back(self) -> None:
         """Let a mover bring back the messages of the held topic."""
@@ -708,6 +756,7 @@ class Simulation:
                     self.broker.topic(name).subscribed = True
             self.wait(0.5)
             resting = self.offered == len(self.window) and not len(self.queue)
+            resting = resting and not self.queue.cancelling.passed_over
             if round_number > 20 and resting and not (self.jobs or self.publisher.busy):
                 return
         raise AssertionError("it does not come to rest")
@@ -716,12 +765,23 @@ class Simulation:
         """Check that nothing is lost, and with deduplication that there are no copies."""
         letters = self.broker.topics.get(self.description.dead_letter_topic.partition(0).full)
         dead = Counter(properties[env.ID] for _, properties in letters.messages) if letters else {}
+        outcomes = self.outcomes()
+        for each in self.window:
+            if isinstance(each, Cancellation):
+                assert each.message_id in outcomes, f"{each.message_id} has no outcome"
         for message_id, value in self.sent.items():
             copies = sum(
                 topic.delivered.count(message_id)
                 for topic in self.broker.every_topic
                 if is_target(topic.name)
             )
+            reported = outcomes.get(message_id, ())
+            if "cancelled" in reported:
+                assert not copies, f"{message_id} was published and cancelled"
+                assert not dead.get(message_id), f"{message_id} is a dead letter, and cancelled"
+                continue
+            if "too late" in reported and not self.replaced:
+                assert copies, f"{message_id} was not published"
             if value == TOO_BIG:
                 assert dead.get(message_id), f"{message_id} is not in the dead-letter topic"
                 assert not copies

@@ -30,9 +30,12 @@ from delaylevel.cluster.targets import entry_outcomes
 from delaylevel.cluster.targets.entry_outcomes import EntryOutcome
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
+from delaylevel.dispatcher.cancellation_queue import CancellationQueue
+from delaylevel.dispatcher.cancellations import Cancellations
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.flights import Flight
 from delaylevel.dispatcher.journal.records import Refused
+from delaylevel.dispatcher.outcome_topic import OutcomeTopic
 from delaylevel.dispatcher.outcomes import FlightOutcomes
 from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.sending import FlightSender
@@ -42,7 +45,7 @@ ACTIONS = (
     "confirm", "fail", "refuse", "accept", "forget", "replace", "takeover", "takeover", "wait",
     "own", "held", "own fails", "disk", "ahead", "ahead", "ahead", "soon", "turn", "turn",
     "turn", "journal", "crash", "suspend", "race", "race", "hand over", "hand over",
-    "cut",
+    "cut", "cancel", "cancel", "cancel early", "cancel and takeover",
 )  # fmt: skip
 
 
@@ -174,6 +177,26 @@ def step(run: Simulation, action: str, which: int, amount: int, replacing: bool)
     elif action == "hand over":
         if not run.replaced:
             run.hand_over(amount // 2, random.Random(amount))
+    elif action == "cancel":
+        run.cancel(max(len(run.sent) - 1 - amount // 2, 0), target)
+        if amount % 2:
+            run.cycle()
+    elif action == "cancel early":
+        run.cancel(len(run.sent), target)
+        run.cycle()
+        run.send(1, target, too_big=False, due_in_ms=(10 + 50 * amount,))
+    elif action == "cancel and takeover":
+        run.send(2, target, too_big=False, due_in_ms=(1_000, 250))
+        for number in (len(run.sent) - 1, len(run.sent) - 2):
+            run.cancel(number, target)
+            run.cycle()
+            if number % 2:
+                run.work()
+            run.cycle()
+            run.own_topics_answer()
+        run.journal.store(amount // 4)
+        if not run.replaced:
+            run.takeover(random.Random(amount))
     elif action == "held":
         run.bring_back()
 
@@ -481,6 +504,48 @@ def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> 
 def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises(AssertionError):
         search_runs(True, False, shrinking=False)
+
+
+@contextmanager
+def cancelled_messages_are_published(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    drop = CancellationQueue.filter
+
+    def keep(self: CancellationQueue, columns: Any) -> Any:
+        revoked, self._cancellations.revoked = self._cancellations.revoked, 0
+        found = drop(self, columns)
+        self._cancellations.revoked = revoked
+        return found
+
+    patch.setattr(CancellationQueue, "filter", keep)
+    patch.setattr(CancellationQueue, "has_cancelled", lambda self, intent: False)
+    yield
+
+
+@contextmanager
+def outcomes_precede_their_records(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    send = OutcomeTopic.send
+    patch.setattr(OutcomeTopic, "send", lambda self, stored: send(self, 1 << 62))
+    yield
+
+
+@contextmanager
+def messages_in_open_intents_are_cancelled(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    nothing = lambda self, keys, key_index, ids: np.zeros(ids.size, dtype=np.bool_)  # noqa: E731
+    patch.setattr(Cancellations, "_intended", nothing)
+    yield
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        cancelled_messages_are_published,
+        outcomes_precede_their_records,
+        messages_in_open_intents_are_cancelled,
+    ],
+)
+def test_the_search_finds_false_outcomes(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fault(monkeypatch), pytest.raises((AssertionError, ValueError)):
+        search_runs(False, False, shrinking=False)
 
 
 def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
