@@ -614,7 +614,7 @@ class Simulation:
             raise AssertionError("a process that was suspended publishes")
 
         pool.producer = producer  # type: ignore[method-assign]
-        with contextlib.suppress(LostOwnershipError):
+        with contextlib.suppress(BrokerError):
             publisher.process()
             publisher.publish_waiting()
             publisher.send_due()

@@ -568,6 +568,9 @@ def the_end_of_an_intent_decides_nothing(patch: pytest.MonkeyPatch) -> Iterator[
     ],
 )
 def test_the_runs_find(fault: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with fault(monkeypatch), pytest.raises(AssertionError):
+    def search() -> None:
         for seed in range(300):
             run(seed, False, tmp_path / str(seed))
+
+    with fault(monkeypatch), pytest.raises(AssertionError):
+        search()
