@@ -293,8 +293,10 @@ def small_entries(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(KEY_BATCHED_SETTINGS, "batching_max_messages", 3)
 
 
-def search_runs(numbered: bool, replacing: bool, shrinking: bool, partitions: int = 0) -> None:
-    @searching(400, shrinking)
+def search_runs(
+    numbered: bool, replacing: bool, shrinking: bool, partitions: int = 0, examples: int = 400
+) -> None:
+    @searching(examples, shrinking)
     @given(steps)
     def search(actions: list[tuple[str, int, int]]) -> None:
         run_all(numbered, replacing, actions, partitions)
@@ -503,7 +505,7 @@ def a_suspended_process_sends_what_it_had_planned(patch: pytest.MonkeyPatch) -> 
 )
 def test_the_search_finds(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises(AssertionError):
-        search_runs(True, False, shrinking=False)
+        search_runs(True, False, shrinking=False, examples=2_000)
 
 
 @contextmanager
@@ -545,7 +547,7 @@ def messages_in_open_intents_are_cancelled(patch: pytest.MonkeyPatch) -> Iterato
 )
 def test_the_search_finds_false_outcomes(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault(monkeypatch), pytest.raises((AssertionError, ValueError)):
-        search_runs(False, False, shrinking=False)
+        search_runs(False, False, shrinking=False, examples=2_000)
 
 
 def test_messages_keep_their_order_while_the_number_of_partitions_becomes_known(
