@@ -12,7 +12,7 @@ import pytest
 
 from background import Serving
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.dispatcher.outcome_topic import OutcomeTopic
+from delaylevel.dispatcher.outcome_topic import OutcomeTopic, expire_outcomes
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
@@ -261,3 +261,23 @@ def test_a_cancellation_without_the_feature_is_a_dead_letter(
         topic.wait_until_acknowledged()
     (letter,) = dead_letters(world.plain_client, world.admin, description)
     assert "does not have the feature 'cancel'" in letter.reason
+
+
+def test_old_outcomes_are_deleted(window: MakeWindow, world: RealWorld) -> None:
+    topic = window()
+    partition = topic.description.outcomes_topic.partition(0)
+    producer = world.plain_client.create_producer(partition.full)
+    producer.send(b"old")
+    expire_outcomes(world.admin, topic.description)  # nothing is older than a day
+    stats = world.admin.partition_stats
+
+    def backlog() -> int:
+        return stats(partition).subscriptions["delaylevel"].backlog_entries
+
+    assert backlog() == 1
+
+    def is_gone() -> bool:
+        world.admin.expire_messages(partition, "delaylevel", 1)
+        return not backlog()
+
+    world.eventually(is_gone, "the end of what is older than a second")
