@@ -1,4 +1,4 @@
-"""Exposition of metrics; ``prometheus_client`` is imported only where they are served.
+"""Exposition of metrics; ``prometheus_client`` and the server are imported only to serve them.
 
 Names are ``delaylevel_<part>_<what>[_<unit>][_total]``, with the parts ``producer``, ``sync`` (the
 Spark job), ``function`` and ``dispatch``; docs/metrics.md lists all of them.
@@ -7,10 +7,11 @@ Spark job), ``function`` and ``dispatch``; docs/metrics.md lists all of them.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from delaylevel.errors import ConfigError, MissingExtraError
+from delaylevel.errors import MissingExtraError
 
 
 class Collector(Protocol):
@@ -23,7 +24,11 @@ class Collector(Protocol):
 
 @contextlib.contextmanager
 def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterator[int]:
-    """Serve ``/metrics`` while the block runs.
+    """Serve ``/metrics``, probes and a status page while the block runs.
+
+    If the collector has reporters (see `delaylevel.web.reports`), probes, status page and live
+    queries are about them. If other machines can reach the address, live queries and the status
+    page need the token in the environment variable ``DELAYLEVEL_LIVE_TOKEN``.
 
     Args:
         collector: the source of the metrics.
@@ -34,26 +39,30 @@ def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterat
         The port in use.
 
     Raises:
-        MissingExtraError: ``prometheus_client`` is not installed.
+        MissingExtraError: ``prometheus_client`` or the HTTP server is not installed.
         ConfigError: the address or port is not available.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
         ) from error
+    from delaylevel.web.application import TOKEN_VARIABLE, WebApplication
+    from delaylevel.web.reports import reporters_of
+    from delaylevel.web.server import HttpServer
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    reporters = reporters_of(collector)
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    application = WebApplication(make_wsgi_app(registry), reporters, address, token)
+    server = HttpServer(application, address, port)
+    host = f"[{address}]" if ":" in address else address
+    for reporter in reporters:
+        reporter.served_at(f"http://{host}:{server.port}")
+    server.start()
     try:
-        server, thread = start_http_server(port, address, registry)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served at {address}:{port}: {error.strerror}"
-        ) from error
-    try:
-        yield server.server_port
+        yield server.port
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        server.close()

@@ -46,8 +46,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
 ROOMS["cli"] = ("demo", "run", *ROOMS["demo"])
-#: Modules without a room of their own, which every room may import.
-LEAVES = ("errors", "installed", "prometheus", "__version__")
+#: What every room may import: modules without a room, and the room `web`.
+LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
 RE_EXPORTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
 #: Rooms that use the official Pulsar client. `cluster` translates its exceptions.

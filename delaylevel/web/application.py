@@ -1,0 +1,194 @@
+"""The endpoints of a process: ``/metrics``, ``/healthz``, ``/readyz``, ``/`` and live queries."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from .page import status_page
+from .reports import LiveAnswer, ProbeCheck, QueryRefusedError, Reporter
+from .server import Application, is_loopback
+
+log = logging.getLogger(__name__)
+
+#: Environment variable with the token of live queries.
+TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
+#: Number of live queries that may wait for the one in work. Probes keep the other threads.
+_WAITING_QUERIES = 5
+_QUESTIONS = ("pending", "average", "counts")
+_TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
+_HEADERS = (
+    ("Cache-Control", "no-store"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+)
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    409: "Conflict",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+class _RefusedRequest(Exception):  # noqa: N818 - an answer, not a failure
+    """A request that is answered with a status other than 200."""
+
+    def __init__(self, status: int, text: str, *headers: tuple[str, str]) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+class WebApplication:
+    """The WSGI application of a process.
+
+    Args:
+        metrics: the WSGI application that answers ``/metrics``.
+        reporters: the parts of the process.
+        address: address on which the process listens.
+        token: token of live queries and of the status page; empty for none. Without a token, only
+            clients on this machine may ask, and only if no other machine can reach the address.
+    """
+
+    def __init__(
+        self, metrics: Application, reporters: Sequence[Reporter], address: str, token: str = ""
+    ) -> None:
+        self._metrics = metrics
+        self._reporters = reporters
+        self._local = is_loopback(address)
+        self._address = address
+        self._token = token.encode()
+        self._room = threading.BoundedSemaphore(_WAITING_QUERIES + 1)
+        self._turn = threading.Lock()
+        self._routes: dict[str, Callable[[Mapping[str, Any]], tuple[int, LiveAnswer]]] = {
+            "/": self._status,
+            "/healthz": lambda _: self._probe([check for r in reporters for check in r.alive()]),
+            "/readyz": lambda _: self._probe([check for r in reporters for check in r.ready()]),
+            **{f"/{name}": self._live for name in _QUESTIONS},
+        }
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer a request; nothing that a client sends raises an error."""
+        extra: Sequence[tuple[str, str]] = ()
+        try:
+            if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+                text = "only GET is supported here"
+                raise _RefusedRequest(405, text, ("Allow", "GET, HEAD"))
+            path = environ.get("PATH_INFO", "")
+            if path == "/metrics":
+                return self._metrics(environ, start_response)
+            route = self._routes.get(path)
+            if route is None:
+                paths = ", ".join(["/metrics", *self._routes])
+                raise _RefusedRequest(404, f"there is no such page; there are {paths}")
+            status, (kind, body) = route(environ)
+        except (_RefusedRequest, QueryRefusedError) as error:
+            status, kind, body = error.status, _TEXT, f"{error}\n".encode()
+            if isinstance(error, _RefusedRequest):
+                extra = error.headers
+            elif status == 503:
+                extra = (("Retry-After", "1"),)
+        except Exception:
+            log.exception("the answer to an HTTP request failed")
+            status, kind, body = 500, _TEXT, b"the answer failed; the log of this process has why\n"
+        start_response(
+            f"{status} {_REASONS.get(status, 'Error')}",
+            [
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                *_HEADERS,
+                *extra,
+            ],
+        )
+        return [body]
+
+    def _probe(self, checks: Sequence[ProbeCheck]) -> tuple[int, LiveAnswer]:
+        ok = all(check.ok for check in checks)
+        value = {"ok": ok, "checks": [check._asdict() for check in checks]}
+        body = json.dumps(value, indent=1).encode() + b"\n"
+        return (200 if ok else 503), LiveAnswer(_JSON, body)
+
+    def _status(self, environ: Mapping[str, Any]) -> tuple[int, LiveAnswer]:
+        self._authorize(environ)
+        sections = [section for reporter in self._reporters for section in reporter.status()]
+        checks = [check for reporter in self._reporters for check in reporter.ready()]
+        return 200, LiveAnswer("text/html; charset=utf-8", status_page(sections, checks).encode())
+
+    def _live(self, environ: Mapping[str, Any]) -> tuple[int, LiveAnswer]:
+        self._authorize(environ)
+        try:
+            pairs = parse_qsl(
+                environ.get("QUERY_STRING", ""), True, strict_parsing=False, max_num_fields=32
+            )
+        except ValueError as error:
+            raise _RefusedRequest(400, f"the parameters cannot be read: {error}") from None
+        parameters = dict(pairs)
+        if len(parameters) < len(pairs):
+            raise _RefusedRequest(400, "a parameter is given twice")
+        if not self._room.acquire(blocking=False):
+            text = "too many live queries at the same time: ask again in a second"
+            raise QueryRefusedError(text, 503)
+        try:
+            # One at a time: each takes little time, and together they would take it from releases.
+            with self._turn:
+                for reporter in self._reporters:
+                    answer = reporter.answer(environ["PATH_INFO"].lstrip("/"), parameters)
+                    if answer is not None:
+                        return 200, answer
+        finally:
+            self._room.release()
+        raise _RefusedRequest(404, "this process has no window of a level topic to ask")
+
+    def _authorize(self, environ: Mapping[str, Any]) -> None:
+        """Refuse a request that is neither from this machine alone nor has the token."""
+        if self._token:
+            if not hmac.compare_digest(_token_of(environ), self._token):
+                raise _RefusedRequest(
+                    401,
+                    "this needs the token of live queries, as bearer token or as the password of "
+                    "any user",
+                    ("WWW-Authenticate", 'Basic realm="delaylevel", charset="UTF-8"'),
+                )
+        elif not self._local:
+            raise _RefusedRequest(
+                403,
+                f"live queries on {self._address} need a token: set {TOKEN_VARIABLE} in the "
+                "environment of this process, or let it listen on 127.0.0.1",
+            )
+        elif not is_loopback(_host_of(environ)):
+            # A page on the web whose name was made to point to this machine must not ask.
+            raise _RefusedRequest(403, "this process answers only under the name localhost")
+
+
+def _host_of(environ: Mapping[str, Any]) -> str:
+    """Return the host for which a request is meant, without its port."""
+    host = str(environ.get("HTTP_HOST", ""))
+    name, _, port = host.rpartition(":")
+    if not name or not port.isdigit():
+        name = host
+    return name.strip("[]")
+
+
+def _token_of(environ: Mapping[str, Any]) -> bytes:
+    """Return the token of a request; empty without one."""
+    kind, _, value = str(environ.get("HTTP_AUTHORIZATION", "")).partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip().encode("latin-1", "replace")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""

@@ -1,0 +1,163 @@
+"""The values that a process reports over HTTP, and the protocol of what reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from delaylevel.errors import DelayLevelError
+
+
+class QueryRefusedError(DelayLevelError):
+    """A live query that cannot be answered.
+
+    Attributes:
+        status: status code of the answer: 400 for a wrong question, 404 for a topic that is not
+            served, 409 for another attribute, 503 if it can be asked again later.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ProbeCheck(NamedTuple):
+    """One condition of a probe.
+
+    Attributes:
+        name: the condition: ``partition locks``, ``caught up``, ``lag`` ...
+        ok: True if it is met.
+        text: the observation; with the remedy if the condition is not met.
+    """
+
+    name: str
+    ok: bool
+    text: str
+
+
+class DuePeriod(NamedTuple):
+    """A number of messages that are due in a period.
+
+    Attributes:
+        label: ``overdue``, ``next minute`` ...
+        messages: number of messages.
+    """
+
+    label: str
+    messages: int
+
+
+class PartitionLine(NamedTuple):
+    """One partition of the status page.
+
+    Attributes:
+        partition: its number.
+        owner: name of the owner; empty without one.
+        here: True if this process owns it.
+        state: its state in this process; empty if another process owns it.
+        pending: number of pending messages in this process.
+        overdue_ms: time since the earliest due time of these, ms.
+    """
+
+    partition: int
+    owner: str
+    here: bool
+    state: str = ""
+    pending: int = 0
+    overdue_ms: int = 0
+
+
+class MinuteLine(NamedTuple):
+    """Releases of one minute.
+
+    Attributes:
+        start_ms: the beginning of the minute, ms since the epoch.
+        released: number of released messages.
+        p50_ms, p99_ms: quantiles of their lateness, rounded up to a bound of the histogram, ms;
+            None without messages.
+    """
+
+    start_ms: int
+    released: int
+    p50_ms: int | None
+    p99_ms: int | None
+
+
+class ProblemLine(NamedTuple):
+    """A problem, and its remedy."""
+
+    problem: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class StatusSection:
+    """The state of one level topic in this process.
+
+    Attributes:
+        title: full name of the level topic.
+        facts: further facts, by label.
+        periods: messages by the time until they are due.
+        partitions: the partitions, with their owners.
+        minutes: the releases of the last minutes, oldest first.
+        held: number of messages that were held, by target.
+        problems: the present problems.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    periods: Sequence[DuePeriod] = ()
+    partitions: Sequence[PartitionLine] = ()
+    minutes: Sequence[MinuteLine] = ()
+    held: Mapping[str, int] | None = None
+    problems: Sequence[ProblemLine] = ()
+
+
+class LiveAnswer(NamedTuple):
+    """The answer to a live query.
+
+    Attributes:
+        content_type: type of the body.
+        body: the bytes of the answer.
+    """
+
+    content_type: str
+    body: bytes
+
+
+class Reporter(Protocol):
+    """A part of a process that reports its state. Several threads call it at the same time."""
+
+    def alive(self) -> Sequence[ProbeCheck]:
+        """Return the conditions without which the process should be restarted."""
+        ...
+
+    def ready(self) -> Sequence[ProbeCheck]:
+        """Return the conditions without which the process does not do its work."""
+        ...
+
+    def status(self) -> Sequence[StatusSection]:
+        """Return the sections of the status page."""
+        ...
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
+        """Answer a live query; None if this part has nothing to do with it.
+
+        Args:
+            question: ``pending``, ``average`` or ``counts``.
+            parameters: the parameters of the URL.
+
+        Raises:
+            QueryRefusedError: the query cannot be answered.
+        """
+        ...
+
+    def served_at(self, url: str) -> None:
+        """Take note of the address at which the process answers."""
+        ...
+
+
+def reporters_of(collector: Any) -> tuple[Reporter, ...]:
+    """Return the reporters of a collector: those in its attribute ``reporters``, if it has one."""
+    return tuple(getattr(collector, "reporters", ()))

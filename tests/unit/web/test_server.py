@@ -1,0 +1,241 @@
+"""Tests of the HTTP server with clients that follow no rule, and of the endpoints."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import urllib3
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("waitress")
+
+import delaylevel.web.server as server_module
+from delaylevel.errors import ConfigError
+from delaylevel.prometheus import serve
+from delaylevel.web.reports import LiveAnswer, ProbeCheck, QueryRefusedError, StatusSection
+
+
+class Reporting:
+    """A part of a process with settable answers; also the collector of its metrics."""
+
+    def __init__(self) -> None:
+        self.checks = [ProbeCheck("lag", True, "0 s")]
+        self.urls: list[str] = []
+        self.asked: list[tuple[str, Mapping[str, str]]] = []
+        self.wait = threading.Event()
+        self.wait.set()
+        self.reporters = (self,)
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        yield GaugeMetricFamily("delaylevel_test", "A series.", value=7)
+
+    def alive(self) -> Sequence[ProbeCheck]:
+        return ()
+
+    def ready(self) -> Sequence[ProbeCheck]:
+        return self.checks
+
+    def status(self) -> Sequence[StatusSection]:
+        return [StatusSection("persistent://public/default/<b>orders", {"a & b": "<i>"})]
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
+        self.wait.wait(30)
+        self.asked.append((question, parameters))
+        if "refuse" in parameters:
+            raise QueryRefusedError("not now", 503)
+        if "fail" in parameters:
+            raise RuntimeError("a defect")
+        return LiveAnswer("application/json", b"[1]")
+
+    def served_at(self, url: str) -> None:
+        self.urls.append(url)
+
+
+@pytest.fixture
+def part() -> Reporting:
+    return Reporting()
+
+
+@pytest.fixture
+def port(part: Reporting) -> Iterator[int]:
+    with serve(part, 0) as port:
+        yield port
+
+
+def get(port: int, path: str, method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
+    with urllib3.PoolManager(retries=False, timeout=20) as pool:
+        return pool.request(method, f"http://127.0.0.1:{port}{path}", headers=headers)
+
+
+def raw(port: int, data: bytes, *, timeout: float = 20) -> bytes:
+    """Return everything that the server answers to bytes until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), timeout=timeout) as connection:
+        connection.sendall(data)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while more := connection.recv(65_536):
+                answer += more
+        return answer
+
+
+def test_metrics_and_probes(port: int, part: Reporting) -> None:
+    assert part.urls == [f"http://127.0.0.1:{port}"]
+    assert b"delaylevel_test 7.0" in get(port, "/metrics").data
+    assert get(port, "/healthz").status == 200
+    found = get(port, "/readyz")
+    assert found.status == 200
+    assert found.json() == {"ok": True, "checks": [{"name": "lag", "ok": True, "text": "0 s"}]}
+    part.checks.append(ProbeCheck("caught up", False, "partition 3 is read again"))
+    found = get(port, "/readyz")
+    assert found.status == 503
+    assert "partition 3" in found.data.decode()
+    assert get(port, "/healthz").status == 200
+
+
+def test_a_collector_without_reporters_is_alive_and_ready() -> None:
+    class Plain:
+        def collect(self) -> Iterator[Any]:
+            yield from ()
+
+    with serve(Plain(), 0) as port:
+        assert [get(port, path).status for path in ("/healthz", "/readyz", "/")] == [200, 200, 200]
+        assert get(port, "/pending").status == 404
+
+
+def test_wrong_requests_get_an_answer(port: int, part: Reporting) -> None:
+    assert get(port, "/nothing").status == 404
+    assert get(port, "/metrics", "POST").status == 405
+    assert get(port, "/pending", "DELETE").status == 405
+    assert get(port, "/pending?a=1&a=2").status == 400
+    assert get(port, "/pending?" + "&".join(f"a{n}=1" for n in range(100))).status == 400
+    found = get(port, "/pending?fail=1")
+    assert (found.status, b"defect" in found.data) == (500, False)
+    assert get(port, "/pending?refuse=1").headers["Retry-After"] == "1"
+    assert get(port, "/pending?x=1").data == b"[1]"
+    assert part.asked[-1] == ("pending", {"x": "1"})
+    assert get(port, "/readyz", "HEAD").data == b""
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) + b"\r\n\r\n", b"400"),
+        (b"GET\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nbroken header\r\n\r\n", b"400"),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\n" + b"X-A: " + b"a" * 100_000 + b"\r\n\r\n", b"431"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"413"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\r\n", b"400"),
+    ],
+)
+def test_malformed_and_huge_requests_are_refused(port: int, sent: bytes, status: bytes) -> None:
+    assert raw(port, sent).split(b" ")[1] == status
+    assert get(port, "/healthz").status == 200
+
+
+def test_slow_clients_delay_nobody_and_are_closed(
+    monkeypatch: pytest.MonkeyPatch, part: Reporting
+) -> None:
+    """Hold many connections that send one byte now and then, and one that sends nothing."""
+    monkeypatch.setattr(server_module, "LOOK_S", 0.5)
+    monkeypatch.setattr(server_module, "IDLE_S", 2)
+    with serve(part, 0) as port, contextlib.ExitStack() as stack:
+        slow = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            for _ in range(server_module.CONNECTIONS - 4)
+        ]
+        for each in slow[1:]:
+            each.sendall(b"GET /pending HTTP/1.1\r\n")
+        started = time.monotonic()
+        assert get(port, "/healthz").status == 200
+        assert time.monotonic() - started < 1
+        open_ = set(slow)
+        while open_:
+            assert time.monotonic() - started < 8, f"{len(open_)} are still open"
+            for each in list(open_):
+                try:
+                    each.settimeout(0.001)
+                    if each is not slow[0]:
+                        each.sendall(b"X")  # always active, never complete
+                    if not each.recv(1):
+                        open_.discard(each)
+                except TimeoutError:
+                    pass
+                except OSError:
+                    open_.discard(each)
+        assert get(port, "/healthz").status == 200
+
+
+def test_probes_are_answered_while_live_queries_wait(port: int, part: Reporting) -> None:
+    part.wait.clear()
+    answers: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(get(port, "/average").status))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    assert get(port, "/readyz").status == 200
+    part.wait.set()
+    for thread in threads:
+        thread.join()
+    assert set(answers) == {200, 503}
+    assert len(part.asked) == answers.count(200) >= 6
+
+
+def test_a_page_of_the_web_cannot_ask_under_another_name(port: int) -> None:
+    assert get(port, "/pending", Host="evil.example").status == 403
+    assert get(port, "/", Host="evil.example:9109").status == 403
+    for name in ("localhost", "127.0.0.1", "[::1]:9109", f"localhost:{port}"):
+        assert get(port, "/pending", Host=name).status == 200
+    assert get(port, "/readyz", Host="evil.example").status == 200
+
+
+def test_another_interface_needs_a_token_for_live_queries_only(
+    part: Reporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(part, 0, "0.0.0.0") as port:
+        for path in ("/", "/pending", "/average", "/counts"):
+            found = get(port, path)
+            assert (found.status, b"DELAYLEVEL_LIVE_TOKEN" in found.data) == (403, True)
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert get(port, path).status == 200
+    monkeypatch.setenv("DELAYLEVEL_LIVE_TOKEN", "sesame\n")
+    basic = base64.b64encode(b"anyone:sesame").decode()
+    with serve(part, 0, "0.0.0.0") as port:
+        for path in ("/", "/pending", "/average", "/counts"):
+            assert get(port, path).status == 401
+            assert get(port, path, Authorization="Bearer sesam").status == 401
+            assert get(port, path, Authorization="Basic %%%").status == 401
+            assert get(port, path, Authorization="Bearer sesame").status == 200
+            assert get(port, path, Authorization=f"Basic {basic}").status == 200
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert get(port, path).status == 200
+
+
+def test_a_port_that_is_taken_is_named_with_a_remedy(port: int, part: Reporting) -> None:
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--metrics-port"), serve(part, port):
+        pass
+    with pytest.raises(ConfigError, match=r"no\.such\.host.*--metrics-address"):
+        serve(part, 0, "no.such.host.invalid").__enter__()
+
+
+def test_the_port_is_free_again_after_the_block(part: Reporting) -> None:
+    with serve(part, 0) as port:
+        assert get(port, "/readyz").status == 200
+    before = threading.active_count()
+    with serve(part, port) as again:
+        assert again == port
+        assert json.loads(get(port, "/readyz").data)["ok"]
+    assert threading.active_count() == before
