@@ -144,7 +144,7 @@ def partition_stats(value: Mapping[str, Any]) -> PartitionStats:
                     name=consumer.get("consumerName") or "",
                     address=(consumer.get("address") or "").removeprefix("/"),
                     connected_since=consumer.get("connectedSince") or "",
-                    properties=consumer.get("metadata") or {},
+                    properties=dict(consumer.get("metadata") or {}),
                 )
                 for consumer in item.get("consumers") or ()
             ),

@@ -31,6 +31,7 @@ class PartitionLock:
         admin: the cluster, to read positions and the current owner of a partition.
         sources: the partitions to lock.
         kind: the kind of mover, for the name of the consumers: ``spark``, ``local`` …
+        properties: properties of the consumers, which the broker shows in its statistics.
 
     Raises:
         AlreadyRunningError: another mover, which the text names, has locked one of them. No
@@ -39,9 +40,15 @@ class PartitionLock:
     """
 
     def __init__(
-        self, client: Any, admin: TopicAdmin, sources: Sequence[SourcePartition], kind: str
+        self,
+        client: Any,
+        admin: TopicAdmin,
+        sources: Sequence[SourcePartition],
+        kind: str,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
         self._admin = admin
+        self._properties = dict(properties or {})
         self._consumers: dict[str, Any] = {}
         name = f"delaylevel-{kind}@{socket.gethostname()}:{os.getpid()}"
         try:
@@ -101,7 +108,7 @@ class PartitionLock:
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=0,
                 consumer_name=name,
-                properties=consumer_properties(),
+                properties={**consumer_properties(), **self._properties},
             )
         except pulsar.ConsumerBusy as error:
             owner = describe_owner(self._admin, source)

@@ -8,6 +8,7 @@ from typing import Any
 from delaylevel.model.clock import Clock, SystemClock
 
 from .cancellations import CANCELLED, TOO_LATE, UNKNOWN
+from .reporting import DispatchReporter
 from .service import Dispatcher
 from .stats import LATENESS_BOUNDS_MS
 
@@ -28,11 +29,16 @@ _GAUGES = (
 
 
 class DispatchCollector:
-    """Collector that reads a dispatcher's statistics at each scrape."""
+    """Collector that reads a dispatcher's statistics at each scrape.
+
+    Attributes:
+        reporters: what else the HTTP service tells about the dispatcher.
+    """
 
     def __init__(self, dispatcher: Dispatcher, clock: Clock | None = None) -> None:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
+        self.reporters = (DispatchReporter(dispatcher, self._clock),)
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""

@@ -30,15 +30,16 @@ from delaylevel.topics.description_cache import DescriptionCache
 
 from .acknowledgement import WindowAcknowledgement
 from .agenda import OwnerAgenda
+from .attribute import MessageAttribute, recorder_of
 from .batches import FetchedBatch
 from .deciding import CancellationDesk
 from .events import EventQueue
 from .fetcher import CaughtUp, EntryEnd, Fetcher
 from .flights import Flight
+from .live.questions import QueueQuestion
 from .offers import OfferQueue
 from .opening import open_queue
 from .publishing import BatchPublisher
-from .record import Recorder
 from .segments import OwnerSegments
 from .set_aside import SetAsideTopics
 from .settings import DispatchSettings
@@ -153,6 +154,8 @@ class PartitionOwner:
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
         self._queue = open_queue(self._journal, segments, settings, self._clock)
+        attribute = MessageAttribute(description.attribute)
+        self._queue.pending.attribute = self._queue.waiting.attribute = attribute
         self._offers = OfferQueue(self._queue, self.topic, monotonic=self._now_s)
         opened.callback(self._queue.close)
         self._acknowledgement = WindowAcknowledgement(
@@ -220,7 +223,7 @@ class PartitionOwner:
         if low_watermark:
             start = max(start, entry_of(low_watermark))
         last_stored = partial(self._admin.last_message_id, self._source.name)
-        record = Recorder(self._descriptions, self.topic, last_stored, self._now_s)
+        record = recorder_of(self._descriptions, self.topic, last_stored, self._now_s)
         put, clock, rank = self.events.put, self._clock, self.partition
         make = partial(Fetcher, self._client, self.topic, start, last_stored(), record)
         return make(put, clock, rank, now_s=self._now_s)
@@ -292,6 +295,9 @@ class PartitionOwner:
                 self._acknowledgement.take_entry_end(event)
             elif isinstance(event, CaughtUp):
                 self._end_recovery()
+                self.stats.set(caught_up=True)
+            elif isinstance(event, QueueQuestion):
+                event.answer(self._queue)
             elif isinstance(event, Exception):
                 reason = str(event) or error_name(event)
                 raise BrokerError(f"reading {self.topic} ended: {reason}") from event

@@ -17,6 +17,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.segments.pending import DamagedSegmentError, SpillError
 
 from .fetcher import FetcherThread
+from .live.questions import QueueQuestion
 from .owner import PartitionOwner
 from .stats import SharedOwnerStats
 
@@ -69,6 +70,10 @@ class OwnerThread(threading.Thread):
                 log.exception("window partition %s", self.owner.topic)
         finally:
             self.owner.close()
+
+    def ask(self, question: QueueQuestion[Any]) -> None:
+        """Pass a question to the thread, which answers it soon."""
+        self.owner.events.put(question)
 
     def stop(self) -> None:
         """Request the end: it finishes the messages in flight and then gives up the partition."""

@@ -17,6 +17,7 @@ from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
+from .attribute import MessageAttribute
 from .batches import MessageRecord
 
 #: The format without references between values, which is faster for records that share none.
@@ -32,6 +33,7 @@ class PendingIndex:
         segments: the records, which also answer queries by due time and attribute.
         tracker: the due times.
         last_due_ms: highest due time so far, ms since the epoch.
+        attribute: attribute of the messages for queries; None for the sizes of the stored records.
 
     Raises:
         InvalidInputError: the segments have another precision than 1 ms, or are not empty.
@@ -47,6 +49,7 @@ class PendingIndex:
         self._clock = clock
         self._lowest_due: int | None = None
         self.last_due_ms = 0
+        self.attribute: MessageAttribute | None = None
         self._next_due_ms: int | None = None
         self._changed = False
 
@@ -80,13 +83,15 @@ class PendingIndex:
         Args:
             rows: due times, ledger IDs and entry IDs, shape (3, n), n > 0.
             records: list of n plain tuples.
-            attribute: numbers, shape (n,); None for the sizes of the stored records.
+            attribute: numbers, shape (n,); None for those of the attribute of this instance.
             force: True for records that were in memory before; the budget does not refuse them.
 
         Raises:
             InvalidInputError: a record cannot be stored.
             SpillWriteError: the disk is full or fails, and the memory budget is used up.
         """
+        if attribute is None and self.attribute is not None:
+            attribute = self.attribute.of(records)
         try:
             payloads = [marshal.dumps(record, _MARSHAL_VERSION) for record in records]
         except ValueError as error:

@@ -33,9 +33,15 @@ from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.description_cache import DescriptionCache
-from delaylevel.topics.stats import PartitionStatus, window_stats
+from delaylevel.topics.stats import (
+    ADDRESS_PROPERTY,
+    NAME_PROPERTY,
+    PartitionStatus,
+    window_stats,
+)
 
-from .assignment import Membership, assign
+from .assignment import GroupState, Membership, assign
+from .history import ReleaseHistory
 from .owner import PartitionOwner
 from .owner_thread import FAILURES, OwnerThread
 from .settings import DispatchSettings
@@ -62,6 +68,8 @@ class _ServedTopic:
     owners: dict[int, OwnerThread] = field(default_factory=dict)
     owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
     retry_s: dict[int, float] = field(default_factory=dict)
+    group: GroupState | None = None
+    group_s: float = 0.0
     probe_s: float = 0.0
     probes: int = 0
 
@@ -84,6 +92,25 @@ class _ServedTopic:
             warning.failed(str(owner.failure) or error_name(owner.failure))
 
 
+@dataclass(frozen=True)
+class ServedGroup:
+    """A level topic that this process serves, and the owners of its window partitions.
+
+    Attributes:
+        description: the level topic.
+        name: name of this dispatcher in the group.
+        group: the group, as the broker last described it; None before that.
+        age_s: time since then, in s.
+        owners: the owners in this process, by partition.
+    """
+
+    description: LevelTopicDescription
+    name: str
+    group: GroupState | None
+    age_s: float
+    owners: Mapping[int, OwnerThread]
+
+
 class Dispatcher:
     """Service that publishes the messages of window topics when they are due.
 
@@ -97,6 +124,9 @@ class Dispatcher:
             a connection of its own, and a throttled one delays no other. By default a
             :class:`delaylevel.DelayLevelClient` makes more of its kind, and all targets share the
             connection of any other client.
+
+    Attributes:
+        history: the releases of the last minutes.
 
     Raises:
         LevelTopicError: a level topic is missing, or its final window is not ``tracker``; or, with
@@ -123,6 +153,9 @@ class Dispatcher:
         self._topics: list[_ServedTopic] = []
         # Messages released from partitions that were given back since, by level topic.
         self._released: Counter[str] = Counter()
+        self._advertised: dict[str, str] = {}
+        self._looked_s = time.monotonic()
+        self.history = ReleaseHistory(self._clock)
         self._directory = settings.directory / f"dispatcher-{os.getpid()}"
         described = [served(admin, name, search=True) for name in dict.fromkeys(level_topics)]
         if settings.delivery is Delivery.EFFECTIVELY_ONCE:
@@ -195,6 +228,28 @@ class Dispatcher:
             partial(served, self._admin, description.topic), description
         )
         return _ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
+    @property
+    def silent_s(self) -> float:
+        """Time since this process last looked at all its level topics, in s."""
+        return time.monotonic() - self._looked_s
+
+    def groups(self) -> tuple[ServedGroup, ...]:
+        """Return the level topics that are served, with the owners of their partitions."""
+        with self._lock:
+            return tuple(
+                ServedGroup(
+                    topic.description,
+                    topic.membership.name,
+                    topic.group,
+                    time.monotonic() - topic.group_s,
+                    dict(topic.owners),
+                )
+                for topic in self._topics
+            )
+
+    def advertise(self, url: str) -> None:
+        """Announce the address of the HTTP service with every partition acquired from now on."""
+        self._advertised = {ADDRESS_PROPERTY: url}
 
     def run(self, tick: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is called; then give up all partitions.
@@ -221,6 +276,8 @@ class Dispatcher:
                     else:
                         if not topic.descriptions.failing:
                             topic.warning.over()
+                self.history.look(self.stats())
+                self._looked_s = time.monotonic()
                 if tick is not None:
                     tick()
                 self._stopping.wait(_LOOK_S)
@@ -246,8 +303,10 @@ class Dispatcher:
                 self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
         topic.descriptions.current()
+        group = topic.membership.read_group()
+        topic.group, topic.group_s = group, time.monotonic()
         moves = assign(
-            topic.membership.read_group(),
+            group,
             topic.membership.name,
             topic.owners.keys(),
             topic.description.window_partitions,
@@ -265,7 +324,8 @@ class Dispatcher:
     def _acquire(self, topic: _ServedTopic, index: int) -> None:
         sources = window_sources(topic.description, index)
         try:
-            lock = PartitionLock(self._client, self._admin, sources, "dispatch")
+            properties = {NAME_PROPERTY: topic.membership.name, **self._advertised}
+            lock = PartitionLock(self._client, self._admin, sources, "dispatch", properties)
         except AlreadyRunningError:
             return
         name = TopicName.parse(topic.description.topic)

@@ -25,6 +25,7 @@ class OwnerStats:
 
     Attributes:
         state: ``recovering``, ``releasing``, ``disk full``, ``disk error`` or ``stopped``.
+        caught_up: True once every message that was stored at the takeover is known here.
         arrived: number of messages read from the window topic, without those already released.
         duplicates: number of copies that were left out.
         released: number of messages that their targets have confirmed.
@@ -46,6 +47,7 @@ class OwnerStats:
     """
 
     state: str = "recovering"
+    caught_up: bool = False
     arrived: int = 0
     duplicates: int = 0
     released: int = 0

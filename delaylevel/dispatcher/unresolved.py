@@ -57,6 +57,12 @@ class UnresolvedIntents:
         """Keep a withheld message that was read again."""
         self._offered_again[position] = due_ms, record
 
+    def loose(self) -> tuple[Int64s, Int64s, list[MessageRecord]]:
+        """Return due times, packed positions and records of the messages that were read again."""
+        due_ms = np.array([due for due, _ in self._offered_again.values()], dtype=np.int64)
+        positions = np.array(list(self._offered_again), dtype=np.int64)
+        return due_ms, positions, [record for _, record in self._offered_again.values()]
+
     def resolve(
         self, number: int, stored: npt.ArrayLike
     ) -> tuple[Resolved, tuple[Int64s, Int64s, list[MessageRecord]]]:

@@ -13,6 +13,7 @@ from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
+from .attribute import MessageAttribute
 from .batches import Columns, DueBatch, MessageRecord, joined
 from .pending import PendingIndex
 
@@ -29,11 +30,18 @@ class WaitingQueue:
 
     Args:
         overflow: function that returns empty segments; None to keep everything in memory.
+        attribute: attribute of the messages for live queries.
     """
 
-    def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        overflow: Callable[[], PendingSegments] | None,
+        attribute: MessageAttribute | None = None,
+    ) -> None:
         self._clock = clock
         self._overflow = overflow
+        self._attribute = attribute
         self._batches: deque[Columns] = deque()
         self._count = self._bytes = 0
         self._rest: PendingIndex | None = None
@@ -73,9 +81,19 @@ class WaitingQueue:
             return
         if self._rest is None:
             self._rest = PendingIndex(self._overflow(), self._clock)
+            self._rest.attribute = self._attribute
         ledgers, entries = unpack(batch.positions)
         rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)
         self._rest.put(rows, batch.records, None)
+
+    def loose(self) -> list[Columns]:
+        """Return the messages that are kept in memory."""
+        return list(self._batches)
+
+    @property
+    def overflow(self) -> PendingIndex | None:
+        """The segments with the other messages; None without any."""
+        return self._rest
 
     def take(self, count: int) -> Columns:
         """Remove the first messages; return due times, packed positions and records.
@@ -117,11 +135,15 @@ class WaitingQueues:
 
     Args:
         overflow: function that returns empty segments; None to keep everything in memory.
+
+    Attributes:
+        attribute: attribute of the messages for live queries.
     """
 
     def __init__(self, clock: Clock, overflow: Callable[[], PendingSegments] | None) -> None:
         self._clock = clock
         self._overflow = overflow
+        self.attribute: MessageAttribute | None = None
         self._queues: dict[TargetKey, WaitingQueue] = {}
 
     def __len__(self) -> int:
@@ -144,6 +166,15 @@ class WaitingQueues:
         found = (queue.first_due_ms for queue in self._queues.values())
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
+    def loose(self) -> list[_Batch]:
+        """Return the messages that are kept in memory, without their segments."""
+        return [batch for queue in self._queues.values() for batch in queue.loose()]
+
+    def overflows(self) -> list[PendingIndex]:
+        """Return the segments that keep the other messages."""
+        found = (queue.overflow for queue in self._queues.values())
+        return [index for index in found if index is not None]
+
     @property
     def targets(self) -> list[TargetKey]:
         """The targets that messages wait for."""
@@ -162,7 +193,8 @@ class WaitingQueues:
         """
         queue = self._queues.get(target)
         if queue is None:
-            queue = self._queues[target] = WaitingQueue(self._clock, self._overflow)
+            queue = WaitingQueue(self._clock, self._overflow, self.attribute)
+            self._queues[target] = queue
         queue.put(batch)
 
     def take(self, target: TargetKey, count: int) -> Columns:

@@ -45,10 +45,14 @@ WINDOW_SUFFIX = "-window"
 JOURNAL_SUFFIX = "-window-log"
 OUTCOMES_SUFFIX = "-outcomes"
 
+#: Attributes for live queries that are no properties.
+SIZE_ATTRIBUTE, DELAY_ATTRIBUTE = "size", "delay"
+
 DEFAULT_HOLD_PAUSE_MS = 30_000
 DEFAULT_WINDOW_PARTITIONS = 4
 # A dispatcher has separate producers for each of them.
 MOST_WINDOW_PARTITIONS = 64
+MOST_ATTRIBUTE_LENGTH = 200
 
 
 class Mover(str, enum.Enum):
@@ -118,6 +122,9 @@ class LevelTopicDescription:
         on_missing_target: the treatment of messages whose target does not exist.
         features: names of the features in use, of those in
             :data:`delaylevel.model.features.FEATURES`.
+        attribute: the attribute by which live queries select pending messages: ``size`` (bytes of
+            the payload), ``delay`` (ms from the publish time in the window until due), or the
+            name of a property with a number. Earlier versions ignore it.
     """
 
     topic: str
@@ -130,6 +137,7 @@ class LevelTopicDescription:
     former: tuple[Levels, ...] = ()
     on_missing_target: MissingTarget = MissingTarget.HOLD
     features: tuple[str, ...] = ()
+    attribute: str = SIZE_ATTRIBUTE
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -138,6 +146,11 @@ class LevelTopicDescription:
             raise InvalidInputError(
                 f"window_partitions is {self.window_partitions}: the window topic has 1 to "
                 f"{MOST_WINDOW_PARTITIONS} partitions"
+            )
+        if not self.attribute or len(self.attribute) > MOST_ATTRIBUTE_LENGTH:
+            raise InvalidInputError(
+                f"the attribute {self.attribute[:40]!r} is not valid: name size, delay, or a "
+                f"property of at most {MOST_ATTRIBUTE_LENGTH} characters"
             )
         if not self.targets:
             raise InvalidInputError(f"level topic {self.topic} needs at least one target")
@@ -245,6 +258,8 @@ class LevelTopicDescription:
             value["on_missing_target"] = self.on_missing_target.value
         if self.former:
             value["former"] = [levels.to_json() for levels in self.former]
+        if self.attribute != SIZE_ATTRIBUTE:
+            value["attribute"] = self.attribute
         if self.features:
             value["features"] = {name: FEATURES[name] for name in self.features}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -275,6 +290,7 @@ class LevelTopicDescription:
                 on_missing_target=MissingTarget(value.get("on_missing_target", "hold")),
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
                 features=features,
+                attribute=_text(value.get("attribute", SIZE_ATTRIBUTE)),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(
@@ -301,6 +317,12 @@ class LevelTopicDescription:
         described = cls.from_json(topic, text)
         added = [key[len(TARGET_PREFIX) :] for key in properties if key.startswith(TARGET_PREFIX)]
         return replace(described, targets=(*described.targets, *added))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a text")
+    return value
 
 
 def default_level_topic(business_topic: str, namespace: str | None = None) -> str:

@@ -16,6 +16,10 @@ from delaylevel.errors import NotFoundError
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Member, Role
 from delaylevel.model.strategy import Level
 
+#: Properties of a dispatcher's consumers: its name in the group, and the URL of its HTTP service.
+NAME_PROPERTY = "delaylevel.dispatcher"
+ADDRESS_PROPERTY = "delaylevel.http"
+
 _THREADS = 8
 
 

@@ -82,6 +82,14 @@ class PayloadRows:
         order = argsort_columns(whole.truncated_due(), whole.rows[LEDGER], whole.rows[ENTRY])
         return whole if order is None else whole.select(order, whole.payload_bytes)
 
+    @classmethod
+    def join_columns(cls, parts: list[PayloadRows]) -> PayloadRows:
+        """Return the rows of all parts, sorted by (due, ledger, entry), without payloads."""
+        rows = np.concatenate([part.rows for part in parts], axis=1)
+        order = np.lexsort(rows[::-1])
+        attribute = np.concatenate([part.attribute for part in parts])
+        return cls(rows[:, order], attribute[order], [], -1, 0)
+
     @property
     def count(self) -> int:
         """Number of rows."""
@@ -164,13 +172,18 @@ def _truncated(rows: Rows, mask: int) -> Rows:
 
 
 class FileCursor:
-    """Cursor over a run in a file; it keeps the next keys in memory, but no payloads."""
+    """Cursor over a run in a file; it keeps the next keys in memory, but no payloads.
+
+    Attributes:
+        file, run: the run.
+        taken: index of the first remaining row in the run.
+    """
 
     def __init__(self, file: SegmentFile, run: Run, mask: int) -> None:
-        self._file = file
-        self._run = run
+        self.file = file
+        self.run = run
         self._mask = mask
-        self._taken = 0  # index of the first remaining row in the run
+        self.taken = 0
         self._head = 0  # index of the same row in the loaded columns
         file.acquire()
         self._columns = Columns(empty_rows(), np.empty(0))
@@ -179,13 +192,13 @@ class FileCursor:
     @property
     def count(self) -> int:
         """Number of remaining rows."""
-        return self._run.rows - self._taken
+        return self.run.rows - self.taken
 
     @property
     def first_due(self) -> int:
         """Truncated due time of the first remaining row, ms."""
-        if not self._taken:
-            return self._run.first_key[0]
+        if not self.taken:
+            return self.run.first_key[0]
         if self._head == self._keys.shape[1]:
             self.load(_MIN_LOADED)
         return self._keys.item(DUE, self._head)
@@ -198,11 +211,11 @@ class FileCursor:
     @property
     def payload_bytes(self) -> int:
         """Approximate size of the remaining payloads, in bytes."""
-        return self._run.payload_size * self.count // self._run.rows
+        return self.run.payload_size * self.count // self.run.rows
 
     def columns(self) -> Columns:
         """Read the remaining rows, without payloads, from the file."""
-        return self._file.read_slice(self._run, self._taken, self._run.rows)
+        return self.file.read_slice(self.run, self.taken, self.run.rows)
 
     def load(self, count: int) -> Key | None:
         """Load the keys of at least ``count`` rows.
@@ -212,11 +225,11 @@ class FileCursor:
         """
         loaded = self._keys.shape[1] - self._head
         if loaded < min(count, self.count):
-            stop = min(self._taken + 2 * count, self._run.rows)
-            self._columns = self._file.read_slice(self._run, self._taken, stop)
+            stop = min(self.taken + 2 * count, self.run.rows)
+            self._columns = self.file.read_slice(self.run, self.taken, stop)
             self._keys = _truncated(self._columns.rows, self._mask)
             self._head = 0
-            loaded = stop - self._taken
+            loaded = stop - self.taken
         if loaded == self.count:
             return None
         due, ledger, entry = self._keys[:, -1].tolist()
@@ -224,7 +237,7 @@ class FileCursor:
 
     def find(self, key: Key) -> int:
         """Return the number of loaded rows below a key."""
-        if key[0] > self._run.max_due:
+        if key[0] > self.run.max_due:
             return self.count  # the usual case: the key is the start of the next file
         return find_key(self._keys, key, self._head) - self._head
 
@@ -235,16 +248,16 @@ class FileCursor:
     def take(self, count: int) -> PayloadRows:
         """Remove and return the first ``count`` rows; read their payloads."""
         start, stop = self._head, self._head + count
-        payloads = self._file.read_payloads(self._run, self._taken, self._taken + count)
+        payloads = self.file.read_payloads(self.run, self.taken, self.taken + count)
         rows, attribute = self._columns
         part = PayloadRows(rows[:, start:stop], attribute[start:stop], payloads, self._mask)
         self._head = stop
-        self._taken += count
+        self.taken += count
         return part
 
     def close(self) -> None:
         """Release the file."""
-        self._file.release()
+        self.file.release()
 
 
 #: Sorted rows that are taken from the front.

@@ -137,6 +137,15 @@ class SpillDirectory:
             del self._files[low]
         return cursors
 
+    def files_between(self, start: int, stop: int) -> list[tuple[Path, list[Run]]]:
+        """Return paths and runs of the files with rows due in [start, stop), ms since the epoch.
+
+        The lists grow with later runs, and are replaced when runs are opened.
+        """
+        first = start - self._bucket_ms + self._mask
+        found = [file for low, file in self._files.items() if first < low < stop]
+        return [(file.path, file.runs) for file in found]
+
     def pieces(self, wanted: Range) -> list[Range]:
         """Split a range at the start of files into ranges of some ten thousand rows each."""
         pieces: list[Range] = []

@@ -7,8 +7,8 @@ written, so that a few of its rows can be read without the others.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +197,27 @@ class SegmentFile:
         self._users -= 1
         if not self._users:
             os.close(self._handle)
+
+    def duplicate(self) -> SegmentFile:
+        """Return another open reader of this open file, for another thread, which releases it."""
+        other = SegmentFile(self.path, self._opener)
+        other.size, other._handle, other._users = self.size, os.dup(self._handle), 1
+        return other
+
+    @classmethod
+    @contextmanager
+    def reading(cls, path: Path) -> Iterator[SegmentFile]:
+        """Open a file that another thread may write or delete, and read its complete runs.
+
+        Raises:
+            FileNotFoundError: it was deleted, because all its runs are open or used up.
+        """
+        file = cls(path, open)
+        file._handle, file._users = os.open(path, os.O_RDONLY), 1
+        try:
+            yield file
+        finally:
+            file.release()
 
     def read_due(self, run: Run) -> Int64s:
         """Read the due times of a run, shape (n,); the file must be open."""

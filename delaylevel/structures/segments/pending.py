@@ -27,6 +27,7 @@ from .disk import (
     reason_of,
 )
 from .file import Columns, Floats
+from .frozen import FrozenSegments
 from .memory import MemoryRuns
 from .queries import ATTRIBUTE, Discarded, Range, mean_attribute, sorted_table
 
@@ -288,6 +289,15 @@ class PendingSegments:
         wanted = Range(due_from_ms, due_to_ms, attribute_min, attribute_max)
         needed = LEDGER if self._discarded else ATTRIBUTE
         return mean_attribute(self._columns(wanted, needed), wanted, self._discarded)
+
+    def freeze(self, due_from_ms: int, due_to_ms: int) -> FrozenSegments:
+        """Return the rows due in [from, to) as they are now, for another thread, which closes it.
+
+        Segments with a precision of 1 ms only.
+        """
+        held = [*self._memory.runs, self._slice]
+        files = self._spilled.files_between(due_from_ms, due_to_ms)
+        return FrozenSegments(due_from_ms, due_to_ms, held, self._cursors, files, self._discarded)
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""

@@ -136,6 +136,13 @@ class Discarded:
         self._table[entry_id & (_TABLE - 1)] = True
         self._hashes = None
 
+    def copy(self) -> Discarded:
+        """Return a copy, for another thread."""
+        other = Discarded()
+        if self._positions:
+            other._positions, other._table = self._positions.copy(), self._table.copy()
+        return other
+
     def forget(self, positions: Rows) -> None:
         """Remove positions: ledgers and entries, shape (2, n)."""
         self._positions.difference_update(zip(*positions.tolist(), strict=True))

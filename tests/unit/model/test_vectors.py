@@ -123,6 +123,7 @@ def test_the_schema_knows_every_member_that_the_code_writes() -> None:
         targets=("t/n/y",),
         former=(levels.levels,),
         on_missing_target=MissingTarget.DROP,
+        attribute="amount",
     )
     value = json.loads(full.to_json())
     assert _faults(SCHEMA, value) == []

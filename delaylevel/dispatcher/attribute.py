@@ -1,0 +1,71 @@
+"""The numeric attribute by which live queries select messages and compute averages.
+
+Every message has one number: the size of its payload, its delay in the window (from its publish
+time there until it is due), or one of its properties. It is NaN without a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE
+from delaylevel.topics.description_cache import DescriptionCache
+
+from .record import Recorder, WindowMessage
+
+_DUE = WindowMessage._fields.index("due_ms")
+_VALUE = WindowMessage._fields.index("value")
+_PROPERTIES = WindowMessage._fields.index("properties")
+#: Index of the delay, which follows the fields of a record if the attribute is the delay.
+_DELAY = len(WindowMessage._fields)
+#: A decimal number; other spellings (1_000, 0x10, inf, digits of other scripts) are no numbers.
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
+
+
+class MessageAttribute:
+    """The attribute of a level topic.
+
+    Args:
+        name: ``size``, ``delay``, or the name of a property.
+    """
+
+    def __init__(self, name: str = SIZE_ATTRIBUTE) -> None:
+        self.name = name
+
+    def of(self, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
+        """Return the attribute of each record, shape (n,)."""
+        if self.name == SIZE_ATTRIBUTE:
+            found = [len(record[_VALUE] or b"") for record in records]
+        elif self.name == DELAY_ATTRIBUTE:
+            found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
+        else:
+            found = [number(record[_PROPERTIES].get(self.name)) for record in records]
+        return np.array(found, dtype=np.float64)
+
+
+def number(text: str | None) -> float:
+    """Return the finite decimal number that a text spells, or NaN."""
+    if text is None or not _NUMBER.fullmatch(text):
+        return np.nan
+    value = float(text)
+    return value if np.isfinite(value) else np.nan
+
+
+class DelayRecorder(Recorder):
+    """Recorder that appends the delay of each message, in ms, to its record."""
+
+    def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
+        """Return the record of a message, and its delay; see `Recorder.record`."""
+        found = super().record(message, ledger, entry, batch)
+        return None if found is None else (*found, found[_DUE] - message.publish_timestamp())
+
+
+def recorder_of(descriptions: DescriptionCache, *arguments: Any) -> Recorder:
+    """Return a recorder of what the attribute of the level topic needs; arguments as for it."""
+    with_delay = descriptions.latest().attribute == DELAY_ATTRIBUTE
+    return (DelayRecorder if with_delay else Recorder)(descriptions, *arguments)

@@ -1,0 +1,343 @@
+"""The answers to live queries, for all window partitions that a dispatcher owns."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import ENTRY_BITS
+from delaylevel.dispatcher.owner_thread import OwnerThread
+from delaylevel.dispatcher.service import Dispatcher, ServedGroup
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.clock import Clock
+from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.rows import Int64s
+from delaylevel.web.reports import LiveAnswer, QueryRefusedError
+
+from .questions import QueueQuestion
+from .view import DueRange, QueueView
+
+#: Number of rows of `pending`, by default and at most.
+ROWS, MOST_ROWS = 1_000, 100_000
+MOST_EDGES = 1_000
+#: Time to wait for the threads of the owners, in s.
+_TIMEOUT_S = 2.0
+#: Number of attempts of a query, each of which may meet a file that is used up meanwhile.
+_ATTEMPTS = 5
+_FIRST_MS, _LAST_MS = 1, 1 << 53
+_RANGE = ("topic", "attribute", "from", "to", "min", "max")
+_MASK = (1 << ENTRY_BITS) - 1
+_BATCH_MASK, _BATCH_BITS = 1023, 10
+
+
+class LiveView(NamedTuple):
+    """The messages of one level topic in this process at one moment.
+
+    Attributes:
+        group: the level topic.
+        attribute: name of the attribute.
+        views: the messages of each partition, by its number.
+        missing: reasons why partitions of this process are left out, by their number.
+    """
+
+    group: ServedGroup
+    attribute: str
+    views: Mapping[int, QueueView]
+    missing: Mapping[int, str]
+
+
+class LiveQueries:
+    """Live queries to one dispatcher; see `delaylevel.dispatcher.live`."""
+
+    def __init__(self, dispatcher: Dispatcher, clock: Clock) -> None:
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._questions: dict[str, Callable[[Mapping[str, str]], LiveAnswer]] = {
+            "pending": self._pending,
+            "average": self._average,
+            "counts": self._counts,
+        }
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
+        """Answer a live query.
+
+        Raises:
+            QueryRefusedError: the query cannot be answered.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._questions[question](parameters)
+            except FileNotFoundError:
+                continue  # a file was used up meanwhile
+        raise QueryRefusedError("the spill files change too fast: ask again", 503)
+
+    @contextmanager
+    def look(self, group: ServedGroup, wanted: DueRange) -> Iterator[LiveView]:
+        """Let the owners of a level topic make their views, and close these at the end."""
+        views: dict[int, QueueView] = {}
+        missing: dict[int, str] = {}
+        asked: dict[int, QueueQuestion[QueueView]] = {}
+        try:
+            for index, owner in sorted(group.owners.items()):
+                reason = incomplete(owner)
+                if reason:
+                    missing[index] = reason
+                    continue
+                asked[index] = QueueQuestion(partial(_view, wanted), QueueView.close)
+                owner.ask(asked[index])
+            until_s = time.monotonic() + _TIMEOUT_S
+            for index, question in asked.items():
+                view = question.wait(until_s - time.monotonic())
+                if view is None:
+                    missing[index] = "its thread has not answered"
+                else:
+                    views[index] = view
+            names = {view.attribute.name for view in views.values()}
+            attribute = names.pop() if len(names) == 1 else group.description.attribute
+            for index in [key for key, each in views.items() if each.attribute.name != attribute]:
+                views.pop(index).close()
+                missing[index] = "it has been owned since before the attribute was changed"
+            yield LiveView(group, attribute, views, missing)
+        finally:
+            for question in asked.values():
+                question.give_up()
+            for view in views.values():
+                view.close()
+
+    def _group(self, parameters: Mapping[str, str], *more: str) -> ServedGroup:
+        """Return the level topic that the parameters name; refuse unknown parameters."""
+        unknown = sorted(set(parameters) - {*_RANGE, *more})
+        if unknown:
+            known = ", ".join((*_RANGE, *more))
+            raise QueryRefusedError(f"there is no parameter {unknown[0][:40]!r}; there are {known}")
+        groups = self._dispatcher.groups()
+        name = parameters.get("topic")
+        if name is None:
+            if len(groups) == 1:
+                return groups[0]
+            raise QueryRefusedError(f"name one level topic with topic=: {_names(groups)}")
+        try:
+            full = TopicName.parse(name).full
+        except InvalidInputError as error:
+            raise QueryRefusedError(str(error)) from None
+        for group in groups:
+            if full == group.description.topic:
+                return group
+        for group in groups:
+            if full in group.description.targets:
+                return group
+        raise QueryRefusedError(f"{full[:200]} is not served here, only {_names(groups)}", 404)
+
+    @contextmanager
+    def _asked(
+        self, parameters: Mapping[str, str], *more: str
+    ) -> Iterator[tuple[LiveView, dict[str, Any]]]:
+        """Make the view for the parameters, and the head of the answer."""
+        group = self._group(parameters, *more)
+        wanted = DueRange(
+            max(_FIRST_MS, _integer(parameters, "from", _FIRST_MS)),
+            min(_LAST_MS, _integer(parameters, "to", _LAST_MS)),
+            _number(parameters, "min", -np.inf),
+            _number(parameters, "max", np.inf),
+        )
+        with self.look(group, wanted) as live:
+            attribute = parameters.get("attribute", live.attribute)
+            if attribute != live.attribute:
+                raise QueryRefusedError(
+                    f"the attribute of {group.description.topic} is {live.attribute!r} here, not "
+                    f"{attribute[:40]!r}: set it with `delaylevel levels set --attribute`, which "
+                    "dispatchers apply when they are started again",
+                    409,
+                )
+            if not live.views:
+                reasons = "; ".join(f"partition {k}: {why}" for k, why in live.missing.items())
+                raise QueryRefusedError(
+                    f"no window partition can be asked here ({reasons or 'none is owned'})", 503
+                )
+            yield (
+                live,
+                {
+                    "level_topic": group.description.topic,
+                    "dispatcher": group.name,
+                    "attribute": live.attribute,
+                    "now_ms": self._clock.now_ms(),
+                    "partitions": list(live.views),
+                    "missing": {str(index): why for index, why in live.missing.items()},
+                    "window_partitions": group.description.window_partitions,
+                },
+            )
+
+    def _pending(self, parameters: Mapping[str, str]) -> LiveAnswer:
+        limit = _integer(parameters, "limit", ROWS)
+        if not 1 <= limit <= MOST_ROWS:
+            raise QueryRefusedError(f"limit has to be from 1 to {MOST_ROWS}")
+        with self._asked(parameters, "limit") as (live, head):
+            tables = [view.table() for view in live.views.values()]
+        rows = _merged(tables, list(live.views))
+        count = rows.num_rows
+        if count > limit:
+            # Rows that are due with the last one come too, so that the limit never depends on the
+            # order of messages with equal due times.
+            due = rows["due_ms"].chunk(0).to_numpy()
+            limit = min(int(due.searchsorted(due[limit - 1], side="right")), MOST_ROWS)
+            rows = rows.slice(0, limit)
+        head |= {
+            "messages": count,
+            "more": count > rows.num_rows,
+            "without_number": rows["attribute"].null_count,
+        }
+        body = json.dumps(head)[:-1].encode() + b', "rows": [' + _rows_json(rows) + b"]}\n"
+        return LiveAnswer("application/json", body)
+
+    def _average(self, parameters: Mapping[str, str]) -> LiveAnswer:
+        with self._asked(parameters) as (live, head):
+            found = np.concatenate([view.attributes() for view in live.views.values()])
+        numbers = found[~np.isnan(found)]
+        any_ = bool(numbers.size)
+        total = float(numbers.sum()) if any_ else None
+        head |= {
+            "messages": found.size,
+            "counted": numbers.size,
+            "without_number": found.size - numbers.size,
+            "mean": None if total is None else total / numbers.size,
+            "least": float(numbers.min()) if any_ else None,
+            "most": float(numbers.max()) if any_ else None,
+            "total": total,
+        }
+        return _as_json(head)
+
+    def _counts(self, parameters: Mapping[str, str]) -> LiveAnswer:
+        if not {"min", "max", "attribute"}.isdisjoint(parameters):
+            raise QueryRefusedError("counts are by due time only: give from, to and edges")
+        now_ms = self._clock.now_ms()
+        text = parameters.get("edges")
+        if text is None:
+            edges = [now_ms + ms for ms in (0, 60_000, 3_600_000, 86_400_000)]
+        else:
+            parts = text.split(",")
+            if len(parts) > MOST_EDGES:
+                raise QueryRefusedError(f"there may be at most {MOST_EDGES} edges")
+            edges = [_integer({"edges": part}, "edges", 0) for part in parts]
+            if any(one >= other for one, other in pairwise(edges)):
+                raise QueryRefusedError("the edges have to rise")
+        with self._asked(parameters, "edges") as (live, head):
+            counts = count_between(live, edges)
+        head |= {"edges_ms": edges, "counts": counts, "messages": sum(counts)}
+        return _as_json(head)
+
+
+def count_between(live: LiveView, edges: Sequence[int]) -> list[int]:
+    """Return the numbers of messages due before the first edge, between edges, and from the last.
+
+    Args:
+        edges: ascending times, ms since the epoch.
+    """
+    times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
+    before = np.zeros(times.size, dtype=np.int64)
+    for view in live.views.values():
+        before += view.counts(times)
+    found: list[int] = np.diff(before, prepend=0).tolist()
+    return found
+
+
+def incomplete(owner: OwnerThread) -> str:
+    """Return why the delay queue of an owner has not all pending messages; empty if it has."""
+    stats = owner.stats.now()
+    if stats.state != "releasing":
+        return f"its state is {stats.state!r}"
+    return "" if stats.caught_up else "it is not caught up"
+
+
+def _view(wanted: DueRange, delay_queue: DelayQueue) -> QueueView:
+    return QueueView(delay_queue, wanted)
+
+
+def _merged(tables: Sequence[pa.Table], partitions: Sequence[int]) -> pa.Table:
+    """Return the rows of several partitions in due order, with a column ``partition``."""
+    whole = pa.concat_tables(
+        [
+            table.append_column("partition", pa.repeat(pa.scalar(index, pa.int32()), len(table)))
+            for table, index in zip(tables, partitions, strict=True)
+        ]
+    ).combine_chunks()
+    if len(tables) > 1 and whole.num_rows:
+        # Stable: rows with equal due times stay in the order of partitions and positions.
+        due = whole["due_ms"].chunk(0).to_numpy()
+        whole = whole.take(pa.array(due.argsort(kind="stable"))).combine_chunks()
+    attribute = pc.if_else(pc.is_nan(whole["attribute"]), None, whole["attribute"])
+    return whole.set_column(whole.column_names.index("attribute"), "attribute", attribute)
+
+
+def _rows_json(rows: pa.Table) -> bytes:
+    """Return rows as JSON objects with commas between them.
+
+    Arrow formats them without the interpreter's lock, which ``json.dumps`` would hold throughout.
+    """
+    if not rows.num_rows:
+        return b""
+
+    def text(values: Any) -> Any:
+        return pc.cast(values, pa.string())
+
+    entry = pc.bit_wise_and(rows["entry_id"], _MASK)
+    lines = pc.binary_join_element_wise(
+        '{"due_ms": ',
+        text(rows["due_ms"]),
+        ', "partition": ',
+        text(rows["partition"]),
+        ', "ledger": ',
+        text(rows["ledger_id"]),
+        ', "entry": ',
+        text(pc.shift_right(entry, _BATCH_BITS)),
+        ', "batch": ',
+        text(pc.bit_wise_and(entry, _BATCH_MASK)),
+        ', "attribute": ',
+        pc.fill_null(text(rows["attribute"]), "null"),
+        "}",
+        "",
+    )
+    lines = lines.combine_chunks()
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), ",\n")
+    buffer = whole.buffers()[2]
+    return bytes(memoryview(buffer)[: len(buffer)])
+
+
+def _as_json(value: Mapping[str, Any]) -> LiveAnswer:
+    return LiveAnswer("application/json", json.dumps(value).encode() + b"\n")
+
+
+def _names(groups: Sequence[ServedGroup]) -> str:
+    return ", ".join(group.description.topic for group in groups) or "nothing"
+
+
+def _integer(parameters: Mapping[str, str], name: str, default: int) -> int:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    digits = text.removeprefix("-")
+    if not (digits.isdecimal() and digits.isascii() and len(digits) <= 16):
+        raise QueryRefusedError(f"{name}={text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def _number(parameters: Mapping[str, str], name: str, default: float) -> float:
+    text = parameters.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if np.isnan(value):
+        raise QueryRefusedError(f"{name}={text[:40]!r} is not a number")
+    return value

@@ -1,0 +1,116 @@
+"""The messages of one delay queue at one moment."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from delaylevel.dispatcher.attribute import MessageAttribute
+from delaylevel.dispatcher.batches import MessageRecord
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.structures.rows import Int64s, Rows
+from delaylevel.structures.segments.cursors import PayloadRows
+from delaylevel.structures.segments.frozen import FrozenSegments
+from delaylevel.structures.segments.queries import Discarded
+
+
+class DueRange(NamedTuple):
+    """A range of due times and attributes.
+
+    Attributes:
+        from_ms, before_ms: due times, ms since the epoch, [from, before).
+        least, most: attributes, both inclusive.
+    """
+
+    from_ms: int
+    before_ms: int
+    least: float = -np.inf
+    most: float = np.inf
+
+
+class _Loose(NamedTuple):
+    """Messages outside the segments: in flight, or waiting for their target."""
+
+    due_ms: Int64s
+    positions: Int64s
+    records: list[MessageRecord]
+
+
+class QueueView:
+    """The messages of a delay queue that are not released, as they are when it is made.
+
+    Its thread makes it; another thread asks the questions, and closes it. These messages count:
+    those that wait for their due time, or for their target, and those in flight until their commit.
+    A message without a readable due time has the due time 0.
+
+    Args:
+        delay_queue: the queue.
+        wanted: the range; rows outside it may be left out.
+    """
+
+    def __init__(self, delay_queue: DelayQueue, wanted: DueRange) -> None:
+        self._wanted = wanted
+        self.attribute = delay_queue.pending.attribute or MessageAttribute()
+        # The lists of records are never changed once they are in a batch.
+        self._loose = [
+            _Loose(batch.due_ms, batch.positions, batch.records)
+            for batch in delay_queue._in_flight.values()
+        ]
+        self._loose += [_Loose(*each) for each in delay_queue.waiting.loose()]
+        self._loose.append(_Loose(*delay_queue._unresolved.loose()))
+        self._frozen = [
+            index.segments.freeze(wanted.from_ms, wanted.before_ms)
+            for index in (delay_queue.pending, *delay_queue.waiting.overflows())
+        ]
+
+    def close(self) -> None:
+        """Close the files."""
+        for frozen in self._frozen:
+            frozen.close()
+
+    def table(self) -> pa.Table:
+        """Return the messages in due order, equal due times by position.
+
+        Returns:
+            Columns due_ms, ledger_id, entry_id (entry << 10 | batch index) and attribute.
+
+        Raises:
+            FileNotFoundError: a file was used up meanwhile; ask again.
+        """
+        found = [frozen.table(self._wanted.least, self._wanted.most) for frozen in self._sources()]
+        whole = pa.concat_tables(found)
+        if sum(bool(each.num_rows) for each in found) > 1:
+            whole = whole.sort_by([(name, "ascending") for name in whole.column_names[:3]])
+        return whole
+
+    def attributes(self) -> npt.NDArray[np.float64]:
+        """Return the attributes of the messages, in any order; errors as for `table`."""
+        least, most = self._wanted.least, self._wanted.most
+        return np.concatenate([frozen.attributes(least, most) for frozen in self._sources()])
+
+    def counts(self, edges_ms: Int64s) -> Int64s:
+        """Return the number of messages due before each edge; errors as for `table`.
+
+        Args:
+            edges_ms: ascending times, ms since the epoch, shape (k,).
+        """
+        counted = [frozen.counts(edges_ms) for frozen in self._sources()]
+        return np.sum(counted, axis=0, dtype=np.int64)
+
+    def _sources(self) -> list[FrozenSegments]:
+        parts = []
+        for loose in self._loose:
+            if loose.records:
+                rows: Rows = np.array([loose.due_ms, *unpack(loose.positions)], dtype=np.int64)
+                parts.append(PayloadRows(rows, self.attribute.of(loose.records), [], -1, 0))
+        self._loose = []
+        if parts:
+            joined = PayloadRows.join_columns(parts)
+            wanted = self._wanted
+            more = FrozenSegments(wanted.from_ms, wanted.before_ms, [joined], (), (), Discarded())
+            self._frozen.append(more)
+        return self._frozen

@@ -1,0 +1,159 @@
+"""The pending rows at one moment, for queries in another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from delaylevel.structures.rows import DUE, Int64s
+
+from .cursors import FileCursor, PayloadRows
+from .file import Columns, Run, SegmentFile
+from .queries import ATTRIBUTE, ColumnBuffer, Discarded, Range, sorted_table
+
+
+class _OpenRun(NamedTuple):
+    """The rest of a run whose first rows were taken; its file may have no name any more."""
+
+    file: SegmentFile
+    run: Run
+    taken: int
+
+
+class _ClosedFile(NamedTuple):
+    """Runs of a file that are not open for reading; the first ``count`` of ``runs``."""
+
+    path: Path
+    runs: list[Run]
+    count: int
+
+
+class FrozenSegments:
+    """The pending rows in a range of due times, as they were when the instance was made.
+
+    The thread of the segments makes it, in some microseconds: it takes references to the arrays,
+    none of which changes any more, and to the files. Another thread asks the questions, and closes
+    it. All due times are exact (precision_ms=1).
+
+    Args:
+        start, stop: due times, ms since the epoch, [start, stop).
+        parts: rows in memory.
+        cursors: the open runs.
+        files: paths and runs of the files with rows in the range.
+        discarded: positions to leave out.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        parts: Sequence[PayloadRows],
+        cursors: Sequence[FileCursor],
+        files: Sequence[tuple[Path, list[Run]]],
+        discarded: Discarded,
+    ) -> None:
+        self._range = Range(start, stop, -np.inf, np.inf)
+        self._parts = [Columns(part.rows, part.attribute) for part in parts]
+        self._discarded = discarded.copy()
+        duplicates: dict[Path, SegmentFile] = {}
+        self._open: list[_OpenRun] = []
+        for cursor in cursors:
+            file = duplicates.get(cursor.file.path)
+            if file is None:
+                file = duplicates[cursor.file.path] = cursor.file.duplicate()
+            self._open.append(_OpenRun(file, cursor.run, cursor.taken))
+        self._duplicates = list(duplicates.values())
+        self._files = [_ClosedFile(path, runs, len(runs)) for path, runs in files]
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._duplicates:
+            file.release()
+        self._duplicates = []
+
+    def table(self, attribute_min: float = -np.inf, attribute_max: float = np.inf) -> pa.Table:
+        """Return the rows in due order, equal due times by position, as `rows_between` does.
+
+        Raises:
+            FileNotFoundError: a file was used up meanwhile. Make a new instance.
+            DamagedSegmentError: a file cannot be read.
+        """
+        wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
+        return sorted_table(self._columns(wanted), wanted, self._discarded)
+
+    def attributes(self, attribute_min: float, attribute_max: float) -> np.ndarray:
+        """Return the attributes of the rows in any order; errors as for `table`."""
+        wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
+        found = self._columns(wanted, ATTRIBUTE if not self._discarded else DUE + 1)
+        index = wanted.select(found, self._discarded)
+        return found.attribute if index is None else found.attribute.take(index)
+
+    def counts(self, edges_ms: Int64s) -> Int64s:
+        """Return the number of rows due before each edge; errors as for `table`.
+
+        Args:
+            edges_ms: ascending times, ms since the epoch, shape (k,).
+        """
+        if self._discarded:
+            due = self.table()["due_ms"].to_numpy()
+            return due.searchsorted(edges_ms).astype(np.int64)
+        total = np.zeros(edges_ms.size, dtype=np.int64)
+        for part in self._parts:
+            total += self._range.cut(part, -1).rows[DUE].searchsorted(edges_ms)
+        for open_run in self._open:
+            total += self._counted(open_run.file, open_run.run, open_run.taken, edges_ms)
+        for closed in self._files:
+            with SegmentFile.reading(closed.path) as file:
+                for run in closed.runs[: closed.count]:
+                    total += self._counted(file, run, 0, edges_ms)
+        return total
+
+    def _counted(self, file: SegmentFile, run: Run, taken: int, edges_ms: Int64s) -> Int64s:
+        """Return the number of rows of a run due before each edge; read it only if necessary."""
+        first, last = edges_ms.searchsorted([run.min_due, run.max_due], side="right")
+        if first == last and not taken and self._range.covers(run):
+            return (edges_ms > run.max_due) * run.rows
+        due = file.read_due(run)[taken:]
+        low, high = self._range.bounds(due, -1)
+        return due[low:high].searchsorted(edges_ms)
+
+    def _columns(self, wanted: Range, first: int = 0) -> Columns:
+        """Collect the rows in the range; the ``first`` leading columns have no contents."""
+        parts = [wanted.cut(part, -1) for part in self._parts]
+        for open_run in self._open:
+            if wanted.touches(open_run.run):
+                run, taken = open_run.run, open_run.taken
+                parts.append(wanted.cut(open_run.file.read_slice(run, taken, run.rows), -1))
+        chosen = [
+            (closed.path, [run for run in closed.runs[: closed.count] if wanted.touches(run)])
+            for closed in self._files
+        ]
+        count = sum(part.attribute.size for part in parts)
+        count += sum(run.rows for _, runs in chosen for run in runs)
+        buffer = ColumnBuffer(np.empty((ATTRIBUTE + 1) * count, dtype=np.int64))
+        for path, runs in chosen:
+            if runs:
+                with SegmentFile.reading(path) as file:
+                    for run in runs:
+                        _read_into(buffer, file, run, wanted, first)
+        for part in parts:
+            buffer.add(part)
+        return buffer.columns()
+
+
+def _read_into(
+    buffer: ColumnBuffer, file: SegmentFile, run: Run, wanted: Range, first: int
+) -> None:
+    """Append the rows of a run that are due in the range."""
+    if wanted.covers(run):
+        file.read_slice_into(run, 0, buffer.reserve(run.rows)[first:])
+        return
+    due = file.read_due(run)
+    start, stop = wanted.bounds(due, -1)
+    target = buffer.reserve(stop - start)
+    target[DUE] = due[start:stop]
+    file.read_slice_into(run, start, target[max(first, DUE + 1) :])

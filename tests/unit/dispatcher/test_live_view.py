@@ -1,0 +1,401 @@
+"""Tests of live queries: they see every message that is not released, once, at one moment."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delaylevel.cluster.targets.pool import TargetKey
+from delaylevel.dispatcher.attribute import MessageAttribute, number
+from delaylevel.dispatcher.batches import DueBatch, FetchedBatch
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.live.answers import LiveQueries, count_between
+from delaylevel.dispatcher.live.questions import QueueQuestion
+from delaylevel.dispatcher.live.view import DueRange, QueueView
+from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.service import ServedGroup
+from delaylevel.dispatcher.stats import SharedOwnerStats
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.structures.segments.pending import PendingSegments
+from delaylevel.testing import ManualClock
+from delaylevel.web.reports import QueryRefusedError
+
+T0 = 1_700_000_000_000
+EVERYTHING = DueRange(1, 1 << 53)
+TOPIC = "persistent://public/default/_orders-delay-level"
+TARGET = TargetKey("persistent://public/default/orders", "", -1)
+
+
+def record(entry: int, size: int) -> tuple[Any, ...]:
+    properties = {"amount": str(entry)} if entry % 3 else {"amount": "none"}
+    empty = ("a", entry, 0, TARGET.topic, "", 0, str(entry), "", "", 0, properties, b"x" * size)
+    return tuple(WindowMessage(*empty))
+
+
+class Fixture:
+    """A delay queue with 1 MiB of memory, whose messages are kept in a dict as well."""
+
+    def __init__(self, directory: Path, attribute: str = "size") -> None:
+        self.clock = ManualClock(T0)
+        self.directory = directory
+        self.offered = self.overflows = 0
+        self.queue = DelayQueue(
+            JournalState(100_000),
+            self.segments("pending"),
+            clock=self.clock,
+            overflow=self._overflow,
+        )
+        self.queue.pending.attribute = MessageAttribute(attribute)
+        self.queue.waiting.attribute = self.queue.pending.attribute
+        self.expected: dict[int, tuple[int, float]] = {}  # entry -> due time, size
+
+    def segments(self, name: str) -> PendingSegments:
+        return PendingSegments(
+            self.directory / name,
+            precision_ms=1,
+            budget_bytes=1 << 20,
+            bucket_ms=5_000,
+            clock=self.clock.now_ms,
+        )
+
+    def _overflow(self) -> PendingSegments:
+        self.overflows += 1
+        return self.segments(f"overflow-{self.overflows}")
+
+    def offer(self, due_ms: list[int], size: int = 300) -> None:
+        batch = FetchedBatch()
+        for due in due_ms:
+            self.offered += 1
+            entry = self.offered
+            batch.ledger_ids.append(7)
+            batch.entry_ids.append(entry << 10)
+            batch.due_ms.append(due)
+            batch.records.append(record(entry, size))
+            self.expected[entry] = due, float(size)
+        self.queue.offer(batch)
+
+    def view(self, wanted: DueRange = EVERYTHING) -> QueueView:
+        return QueueView(self.queue, wanted)
+
+    def check(self, wanted: DueRange = EVERYTHING) -> None:
+        view = self.view(wanted)
+        try:
+            table = view.table()
+            found = list(
+                zip(
+                    (table["entry_id"].to_numpy() >> 10).tolist(),
+                    table["due_ms"].to_pylist(),
+                    table["attribute"].to_pylist(),
+                    strict=True,
+                )
+            )
+            expected = sorted(
+                (
+                    (entry, due, size)
+                    for entry, (due, size) in self.expected.items()
+                    if wanted.from_ms <= due < wanted.before_ms
+                    and wanted.least <= size <= wanted.most
+                ),
+                key=lambda row: (row[1], row[0]),
+            )
+            assert found == expected
+            assert sorted(view.attributes().tolist()) == sorted(size for _, _, size in expected)
+            if wanted.least == -np.inf:
+                edges = np.array([wanted.from_ms, T0 + 20_000, T0 + 61_234, wanted.before_ms])
+                before = [sum(due < edge for _, due, _ in expected) for edge in edges]
+                assert view.counts(edges).tolist() == before
+        finally:
+            view.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int) -> None:
+    """Take a random path through the queue: spill, defer, put back, withdraw, commit."""
+    rng = random.Random(seed)
+    fix = Fixture(tmp_path)
+    flights: list[DueBatch] = []
+    for _ in range(120):
+        step = rng.randrange(9)
+        if step < 3:
+            count = rng.choice([1, 30, 600])
+            start = T0 + rng.choice([0, 10_000, 60_000])
+            fix.offer([start + rng.randrange(60_000) for _ in range(count)], rng.choice([0, 2_000]))
+        elif step == 3:
+            fix.clock.advance(timedelta(milliseconds=rng.choice([10, 1_000, 9_000])))
+        elif step == 4:
+            batch = fix.queue.advance(fix.clock.now_ms(), 400)
+            if batch is not None:
+                flights.append(batch)
+        elif step == 5 and flights:
+            fix.queue.defer(flights.pop(), TARGET)
+        elif step == 6 and flights:
+            fix.queue.put_back(flights.pop())
+        elif step == 7 and fix.queue.waiting.targets:
+            flights.append(fix.queue.advance_waiting(TARGET, 700))
+        elif flights:
+            batch = flights.pop(0)
+            fix.queue.intent(batch)
+            stored = [rng.random() < 0.5 for _ in range(len(batch))]
+            if rng.random() < 0.5:
+                fix.queue.withdraw(batch.number, stored)
+            else:
+                fix.queue.commit(batch.number)
+                stored = [True] * len(batch)
+            entries = (unpack(batch.positions)[1] >> 10).tolist()
+            for entry, gone in zip(entries, stored, strict=True):
+                if gone:
+                    del fix.expected[entry]
+        fix.check()
+        start = T0 + rng.randrange(90_000)
+        fix.check(DueRange(start, start + rng.randrange(1, 30_000)))
+        fix.check(DueRange(start, start + 30_000, 1.0, 2_000.0))
+    assert fix.expected
+    fix.queue.close()
+
+
+def test_views_are_consistent_while_another_thread_releases(tmp_path: Path) -> None:
+    """Ask all the time while messages move: none is missing, none is there twice."""
+    fix = Fixture(tmp_path)
+    fix.offer([T0 + 1 + n for n in range(6_000)], 400)
+    questions: list[QueueQuestion[QueueView]] = []
+    stop = threading.Event()
+    released = 0
+
+    def own() -> None:
+        nonlocal released
+        while not stop.is_set():
+            fix.clock.advance(timedelta(milliseconds=20))
+            batch = fix.queue.advance(fix.clock.now_ms(), 50)
+            if batch is not None and released % 3:
+                fix.queue.put_back(batch)
+            elif batch is not None:
+                fix.queue.intent(batch)
+                fix.queue.commit(batch.number)
+            released += 1
+            while questions:
+                questions.pop().answer(fix.queue)
+
+    thread = threading.Thread(target=own)
+    thread.start()
+    asked = again = 0
+    until_s = time.monotonic() + 3
+    last = 6_000
+    while time.monotonic() < until_s:
+        question = QueueQuestion(lambda queue: QueueView(queue, EVERYTHING), QueueView.close)
+        questions.append(question)
+        view = question.wait(10)
+        assert view is not None
+        try:
+            entries = view.table()["entry_id"].to_pylist()
+        except FileNotFoundError:
+            again += 1
+            continue
+        finally:
+            view.close()
+        asked += 1
+        assert len(entries) == len(set(entries)) <= last
+        last = len(entries)
+        assert set(entries) == {n << 10 for n in range(6_001 - last, 6_001)}
+    stop.set()
+    thread.join()
+    assert asked > 20
+    assert last < 6_000
+
+
+def test_an_answer_that_comes_too_late_is_dropped() -> None:
+    dropped: list[int] = []
+    question = QueueQuestion(lambda queue: 7, dropped.append)
+    assert question.wait(0) is None
+    question.answer(None)
+    question.give_up()
+    assert dropped == []
+    question = QueueQuestion(lambda queue: 7, dropped.append)
+    question.answer(None)
+    question.give_up()
+    assert dropped == [7]
+    question = QueueQuestion(lambda queue: 1 // 0, dropped.append)
+    question.answer(None)
+    with pytest.raises(ZeroDivisionError):
+        question.wait(1)
+
+
+# --- attributes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("12", 12), (" -1.5e3 ", -1500), (".5", 0.5), ("3.", 3), ("+7", 7), ("1E2", 100)],
+)
+def test_numbers(text: str, expected: float) -> None:
+    assert number(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", " ", "x", "1_000", "0x10", "nan", "inf", "1e999", "١٢", "1,5", "1 2", "--1"]
+)
+def test_other_texts_are_no_numbers(text: str | None) -> None:
+    assert np.isnan(number(text))
+
+
+def test_the_attribute_is_a_property_or_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [record(1, 5), record(3, 0), (*record(2, 7), 1_234)]
+    assert MessageAttribute("size").of(records).tolist() == [5, 0, 7]
+    assert MessageAttribute("amount").of(records).tolist()[::2] == [1, 2]
+    assert np.isnan(MessageAttribute("amount").of(records)[1])
+    assert MessageAttribute("delay").of(records)[2] == 1_234
+    assert np.isnan(MessageAttribute("delay").of(records)[:2]).all()
+
+
+# --- answers
+
+
+class Owner:
+    """A partition owner that answers in the thread of the question."""
+
+    def __init__(self, fix: Fixture) -> None:
+        self.stats = SharedOwnerStats()
+        self.stats.set(state="releasing", caught_up=True)
+        self.ask: Callable[[QueueQuestion[Any]], None] = lambda question: question.answer(fix.queue)
+
+
+class Dispatching:
+    """A fake dispatcher with the partitions of one level topic."""
+
+    def __init__(self, owners: dict[int, Any], attribute: str = "amount") -> None:
+        description = LevelTopicDescription(
+            TOPIC, Levels(PartitionStrategy()), ("orders",), attribute=attribute
+        )
+        self.found = [ServedGroup(description, "me:1", None, 0, owners)]
+
+    def groups(self) -> tuple[ServedGroup, ...]:
+        return tuple(self.found)
+
+
+@pytest.fixture
+def fixes(tmp_path: Path) -> Iterator[list[Fixture]]:
+    made = [Fixture(tmp_path / name, "amount") for name in ("a", "b")]
+    made[0].offer([T0 + 5, T0 + 7, T0 + 7, T0 + 90_000])
+    made[1].offer([T0 + 6, T0 + 7, T0 + 8])
+    yield made
+    for fix in made:
+        fix.queue.close()
+
+
+def ask(dispatcher: Any, question: str, **parameters: Any) -> dict[str, Any]:
+    queries = LiveQueries(dispatcher, ManualClock(T0))
+    texts = {name.rstrip("_"): str(value) for name, value in parameters.items()}
+    found: dict[str, Any] = json.loads(queries.answer(question, texts).body)
+    return found
+
+
+def test_rows_of_all_partitions_are_merged_in_due_order(fixes: list[Fixture]) -> None:
+    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
+    found = ask(dispatcher, "pending", topic="orders", to=T0 + 9)
+    rows = [(each["due_ms"] - T0, each["partition"], each["entry"]) for each in found["rows"]]
+    assert rows == [(5, 0, 1), (6, 3, 1), (7, 0, 2), (7, 0, 3), (7, 3, 2), (8, 3, 3)]
+    assert [each["attribute"] for each in found["rows"]] == [1, 1, 2, None, 2, None]
+    assert {each["ledger"] for each in found["rows"]} == {7}
+    assert {each["batch"] for each in found["rows"]} == {0}
+    assert (found["messages"], found["more"], found["without_number"]) == (6, False, 2)
+    assert (found["partitions"], found["missing"]) == ([0, 3], {})
+    assert (found["level_topic"], found["dispatcher"], found["now_ms"]) == (TOPIC, "me:1", T0)
+    assert (found["attribute"], found["window_partitions"]) == ("amount", 4)
+    assert ask(dispatcher, "pending", to=T0)["rows"] == []
+
+
+def test_the_limit_includes_equal_due_times(fixes: list[Fixture]) -> None:
+    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
+    found = ask(dispatcher, "pending", limit=3)
+    assert [each["due_ms"] - T0 for each in found["rows"]] == [5, 6, 7, 7, 7]
+    assert (found["messages"], found["more"]) == (7, True)
+
+
+def test_averages_count_messages_without_a_number_separately(fixes: list[Fixture]) -> None:
+    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
+    found = ask(dispatcher, "average", attribute="amount", from_=T0)
+    numbers = (found["messages"], found["counted"], found["without_number"])
+    assert numbers == (7, 5, 2)
+    assert (found["mean"], found["least"], found["most"], found["total"]) == (2, 1, 4, 10)
+    found = ask(dispatcher, "average", min=2, max=3)
+    assert (found["messages"], found["counted"], found["total"]) == (2, 2, 4)
+    found = ask(dispatcher, "average", from_=T0 + 10**9)
+    assert (found["messages"], found["mean"], found["least"]) == (0, None, None)
+
+
+def test_counts_by_ranges_of_due_times(fixes: list[Fixture]) -> None:
+    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
+    found = ask(dispatcher, "counts", edges=f"{T0 + 6},{T0 + 7},{T0 + 8}")
+    assert found["counts"] == [1, 1, 3, 2]
+    assert found["messages"] == 7
+    assert ask(dispatcher, "counts")["counts"] == [0, 6, 1, 0, 0]
+    assert ask(dispatcher, "counts", from_=T0 + 7, to=T0 + 8, edges=T0 + 7)["counts"] == [0, 3]
+
+
+def test_partitions_that_are_not_caught_up_are_named(fixes: list[Fixture]) -> None:
+    late, full = Owner(fixes[0]), Owner(fixes[0])
+    late.stats.set(caught_up=False)
+    full.stats.set(state="disk full")
+    found = ask(Dispatching({0: late, 1: full, 3: Owner(fixes[1])}), "pending")
+    assert found["partitions"] == [3]
+    assert set(found["missing"]) == {"0", "1"}
+    with pytest.raises(QueryRefusedError, match="caught up") as refused:
+        ask(Dispatching({0: late}), "pending")
+    assert refused.value.status == 503
+
+
+@pytest.mark.parametrize(
+    ("question", "parameters", "status", "match"),
+    [
+        ("pending", {"to": "tomorrow"}, 400, "to='tomorrow'"),
+        ("pending", {"to": "9" * 30}, 400, "whole number"),
+        ("pending", {"limit": "0"}, 400, "limit"),
+        ("pending", {"min": "nan"}, 400, "not a number"),
+        ("pending", {"key": "x"}, 400, "no parameter 'key'"),
+        ("average", {"limit": "5"}, 400, "no parameter 'limit'"),
+        ("average", {"attribute": "size"}, 409, "amount"),
+        ("pending", {"topic": "invoices"}, 404, "invoices is not served"),
+        ("pending", {"topic": "a/b"}, 400, "a/b"),
+        ("counts", {"edges": "5,5"}, 400, "rise"),
+        ("counts", {"edges": ",".join(map(str, range(2_000)))}, 400, "1000"),
+        ("counts", {"min": "5"}, 400, "due time only"),
+    ],
+)
+def test_wrong_questions(
+    fixes: list[Fixture], question: str, parameters: dict[str, Any], status: int, match: str
+) -> None:
+    with pytest.raises(QueryRefusedError, match=match) as refused:
+        ask(Dispatching({0: Owner(fixes[0])}), question, **parameters)
+    assert refused.value.status == status
+
+
+def test_another_attribute_applies_after_the_next_start(fixes: list[Fixture]) -> None:
+    """The owners decide, not the description, which may have changed since."""
+    dispatcher = Dispatching({0: Owner(fixes[0])}, attribute="weight")
+    assert ask(dispatcher, "average")["attribute"] == "amount"
+    with pytest.raises(QueryRefusedError, match="started again"):
+        ask(dispatcher, "average", attribute="weight")
+
+
+def test_an_attribute_needs_a_name() -> None:
+    with pytest.raises(InvalidInputError, match="attribute"):
+        Dispatching({}, attribute="")
+
+
+def test_counts_of_the_horizon(fixes: list[Fixture]) -> None:
+    dispatcher = Dispatching({0: Owner(fixes[0]), 3: Owner(fixes[1])})
+    queries = LiveQueries(dispatcher, ManualClock(T0))  # type: ignore[arg-type]
+    with queries.look(dispatcher.groups()[0], EVERYTHING) as live:
+        assert count_between(live, [T0 + 7]) == [2, 5]
