@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration
-from delaylevel.web.reports import LiveAnswer, ProbeCheck, StatusSection
+from delaylevel.web.reports import (
+    DuePeriod,
+    LiveAnswer,
+    MinuteLine,
+    PartitionLine,
+    ProbeCheck,
+    StatusSection,
+)
 
-from .live.answers import LiveQueries, incomplete
+from .history import ReleasedMinute
+from .live.answers import EVERYTHING, LiveQueries, count_between, incomplete
+from .problems import MemberStatsCache, overdue_ms, parked_levels, problems
 from .service import Dispatcher, ServedGroup
-from .stats import OwnerStats
+from .stats import OwnerStats, quantile_ms
 
 #: Time without a look at the level topics after which the process counts as hung, in s.
 _HUNG_S = 300.0
+#: Periods of the status page: time from now, ms, and its label.
+_PERIODS = (
+    (0, "overdue"),
+    (10_000, "in 10 seconds"),
+    (60_000, "in 1 minute"),
+    (600_000, "in 10 minutes"),
+    (3_600_000, "in 1 hour"),
+)
 #: Age of the broker's answer about the owners up to which it counts, in s.
 _OLD_S = 30.0
 
@@ -25,6 +43,7 @@ class DispatchReporter:
         self._dispatcher = dispatcher
         self._clock = clock or SystemClock()
         self._queries = LiveQueries(dispatcher, self._clock)
+        self._members = MemberStatsCache(lambda described: dispatcher.member_stats(described))
 
     def alive(self) -> Sequence[ProbeCheck]:
         silent_s = self._dispatcher.silent_s
@@ -40,13 +59,84 @@ class DispatchReporter:
         ]
 
     def status(self) -> Sequence[StatusSection]:
-        return []
+        return [self._section(group) for group in self._dispatcher.groups()]
 
     def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
         return self._queries.answer(question, parameters)
 
     def served_at(self, url: str) -> None:
         self._dispatcher.advertise(url)
+
+    def _section(self, group: ServedGroup) -> StatusSection:
+        """Return the status of one level topic."""
+        now_ms, description = self._clock.now_ms(), group.description
+        stats = {index: owner.stats.now() for index, owner in sorted(group.owners.items())}
+        held: Counter[str] = Counter()
+        for each in stats.values():
+            held.update(each.held)
+        topic_stats = self._members.read(description)
+        facts = {
+            "This process": group.name,
+            "Released here": f"{sum(each.released for each in stats.values()):,}",
+            "In flight": f"{sum(each.in_flight for each in stats.values()):,}",
+            "Copies left out": f"{sum(each.duplicates for each in stats.values()):,}",
+            "Memory, disk": " + ".join(
+                f"{sum(sizes) / (1 << 20):,.1f} MiB"
+                for sizes in (
+                    [each.memory_bytes for each in stats.values()],
+                    [each.disk_bytes for each in stats.values()],
+                )
+            ),
+            "Targets": ", ".join(description.targets),
+        }
+        return StatusSection(
+            description.topic,
+            facts,
+            self._periods(group, now_ms),
+            parked_levels(topic_stats, now_ms),
+            _partition_lines(group, stats, now_ms),
+            [_minute_line(each) for each in self._dispatcher.history.minutes(description.topic)],
+            dict(held),
+            problems(group, stats, topic_stats, now_ms),
+        )
+
+    def _periods(self, group: ServedGroup, now_ms: int) -> Sequence[DuePeriod]:
+        """Count the messages of this process by the time until they are due."""
+        with self._queries.look(group, EVERYTHING) as live:
+            if not live.views:
+                return ()
+            try:
+                counts = count_between(live, [now_ms + ms for ms, _ in _PERIODS])
+            except FileNotFoundError:
+                return ()  # a file was used up meanwhile; the next page has the counts
+        labels = [label for _, label in _PERIODS] + ["later"]
+        return [
+            DuePeriod(label, count, late=label == _PERIODS[0][1])
+            for label, count in zip(labels, counts, strict=True)
+        ]
+
+
+def _partition_lines(
+    group: ServedGroup, stats: Mapping[int, OwnerStats], now_ms: int
+) -> list[PartitionLine]:
+    owners = dict(group.group.owners) if group.group is not None else {}
+    lines = []
+    for index in range(group.description.window_partitions):
+        own = stats.get(index)
+        if own is None:
+            lines.append(PartitionLine(index, owners.get(index, ""), False))
+            continue
+        state = own.state if own.caught_up or own.state != "releasing" else "catching up"
+        late_ms = overdue_ms(own, now_ms)
+        owner = owners.get(index, group.name)
+        lines.append(PartitionLine(index, owner, True, state, own.pending, late_ms))
+    return lines
+
+
+def _minute_line(minute: ReleasedMinute) -> MinuteLine:
+    lateness = minute.lateness
+    p50, p99 = quantile_ms(lateness, 0.5), quantile_ms(lateness, 0.99)
+    return MinuteLine(minute.start_ms, int(lateness.sum()), p50, p99)
 
 
 def _locks(group: ServedGroup) -> ProbeCheck:
@@ -83,8 +173,3 @@ def _lag(group: ServedGroup, now_ms: int) -> ProbeCheck:
     ok = lag_ms < lead_ms
     text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
     return ProbeCheck(f"lag of {group.description.topic}", ok, text)
-
-
-def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
-    """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
-    return 0 if stats.next_due_ms is None else max(0, now_ms - stats.next_due_ms)

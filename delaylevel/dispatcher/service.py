@@ -27,7 +27,7 @@ from delaylevel.errors import (
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
@@ -36,7 +36,9 @@ from delaylevel.topics.description_cache import DescriptionCache
 from delaylevel.topics.stats import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
+    LevelTopicStats,
     PartitionStatus,
+    read_stats,
     window_stats,
 )
 
@@ -246,6 +248,11 @@ class Dispatcher:
                 )
                 for topic in self._topics
             )
+
+    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
+        """Request the statistics of the levels, of held messages and of dead letters."""
+        roles = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
+        return read_stats(self._admin, description, roles=roles)
 
     def advertise(self, url: str) -> None:
         """Announce the address of the HTTP service with every partition acquired from now on."""

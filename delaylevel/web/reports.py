@@ -40,12 +40,14 @@ class DuePeriod(NamedTuple):
     """A number of messages that are due in a period.
 
     Attributes:
-        label: ``overdue``, ``next minute`` ...
-        messages: number of messages.
+        label: ``overdue``, ``in 1 minute`` ...
+        messages: number of messages, or of entries.
+        late: True if they should have been released.
     """
 
     label: str
     messages: int
+    late: bool = False
 
 
 class PartitionLine(NamedTuple):
@@ -98,7 +100,8 @@ class StatusSection:
     Attributes:
         title: full name of the level topic.
         facts: further facts, by label.
-        periods: messages by the time until they are due.
+        periods: messages in the window by the time until they are due.
+        parked: entries of each level, with the time of the next hand-off.
         partitions: the partitions, with their owners.
         minutes: the releases of the last minutes, oldest first.
         held: number of messages that were held, by target.
@@ -108,6 +111,7 @@ class StatusSection:
     title: str
     facts: Mapping[str, str]
     periods: Sequence[DuePeriod] = ()
+    parked: Sequence[DuePeriod] = ()
     partitions: Sequence[PartitionLine] = ()
     minutes: Sequence[MinuteLine] = ()
     held: Mapping[str, int] | None = None

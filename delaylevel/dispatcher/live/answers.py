@@ -35,7 +35,11 @@ _TIMEOUT_S = 2.0
 #: Number of attempts of a query, each of which may meet a file that is used up meanwhile.
 _ATTEMPTS = 5
 _FIRST_MS, _LAST_MS = 1, 1 << 53
+#: Every message with a readable due time.
+EVERYTHING = DueRange(_FIRST_MS, _LAST_MS)
 _RANGE = ("topic", "attribute", "from", "to", "min", "max")
+#: The values of a row: the position is that in the window partition.
+COLUMNS = ("due_ms", "partition", "ledger", "entry", "batch", "attribute")
 _MASK = (1 << ENTRY_BITS) - 1
 _BATCH_MASK, _BATCH_BITS = 1023, 10
 
@@ -196,7 +200,10 @@ class LiveQueries:
             "more": count > rows.num_rows,
             "without_number": rows["attribute"].null_count,
         }
-        body = json.dumps(head)[:-1].encode() + b', "rows": [' + _rows_json(rows) + b"]}\n"
+        head |= {"columns": COLUMNS}
+        body = b"".join(
+            (json.dumps(head)[:-1].encode(), b', "rows": [\n', _rows_json(rows), b"]}\n")
+        )
         return LiveAnswer("application/json", body)
 
     def _average(self, parameters: Mapping[str, str]) -> LiveAnswer:
@@ -279,7 +286,7 @@ def _merged(tables: Sequence[pa.Table], partitions: Sequence[int]) -> pa.Table:
 
 
 def _rows_json(rows: pa.Table) -> bytes:
-    """Return rows as JSON objects with commas between them.
+    """Return rows as JSON arrays, with the values of `COLUMNS`, and commas between them.
 
     Arrow formats them without the interpreter's lock, which ``json.dumps`` would hold throughout.
     """
@@ -291,25 +298,17 @@ def _rows_json(rows: pa.Table) -> bytes:
 
     entry = pc.bit_wise_and(rows["entry_id"], _MASK)
     lines = pc.binary_join_element_wise(
-        '{"due_ms": ',
         text(rows["due_ms"]),
-        ', "partition": ',
         text(rows["partition"]),
-        ', "ledger": ',
         text(rows["ledger_id"]),
-        ', "entry": ',
         text(pc.shift_right(entry, _BATCH_BITS)),
-        ', "batch": ',
         text(pc.bit_wise_and(entry, _BATCH_MASK)),
-        ', "attribute": ',
         pc.fill_null(text(rows["attribute"]), "null"),
-        "}",
-        "",
-    )
-    lines = lines.combine_chunks()
-    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), ",\n")
+        ",",
+    ).combine_chunks()
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "],\n[")
     buffer = whole.buffers()[2]
-    return bytes(memoryview(buffer)[: len(buffer)])
+    return b"".join((b"[", memoryview(buffer)[: len(buffer)], b"]"))
 
 
 def _as_json(value: Mapping[str, Any]) -> LiveAnswer:

@@ -132,28 +132,21 @@ class FrozenSegments:
             (closed.path, [run for run in closed.runs[: closed.count] if wanted.touches(run)])
             for closed in self._files
         ]
-        count = sum(part.attribute.size for part in parts)
-        count += sum(run.rows for _, runs in chosen for run in runs)
-        buffer = ColumnBuffer(np.empty((ATTRIBUTE + 1) * count, dtype=np.int64))
         for path, runs in chosen:
             if runs:
                 with SegmentFile.reading(path) as file:
-                    for run in runs:
-                        _read_into(buffer, file, run, wanted, first)
+                    parts += [self._read(file, run, wanted, first) for run in runs]
+        count = sum(part.attribute.size for part in parts)
+        buffer = ColumnBuffer(np.empty((ATTRIBUTE + 1) * count, dtype=np.int64))
         for part in parts:
             buffer.add(part)
         return buffer.columns()
 
-
-def _read_into(
-    buffer: ColumnBuffer, file: SegmentFile, run: Run, wanted: Range, first: int
-) -> None:
-    """Append the rows of a run that are due in the range."""
-    if wanted.covers(run):
-        file.read_slice_into(run, 0, buffer.reserve(run.rows)[first:])
-        return
-    due = file.read_due(run)
-    start, stop = wanted.bounds(due, -1)
-    target = buffer.reserve(stop - start)
-    target[DUE] = due[start:stop]
-    file.read_slice_into(run, start, target[max(first, DUE + 1) :])
+    @staticmethod
+    def _read(file: SegmentFile, run: Run, wanted: Range, first: int) -> Columns:
+        """Read the rows of a run that are due in the range."""
+        if first == ATTRIBUTE and wanted.covers(run):
+            target = np.empty((ATTRIBUTE + 1, run.rows), dtype=np.int64)
+            file.read_slice_into(run, 0, target[first:])
+            return Columns(target[:ATTRIBUTE], target[ATTRIBUTE].view(np.float64))
+        return wanted.cut(file.read_columns(run), -1)

@@ -298,6 +298,9 @@ def ask(dispatcher: Any, question: str, **parameters: Any) -> dict[str, Any]:
     queries = LiveQueries(dispatcher, ManualClock(T0))
     texts = {name.rstrip("_"): str(value) for name, value in parameters.items()}
     found: dict[str, Any] = json.loads(queries.answer(question, texts).body)
+    if question == "pending":
+        names = found.pop("columns")
+        found["rows"] = [dict(zip(names, row, strict=True)) for row in found["rows"]]
     return found
 
 
