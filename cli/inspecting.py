@@ -35,7 +35,7 @@ slack_option = click.option(
 def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     """Open an inspector of the configured cluster, with the client's log kept off stdout.
 
-    The options are ``target`` and ``slack_ms``, as for ``Inspector``.
+    The options are ``target``, ``slack_ms``, ``live`` and ``live_token``, as for ``Inspector``.
     """
     from delaylevel.inspection import Inspector
 

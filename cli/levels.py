@@ -16,6 +16,7 @@ from delaylevel.model.level_topic import (
     LEVEL_PREFIX,
     LEVEL_SUFFIX,
     MOST_WINDOW_PARTITIONS,
+    SIZE_ATTRIBUTE,
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
@@ -135,6 +136,7 @@ def levels() -> None:
 )
 @options.on_missing_target(default=MissingTarget.HOLD.value)
 @options.features
+@options.attribute(default=SIZE_ATTRIBUTE)
 @options.output
 @pass_settings
 def create(

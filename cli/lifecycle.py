@@ -14,6 +14,7 @@ from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, M
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
+from delaylevel.topics.settings import set_attribute
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -203,11 +204,13 @@ def delete(
     "delaylevel levels set orders --on-missing-target dead-letter",
     "delaylevel levels set orders --on-missing-target hold",
     "delaylevel levels set orders --feature cancel",
+    "delaylevel levels set orders --attribute amount",
 )
 @click.command("set")
 @click.argument("topic")
 @options.on_missing_target()
 @options.features
+@options.attribute()
 @options.output
 @pass_settings
 def set_(
@@ -234,6 +237,22 @@ def set_(
             after = lifecycle.set_on_missing_target(admin, after.topic, on_missing_target)
         for feature in features:
             after = lifecycle.add_feature(admin, after.topic, feature)
+    attribute: str | None,
+    output: str,
+) -> None:
+    """Change a setting of TOPIC's level topic.
+
+    Messages stay where they are. The Spark job and the dispatcher apply --on-missing-target within
+    seconds, a Function when it is restarted. Dispatchers apply --attribute when they are started
+    again.
+    """
+    if on_missing_target is None and attribute is None:
+        raise click.UsageError("give --on-missing-target or --attribute")
+    with Admin.from_connection(settings.connection()) as admin:
+        if attribute is not None:
+            after = set_attribute(admin, topic, attribute)
+        if on_missing_target is not None:
+            after = lifecycle.set_on_missing_target(admin, topic, on_missing_target)
     emit_one(description_view(after), DESCRIPTION, output)
 
 

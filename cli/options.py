@@ -97,6 +97,12 @@ max_delay = functools.partial(
 at = functools.partial(
     renamed, "--at", former=(), type=TIME, help="Due time: ISO-8601, epoch ms or +2h."
 )
+attribute = functools.partial(
+    click.option,
+    "--attribute",
+    metavar="ATTRIBUTE",
+    help="Attribute of pending messages for live queries: size, delay, or a numeric property.",
+)
 on_missing_target = functools.partial(
     click.option,
     "--on-missing-target",

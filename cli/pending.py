@@ -145,14 +145,21 @@ def _query(
     slack_ms: int = DEFAULT_SLACK_MS,
     from_ms: int | None = None,
     before_ms: int | None = None,
+    live: bool = True,
+    live_token: str | None = None,
     **conditions: Any,
 ) -> Iterator[tuple[Inspector, Selection, Reading]]:
     """Open an inspector for the values of the selection options, and show its progress."""
     if from_ms is not None and before_ms is not None and before_ms <= from_ms:
         raise InvalidInputError("--to is not after --from: nothing can be due in between")
     selection = Selection(Window(from_ms, before_ms), **conditions)
-    with inspector(settings, topic, target=target, slack_ms=slack_ms) as look, reading() as shown:
+    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": live_token}
+    with inspector(settings, topic, **chosen) as look, reading() as shown:
         yield look, selection, shown
+        refusals = {} if look.live is None else look.live.refusals
+        for address, reason in refusals.items():
+            where = f"the dispatcher at {address}" if address else "the dispatchers"
+            note(f"The window was read from its topic; {where} did not answer: {reason}")
 
 
 def _list(

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from delaylevel.web.reports import TOKEN_VARIABLE
+
 from . import options
 from .inspecting import slack_option, target_option
 from .values import TIME
@@ -16,11 +18,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 key_option = click.option("--key", metavar="KEY", help="Partition key to match.")
 property_option = options.pairs("--property", "properties", help="Property to match. Repeatable.")
 id_option = click.option("--id", metavar="ID", help="Stable ID (delaylevel.id) to match.")
+live_option = click.option(
+    "--live/--no-live",
+    default=True,
+    show_default=False,
+    help="Ask running dispatchers about the window (default), or read its topic.",
+)
+live_token_option = click.option(
+    "--live-token",
+    envvar=TOKEN_VARIABLE,
+    metavar="TOKEN",
+    help=f"Token of live queries on other machines; also {TOKEN_VARIABLE}.",
+)
 
 
 def selection_options(function: F) -> F:
     """Add the options that select messages, passed as the arguments of ``query`` in ``pending``."""
     for option in (
+        live_option,
+        live_token_option,
         slack_option,
         target_option,
         property_option,

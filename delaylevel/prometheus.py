@@ -48,8 +48,8 @@ def serve(collector: Collector, port: int, address: str = "127.0.0.1") -> Iterat
         raise MissingExtraError(
             "metrics need prometheus_client: pip install 'delaylevel[metrics]'"
         ) from error
-    from delaylevel.web.application import TOKEN_VARIABLE, WebApplication
-    from delaylevel.web.reports import reporters_of
+    from delaylevel.web.application import WebApplication
+    from delaylevel.web.reports import TOKEN_VARIABLE, reporters_of
     from delaylevel.web.server import HttpServer
 
     registry = CollectorRegistry(auto_describe=False)

@@ -20,6 +20,7 @@ DESCRIPTION = (
     Column("window_partitions", "number", wide=True),
     Column("hold_pause_ms", "duration", wide=True),
     Column("on_missing_target", wide=True),
+    Column("attribute", wide=True),
     Column("features", wide=True),
 )
 STATE = (
@@ -69,6 +70,7 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         if description.final_window is FinalWindow.TRACKER
         else None,
         "hold_pause_ms": description.hold_pause_ms,
+        "attribute": description.attribute,
         "on_missing_target": description.on_missing_target.value,
         "features": list(description.features),
     }

@@ -6,7 +6,6 @@ time there until it is due), or one of its properties. It is NaN without a numbe
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE
+from delaylevel.model.number import number
 from delaylevel.topics.description_cache import DescriptionCache
 
 from .record import Recorder, WindowMessage
@@ -23,8 +23,6 @@ _VALUE = WindowMessage._fields.index("value")
 _PROPERTIES = WindowMessage._fields.index("properties")
 #: Index of the delay, which follows the fields of a record if the attribute is the delay.
 _DELAY = len(WindowMessage._fields)
-#: A decimal number; other spellings (1_000, 0x10, inf, digits of other scripts) are no numbers.
-_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")
 
 
 class MessageAttribute:
@@ -46,14 +44,6 @@ class MessageAttribute:
         else:
             found = [number(record[_PROPERTIES].get(self.name)) for record in records]
         return np.array(found, dtype=np.float64)
-
-
-def number(text: str | None) -> float:
-    """Return the finite decimal number that a text spells, or NaN."""
-    if text is None or not _NUMBER.fullmatch(text):
-        return np.nan
-    value = float(text)
-    return value if np.isfinite(value) else np.nan
 
 
 class DelayRecorder(Recorder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
@@ -20,6 +20,7 @@ from .counting import count
 from .distribution import CountedDistribution, SampledDistribution, leading_window
 from .flow import Flow, read_flow
 from .horizon import Horizon, Part, build, edges
+from .live import LiveDispatchers
 from .parallel import ReadProgress
 from .sampling import sample
 from .selection import Selection
@@ -50,6 +51,11 @@ class Inspector:
         slack_ms: the longest outage or clock difference that a search by due time allows for, in
             ms; see :mod:`delaylevel.topics.scan`.
         clock: the clock; by default that of this machine.
+        live: True to ask running dispatchers about the window; the result is the same.
+        live_token: the token of their live queries; by default ``DELAYLEVEL_LIVE_TOKEN``.
+
+    Attributes:
+        live: the dispatchers to ask; None for none.
 
     Raises:
         LevelTopicError: there is no such level topic.
@@ -65,6 +71,8 @@ class Inspector:
         target: str | None = None,
         slack_ms: int = DEFAULT_SLACK_MS,
         clock: Clock | None = None,
+        live: bool = True,
+        live_token: str | None = None,
     ) -> None:
         self.description: LevelTopicDescription = topics.describe(admin, topic, search=True)
         self.target = None if target is None else TopicName.parse(target).full
@@ -77,13 +85,11 @@ class Inspector:
         self._admin = admin
         self._clock = clock or SystemClock()
         self._snapshot = partial(
-            take_snapshot,
-            client,
-            admin,
-            self.description,
-            target=self.target,
-            slack_ms=slack_ms,
+            take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
         )
+        self._excludes = self.target is not None and len(self.description.targets) > 1
+        ask = live and self.description.final_window is FinalWindow.TRACKER
+        self.live = LiveDispatchers(admin, self.description, live_token) if ask else None
         self._close: Callable[[], None] = lambda: None
 
     @classmethod
@@ -93,7 +99,7 @@ class Inspector:
         Args:
             connection: the cluster's addresses and credentials.
             topic: as for the class.
-            options: ``target``, ``slack_ms`` and ``clock``, as for the class; and
+            options: ``target``, ``slack_ms`` and so on, as for the class; and
                 ``client_options``, a dict of further arguments of ``pulsar.Client``.
         """
         from delaylevel.cluster.admin import Admin
@@ -329,10 +335,14 @@ class Inspector:
                 property; messages for which it is no number are counted separately.
             selection, tell, expect: as for :meth:`rows`.
         """
-        from .query import average
+        from .query import average, combined
 
-        read = partial(self._read, ReadProgress(tell, expect))
-        return average(read, selection or Selection(), attribute)
+        chosen = selection or Selection()
+        found = None
+        if self.live is not None and chosen == Selection(chosen.due) and not self._excludes:
+            found = self.live.average(attribute, chosen.due)
+        read = partial(self._read, ReadProgress(tell, expect), counted=found and found.owners)
+        return combined(average(read, chosen, attribute), found.answers if found else ())
 
     def find(
         self,
@@ -344,8 +354,8 @@ class Inspector:
     ) -> list[PendingRow]:
         """Return the pending message with an ID; an empty list if there is none.
 
-        A message that a mover forwards meanwhile may be found twice. If the ID is a position, that
-        position is read first. Otherwise everything is read.
+        A message that a mover forwards meanwhile may be found twice. Everything is read, but for an
+        ID that is a position, which is read first.
 
         Args:
             message_id: the stable identity, ``delaylevel.id`` on the business message.
@@ -376,10 +386,15 @@ class Inspector:
         return parts
 
     def _read(
-        self, progress: ReadProgress, selection: Selection, columns: set[str]
+        self,
+        progress: ReadProgress,
+        selection: Selection,
+        columns: set[str],
+        counted: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> tuple[pa.Schema, Generator[pa.RecordBatch, None, None]]:
         """Return the schema and a stream of the selected rows; ignore the SQL condition."""
         from .rows import read_rows
 
-        snapshot = self._snapshot(self._clock.now_ms(), due=selection.due)
+        now_ms, live = self._clock.now_ms(), self.live
+        snapshot = self._snapshot(now_ms, due=selection.due, live=live, counted=counted)
         return read_rows(snapshot, selection, columns, progress)

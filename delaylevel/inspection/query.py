@@ -6,14 +6,16 @@ groups of a histogram) has a memory limit, and goes to a temporary folder beyond
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from delaylevel.errors import InvalidInputError, MissingExtraError
+from delaylevel.model.number import NUMBER_PATTERN
 
 from .rows import ORDER, SCHEMA
 from .selection import Selection
@@ -118,6 +120,30 @@ def average(read: ReadRows, selection: Selection, attribute: str) -> Average:
     )
 
 
+def combined(found: Average, more: Sequence[Mapping[str, Any]]) -> Average:
+    """Return the average of messages that were read, and of those that dispatchers counted.
+
+    Args:
+        more: answers of dispatchers, with the keys of `Average` but for the attribute.
+    """
+    parts = [vars(found), *more]
+
+    def of(name: str, function: Callable[[list[float]], float]) -> float | None:
+        values = [part[name] for part in parts if part[name] is not None]
+        return function(values) if values else None
+
+    counted, total = sum(part["counted"] for part in parts), of("total", math.fsum)
+    return Average(
+        found.attribute,
+        sum(part["messages"] for part in parts),
+        counted,
+        None if total is None else total / counted,
+        of("least", min),
+        of("most", max),
+        total,
+    )
+
+
 def _property(name: str) -> str:
     quoted = name.replace("'", "''")
     return f"properties['{quoted}']"
@@ -128,7 +154,11 @@ def _number(attribute: str) -> tuple[str, str]:
     column = {"size": "size", "delay": "delay_ms"}.get(attribute)
     if column is not None:
         return column, column
-    return f"TRY_CAST({_property(attribute)} AS DOUBLE)", "properties"
+    text = _property(attribute)
+    number = f"TRY_CAST({text} AS DOUBLE)"
+    # As a dispatcher reads it: without the further spellings of DuckDB.
+    spelled = f"regexp_full_match({text}, '{NUMBER_PATTERN}') AND isfinite({number})"
+    return f"CASE WHEN {spelled} THEN {number} END", "properties"
 
 
 def _bucket(by: str) -> tuple[str, str]:

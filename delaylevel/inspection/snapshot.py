@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from delaylevel.model.unreadable import properties_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
 from .distribution import Observation
+from .live import LiveDispatchers
+from .live_window import LiveWindow
 from .window_view import BrokerWindow, Messages, TrackerWindow, WindowView
 
 
@@ -102,15 +105,21 @@ def take_snapshot(
     slack_ms: int,
     due: Window = ALWAYS,
     most_journal_records: int | None = None,
+    live: LiveDispatchers | None = None,
+    counted: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> PendingSnapshot:
     """Find the ranges of all pending messages that are due in a window.
 
-    ``most_journal_records`` is as for ``TrackerWindow``; the other arguments are as for
-    ``Inspector``.
+    ``most_journal_records`` is as for ``TrackerWindow``, and ``counted`` as for ``LiveWindow``.
+    ``live`` are the dispatchers to ask, or None to read the window topic. The other arguments are
+    as for ``Inspector``.
     """
     window: WindowView
     if description.final_window is FinalWindow.TRACKER:
-        window = TrackerWindow(client, admin, description, now_ms, most_journal_records)
+        tracker = partial(TrackerWindow, client, admin, description, now_ms, most_journal_records)
+        window = tracker()
+        if live is not None:
+            window = LiveWindow(admin, description, live, tracker, counted)
     else:
         targets = description.targets if target is None else (target,)
         window = BrokerWindow(admin, description, targets, now_ms)

@@ -1,7 +1,7 @@
 """Pending messages of the final window: their ranges, and which messages there are still pending.
 
-The rest of inspection knows the final window only as a ``WindowView``. Another source, such as a
-running dispatcher, would be one more class here.
+The rest of inspection knows the final window only as a ``WindowView``. The view through running
+dispatchers is in `delaylevel.inspection.live_window`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BrokerWindow:
                 source = SourcePartition(
                     self._description.topic, partition.full, Role.WINDOW, -1, index, 0
                 )
-                item = _published_since(self._admin, source, EARLIEST, since_ms)
+                item = published_since(self._admin, source, EARLIEST, since_ms)
                 if item is not None:
                     found.append(item)
         return found
@@ -87,7 +87,7 @@ class TrackerWindow:
     If the journal of a partition has more than ``most_journal_records``, messages that were due
     when its last record was written count as released, because dispatchers release in due order.
     With such a limit and without the extra that reads journals, messages that are due now count as
-    released.
+    released. ``partitions`` are the window partitions to view, by default all.
     """
 
     def __init__(
@@ -97,12 +97,15 @@ class TrackerWindow:
         description: LevelTopicDescription,
         now_ms: int,
         most_journal_records: int | None,
+        partitions: Sequence[int] | None = None,
     ) -> None:
         self._client = client
         self._admin = admin
         self._description = description
         self._now_ms = now_ms
         self._most_journal_records = most_journal_records
+        count = description.window_partitions
+        self._partitions = range(count) if partitions is None else partitions
         # By partition: a function that tells released positions, or else the time until which
         # everything counts as released.
         self._released: dict[int, Callable[[Sequence[tuple[int, int, int]]], list[bool]]] = {}
@@ -114,12 +117,11 @@ class TrackerWindow:
             since_ms = due.from_ms - _longest_stay_ms(self._description)
             if since_ms > self._now_ms:
                 return []
-        count = self._description.window_partitions
-        with ThreadPoolExecutor(min(_THREADS, count), "delaylevel-window") as pool:
+        with ThreadPoolExecutor(_THREADS, "delaylevel-window") as pool:
             # Journals are read before ranges: a message that is released in between is still
             # shown, and one that was released earlier is not.
-            list(pool.map(self._read_journal, range(count)))
-            found = list(pool.map(lambda index: self._range(index, since_ms), range(count)))
+            list(pool.map(self._read_journal, self._partitions))
+            found = list(pool.map(lambda i: self._range(i, since_ms), self._partitions))
         return [item for item in found if item is not None]
 
     def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
@@ -132,9 +134,9 @@ class TrackerWindow:
         return source.partition in self._released
 
     def _range(self, index: int, since_ms: int | None) -> PendingRange | None:
-        name = self._description.window_topic.partition(index)
-        source = SourcePartition(self._description.topic, name.full, Role.WINDOW, -1, index, 0)
-        return _published_since(self._admin, source, pending_start(self._admin, name), since_ms)
+        source = window_source(self._description, index)
+        start = pending_start(self._admin, source.name)
+        return published_since(self._admin, source, start, since_ms)
 
     def _read_journal(self, index: int) -> None:
         """Read which positions of a window partition are released, or until when."""
@@ -177,7 +179,13 @@ def _partitions(admin: TopicAdmin, topic: TopicName) -> list[TopicName]:
     return [topic.partition(index) for index in range(found.partitions)] or [topic]
 
 
-def _published_since(
+def window_source(description: LevelTopicDescription, index: int) -> SourcePartition:
+    """Return a partition of the window topic."""
+    name = description.window_topic.partition(index).full
+    return SourcePartition(description.topic, name, Role.WINDOW, -1, index, 0)
+
+
+def published_since(
     admin: TopicAdmin, source: SourcePartition, start: Position, since_ms: int | None
 ) -> PendingRange | None:
     """Return the range of a partition from a position and publish time on; None if it is empty."""

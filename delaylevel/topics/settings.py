@@ -37,6 +37,28 @@ def set_on_missing_target(
     return describe(admin, before.topic)
 
 
+def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDescription:
+    """Set the attribute by which live queries select pending messages.
+
+    A dispatcher applies it to the window partitions that it acquires afterwards.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        attribute: ``size``, ``delay``, or the name of a property.
+
+    Returns:
+        The description with the attribute.
+
+    Raises:
+        InvalidInputError: the attribute has no name, or too long a name.
+    """
+    before = describe(admin, topic, search=True)
+    if before.attribute != attribute:
+        after = replace(before, attribute=attribute)
+        admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
+    return describe(admin, before.topic)
+
+
 def add_feature(admin: TopicAdmin, topic: str, feature: str) -> LevelTopicDescription:
     """Add a feature to a level topic, which every reader and writer then has to know.
 

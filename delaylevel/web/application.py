@@ -13,13 +13,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from .page import status_page
-from .reports import LiveAnswer, ProbeCheck, QueryRefusedError, Reporter
+from .reports import TOKEN_VARIABLE, LiveAnswer, ProbeCheck, QueryRefusedError, Reporter
 from .server import Application, is_loopback
 
 log = logging.getLogger(__name__)
 
-#: Environment variable with the token of live queries.
-TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
 #: Number of live queries that may wait for the one in work. Probes keep the other threads.
 _WAITING_QUERIES = 5
 _QUESTIONS = ("pending", "average", "counts")

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 from delaylevel.errors import DelayLevelError
 
+#: Environment variable with the token of live queries, for both sides.
+TOKEN_VARIABLE = "DELAYLEVEL_LIVE_TOKEN"
+
 
 class QueryRefusedError(DelayLevelError):
     """A live query that cannot be answered.

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delaylevel.dispatcher.delay_queue import DelayQueue
-from delaylevel.dispatcher.journal.records import ENTRY_BITS
+from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.dispatcher.owner_thread import OwnerThread
 from delaylevel.dispatcher.service import Dispatcher, ServedGroup
 from delaylevel.errors import InvalidInputError
@@ -34,6 +34,8 @@ MOST_EDGES = 1_000
 _TIMEOUT_S = 2.0
 #: Number of attempts of a query, each of which may meet a file that is used up meanwhile.
 _ATTEMPTS = 5
+#: A search for the first rows of many cuts the range into pieces, a few times.
+_NARROWINGS, _PIECES = 6, 16
 _FIRST_MS, _LAST_MS = 1, 1 << 53
 #: Every message with a readable due time.
 EVERYTHING = DueRange(_FIRST_MS, _LAST_MS)
@@ -177,6 +179,9 @@ class LiveQueries:
                     "now_ms": self._clock.now_ms(),
                     "partitions": list(live.views),
                     "missing": {str(index): why for index, why in live.missing.items()},
+                    "read_to": {
+                        str(index): _position(view.read_to) for index, view in live.views.items()
+                    },
                     "window_partitions": group.description.window_partitions,
                 },
             )
@@ -185,11 +190,15 @@ class LiveQueries:
         limit = _integer(parameters, "limit", ROWS)
         if not 1 <= limit <= MOST_ROWS:
             raise QueryRefusedError(f"limit has to be from 1 to {MOST_ROWS}")
+        bounded = {"min", "max"}.isdisjoint(parameters)
         with self._asked(parameters, "limit") as (live, head):
-            tables = [view.table() for view in live.views.values()]
-        rows = _merged(tables, list(live.views))
-        count = rows.num_rows
-        if count > limit:
+            views = list(live.views.values())
+            count = before_ms = None
+            if bounded:
+                count, before_ms = _leading(views, limit)
+            rows = _merged([view.table(before_ms) for view in views], list(live.views))
+        count = rows.num_rows if count is None else count
+        if rows.num_rows > limit:
             # Rows that are due with the last one come too, so that the limit never depends on the
             # order of messages with equal due times.
             due = rows["due_ms"].chunk(0).to_numpy()
@@ -250,11 +259,39 @@ def count_between(live: LiveView, edges: Sequence[int]) -> list[int]:
         edges: ascending times, ms since the epoch.
     """
     times: Int64s = np.array([*edges, _LAST_MS], dtype=np.int64)
-    before = np.zeros(times.size, dtype=np.int64)
-    for view in live.views.values():
-        before += view.counts(times)
+    before = _before(list(live.views.values()), times)
     found: list[int] = np.diff(before, prepend=0).tolist()
     return found
+
+
+def _leading(views: Sequence[QueueView], limit: int) -> tuple[int | None, int | None]:
+    """Return the number of messages, and a time before which at least ``limit`` of them are due.
+
+    Nearly all of it is known without reading the rows, so that the first ones of many do not need
+    all others. The time is None if there are few others; then the number may be None, too.
+    """
+    if sum(view.most_rows for view in views) <= 2 * limit:
+        return None, None
+    spans = [span for view in views if (span := view.span) is not None]
+    if not spans:
+        return 0, None
+    low, high = min(first for first, _ in spans), max(last for _, last in spans) + 1
+    (count,) = _before(views, np.array([high], dtype=np.int64)).tolist()
+    if count <= 2 * limit:
+        return count, None
+    for _ in range(_NARROWINGS):
+        edges = np.unique(np.linspace(low, high, _PIECES + 1).astype(np.int64)[1:])
+        before = _before(views, edges)
+        index = int(before.searchsorted(limit))
+        low, high = (int(edges[index - 1]) if index else low), int(edges[index])
+        if before[index] <= 2 * limit or high - low <= 1:
+            break
+    return count, high
+
+
+def _before(views: Sequence[QueueView], edges_ms: Int64s) -> Int64s:
+    """Return the number of messages due before each edge."""
+    return np.sum([view.counts(edges_ms) for view in views], axis=0, dtype=np.int64)
 
 
 def incomplete(owner: OwnerThread) -> str:
@@ -263,6 +300,14 @@ def incomplete(owner: OwnerThread) -> str:
     if stats.state != "releasing":
         return f"its state is {stats.state!r}"
     return "" if stats.caught_up else "it is not caught up"
+
+
+def _position(packed: int) -> list[int] | None:
+    """Return a packed position as ledger, entry and batch index; None before all messages."""
+    if packed < 0:
+        return None
+    ledger, entry = unpack(np.array([packed], dtype=np.int64))
+    return [int(ledger[0]), int(entry[0]) >> _BATCH_BITS, int(entry[0]) & _BATCH_MASK]
 
 
 def _view(wanted: DueRange, delay_queue: DelayQueue) -> QueueView:

@@ -47,6 +47,10 @@ class QueueView:
     those that wait for their due time, or for their target, and those in flight until their commit.
     A message without a readable due time has the due time 0.
 
+    Attributes:
+        attribute: the attribute of the messages.
+        read_to: packed position of the last message that was read; all before it are known.
+
     Args:
         delay_queue: the queue.
         wanted: the range; rows outside it may be left out.
@@ -55,6 +59,7 @@ class QueueView:
     def __init__(self, delay_queue: DelayQueue, wanted: DueRange) -> None:
         self._wanted = wanted
         self.attribute = delay_queue.pending.attribute or MessageAttribute()
+        self.read_to = delay_queue._last_offered
         # The lists of records are never changed once they are in a batch.
         self._loose = [
             _Loose(batch.due_ms, batch.positions, batch.records)
@@ -72,8 +77,24 @@ class QueueView:
         for frozen in self._frozen:
             frozen.close()
 
-    def table(self) -> pa.Table:
+    @property
+    def most_rows(self) -> int:
+        """A number of messages that is not exceeded; it costs next to nothing."""
+        return sum(frozen.most_rows for frozen in self._sources())
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Bounds of the due times, [first, last], ms since the epoch; None without messages."""
+        spans = [span for frozen in self._sources() if (span := frozen.span) is not None]
+        if not spans:
+            return None
+        return min(first for first, _ in spans), max(last for _, last in spans)
+
+    def table(self, before_ms: int | None = None) -> pa.Table:
         """Return the messages in due order, equal due times by position.
+
+        Args:
+            before_ms: an earlier end of the range, ms since the epoch.
 
         Returns:
             Columns due_ms, ledger_id, entry_id (entry << 10 | batch index) and attribute.
@@ -81,7 +102,8 @@ class QueueView:
         Raises:
             FileNotFoundError: a file was used up meanwhile; ask again.
         """
-        found = [frozen.table(self._wanted.least, self._wanted.most) for frozen in self._sources()]
+        least, most = self._wanted.least, self._wanted.most
+        found = [frozen.table(least, most, before_ms) for frozen in self._sources()]
         whole = pa.concat_tables(found)
         if sum(bool(each.num_rows) for each in found) > 1:
             whole = whole.sort_by([(name, "ascending") for name in whole.column_names[:3]])

@@ -75,14 +75,48 @@ class FrozenSegments:
             file.release()
         self._duplicates = []
 
-    def table(self, attribute_min: float = -np.inf, attribute_max: float = np.inf) -> pa.Table:
+    @property
+    def most_rows(self) -> int:
+        """A number of rows that is not exceeded, without reading any file."""
+        count = sum(self._range.cut(part, -1).attribute.size for part in self._parts)
+        return count + sum(run.rows for run in self._runs())
+
+    def _runs(self) -> list[Run]:
+        """Return the runs that may have rows in the range."""
+        runs = [open_run.run for open_run in self._open]
+        runs += [run for closed in self._files for run in closed.runs[: closed.count]]
+        return [run for run in runs if self._range.touches(run)]
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Bounds of the due times of all rows, [first, last], ms since the epoch; None without."""
+        cut = [self._range.cut(part, -1).rows[DUE] for part in self._parts]
+        spans = [(int(due[0]), int(due[-1])) for due in cut if due.size]
+        spans += [(run.min_due, run.max_due) for run in self._runs()]
+        if not spans:
+            return None
+        first, last = min(low for low, _ in spans), max(high for _, high in spans)
+        return max(first, self._range.start), min(last, self._range.stop - 1)
+
+    def table(
+        self,
+        attribute_min: float = -np.inf,
+        attribute_max: float = np.inf,
+        before_ms: int | None = None,
+    ) -> pa.Table:
         """Return the rows in due order, equal due times by position, as `rows_between` does.
+
+        Args:
+            attribute_min, attribute_max: attributes, both inclusive.
+            before_ms: an earlier end of the range, ms since the epoch.
 
         Raises:
             FileNotFoundError: a file was used up meanwhile. Make a new instance.
             DamagedSegmentError: a file cannot be read.
         """
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
+        if before_ms is not None:
+            wanted = wanted._replace(stop=min(before_ms, wanted.stop))
         return sorted_table(self._columns(wanted), wanted, self._discarded)
 
     def attributes(self, attribute_min: float, attribute_max: float) -> np.ndarray:

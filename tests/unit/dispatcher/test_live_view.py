@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from delaylevel.cluster.targets.pool import TargetKey
-from delaylevel.dispatcher.attribute import MessageAttribute, number
+from delaylevel.dispatcher.attribute import MessageAttribute
 from delaylevel.dispatcher.batches import DueBatch, FetchedBatch
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
@@ -28,6 +28,7 @@ from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.number import NUMBER_PATTERN, number
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.testing import ManualClock
@@ -237,17 +238,48 @@ def test_an_answer_that_comes_too_late_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("12", 12), (" -1.5e3 ", -1500), (".5", 0.5), ("3.", 3), ("+7", 7), ("1E2", 100)],
+    [("12", 12), ("-1.5e3", -1500), (".5", 0.5), ("3.", 3), ("+7", 7), ("1E2", 100)],
 )
 def test_numbers(text: str, expected: float) -> None:
     assert number(text) == expected
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", " ", "x", "1_000", "0x10", "nan", "inf", "1e999", "١٢", "1,5", "1 2", "--1"]
+    "text",
+    [None, "", " ", "x", "1_000", "0x10", "nan", "inf", "1e999", "١٢", "1,5", "1 2", "--1", " 1"],
 )
 def test_other_texts_are_no_numbers(text: str | None) -> None:
     assert np.isnan(number(text))
+
+
+def test_sql_reads_the_same_numbers() -> None:
+    """DuckDB evaluates properties of messages in topics; both ways must select the same rows."""
+    duckdb = pytest.importorskip("duckdb")
+    texts = ["12", "-1.5e3", ".5", "3.", "+7", "1E2", "", " ", "x", "1_000", "0x10", "nan", "inf"]
+    texts += [
+        "1e999",
+        "-1e999",
+        "١٢",
+        "1,5",
+        "1 2",
+        "--1",
+        " 1",
+        "1e",
+        "1e+",
+        "e5",
+        ".",
+        "00",
+        "-0",
+    ]
+    sql = (
+        f"SELECT CASE WHEN regexp_full_match($1, '{NUMBER_PATTERN}') AND "
+        "isfinite(TRY_CAST($1 AS DOUBLE)) THEN TRY_CAST($1 AS DOUBLE) END"
+    )
+    for text in texts:
+        ((found,),) = duckdb.execute(sql, [text]).fetchall()
+        expected = number(text)
+        assert (found is None) == bool(np.isnan(expected)), text
+        assert found is None or found == expected, text
 
 
 def test_the_attribute_is_a_property_or_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,6 +356,26 @@ def test_the_limit_includes_equal_due_times(fixes: list[Fixture]) -> None:
     found = ask(dispatcher, "pending", limit=3)
     assert [each["due_ms"] - T0 for each in found["rows"]] == [5, 6, 7, 7, 7]
     assert (found["messages"], found["more"]) == (7, True)
+
+
+def test_the_first_of_many_messages_need_not_all_others(tmp_path: Path) -> None:
+    """Cut the range down to the limit, whatever the distribution of due times."""
+    rng = random.Random(3)
+    fix = Fixture(tmp_path)
+    for start in (0, 50_000, 10_000_000):
+        fix.offer([T0 + start + int(rng.paretovariate(0.5)) % 900_000 for _ in range(2_000)])
+    dues = sorted(due for due, _ in fix.expected.values())
+    dispatcher = Dispatching({2: Owner(fix)})
+    for limit in (1, 10, 700, 5_000):
+        for start in (1, T0 + 20_000):
+            found = ask(dispatcher, "pending", limit=limit, from_=start)
+            inside = [due for due in dues if due >= start]
+            last = inside[limit - 1 : limit] or [inside[-1]]
+            rows = [each["due_ms"] for each in found["rows"]]
+            assert rows == [due for due in inside if due <= last[0]]
+            assert (found["messages"], found["more"]) == (len(inside), len(rows) < len(inside))
+    assert found["read_to"] == {"2": [7, 6_000, 0]}
+    fix.queue.close()
 
 
 def test_averages_count_messages_without_a_number_separately(fixes: list[Fixture]) -> None:

@@ -1,0 +1,186 @@
+"""Live queries to the dispatchers that own the window partitions of a level topic.
+
+A dispatcher announces the address of its HTTP service with its consumers, which the broker's
+statistics show. An answer counts only if it comes from the dispatcher with the announced name: on
+another machine, 127.0.0.1 is another process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import ConsumerStats
+from delaylevel.errors import BrokerError
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.scan import Window
+from delaylevel.topics.stats import ADDRESS_PROPERTY, NAME_PROPERTY, window_stats
+from delaylevel.web.reports import TOKEN_VARIABLE
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = urllib3.Timeout(connect=1.0, read=10.0)
+_THREADS = 8
+#: Longest answer that is read, in bytes; it is far above that of a dispatcher.
+_MOST_BYTES = 64 << 20
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+class DispatcherAddress(NamedTuple):
+    """A dispatcher that can be asked.
+
+    Attributes:
+        name: its name in the group.
+        url: address of its HTTP service.
+    """
+
+    name: str
+    url: str
+
+
+class DispatcherAnswers(NamedTuple):
+    """Answers of dispatchers to one question.
+
+    Attributes:
+        answers: the parsed answers.
+        owners: the answer of each window partition, by its number; those without are missing.
+    """
+
+    answers: tuple[Mapping[str, Any], ...]
+    owners: Mapping[int, Mapping[str, Any]]
+
+
+class LiveDispatchers:
+    """The running dispatchers of a level topic.
+
+    Args:
+        token: token of live queries; by default that in the environment, if there is one.
+
+    Attributes:
+        refusals: reasons of the dispatchers that did not answer the last question, by address.
+    """
+
+    def __init__(
+        self, admin: TopicAdmin, description: LevelTopicDescription, token: str | None = None
+    ) -> None:
+        self._admin = admin
+        self._description = description
+        self._token = token or os.environ.get(TOKEN_VARIABLE, "").strip() or None
+        self.refusals: Mapping[str, str] = {}
+
+    def addresses(self) -> Mapping[int, DispatcherAddress]:
+        """Return the dispatchers that announce an address, by window partition."""
+        found = {}
+        for status in window_stats(self._admin, self._description).reported:
+            address = None if status.owner is None else _address(status.owner)
+            if address is not None:
+                found[status.partition] = address
+        return found
+
+    def ask(self, question: str, **parameters: object) -> DispatcherAnswers:
+        """Ask all dispatchers, and return the answers of those that can be reached.
+
+        Args:
+            question: ``pending``, ``average`` or ``counts``.
+            parameters: parameters of the query, in the spelling of the endpoint but for a trailing
+                underscore; those that are None are left out.
+        """
+        try:
+            addresses = self.addresses()
+        except BrokerError as error:
+            self.refusals = {"": str(error)}
+            return DispatcherAnswers((), {})
+        values = {name.rstrip("_"): value for name, value in parameters.items()}
+        given = {name: value for name, value in values.items() if value is not None}
+        query = urlencode({"topic": self._description.topic, **given})
+        distinct = sorted(set(addresses.values()))
+        with (
+            urllib3.PoolManager(num_pools=_THREADS, retries=False, timeout=_TIMEOUT) as pool,
+            ThreadPoolExecutor(_THREADS, "delaylevel-live") as threads,
+        ):
+            results = list(
+                threads.map(lambda each: self._request(pool, each, question, query), distinct)
+            )
+        answers, refusals = [], {}
+        owners: dict[int, Mapping[str, Any]] = {}
+        for address, result in zip(distinct, results, strict=True):
+            if isinstance(result, str):
+                refusals[address.url] = result
+                log.debug("live query to %s: %s", address.url, result)
+                continue
+            # A former owner that has not noticed its loss yet answers for a partition, too.
+            owned = [index for index in result["partitions"] if addresses.get(index) == address]
+            if len(owned) == len(result["partitions"]):
+                answers.append(result)
+                owners |= dict.fromkeys(owned, result)
+        self.refusals = refusals
+        return DispatcherAnswers(tuple(answers), owners)
+
+    def average(self, attribute: str, due: Window) -> DispatcherAnswers:
+        """Ask all dispatchers for their average; see `ask`."""
+        return self.ask("average", attribute=attribute, from_=due.from_ms, to=due.before_ms)
+
+    def _request(
+        self, pool: urllib3.PoolManager, address: DispatcherAddress, question: str, query: str
+    ) -> Mapping[str, Any] | str:
+        """Return the answer of one dispatcher, or why there is none."""
+        headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+        url = f"{address.url}/{question}?{query}"
+        try:
+            answer = pool.request("GET", url, headers=headers, preload_content=False)
+            with answer:
+                data = answer.read(_MOST_BYTES)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            return f"it cannot be reached ({type(error).__name__})"
+        text = data.decode(errors="replace")
+        if answer.status != 200:
+            return text.strip()[:500] or f"status {answer.status}"
+        try:
+            found: dict[str, Any] = json.loads(text)
+            if found["dispatcher"] != address.name:
+                return f"another process, {str(found['dispatcher'])[:100]}, answers there"
+            if found["level_topic"] != self._description.topic:
+                return "it answers for another level topic"
+            indices = found["partitions"]
+            if not all(type(index) is int for index in indices):
+                return "its answer cannot be read"
+        except (ValueError, TypeError, KeyError):
+            return "its answer cannot be read"
+        return found
+
+
+def _address(owner: ConsumerStats) -> DispatcherAddress | None:
+    """Return where a dispatcher can be reached from here; None if it announces no address."""
+    url, name = owner.properties.get(ADDRESS_PROPERTY), owner.properties.get(NAME_PROPERTY)
+    if not url or not name:
+        return None
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.scheme != "http" or not host or not port:
+        return None
+    if host in _WILDCARDS:
+        # It listens on all interfaces: take the one from which it talks to the broker.
+        host = owner.address.rpartition(":")[0].strip("[]")
+    elif _is_local(host) and f"@{socket.gethostname()}:" not in owner.name:
+        return None  # only its own machine reaches it
+    if not host:
+        return None
+    return DispatcherAddress(
+        name, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    )
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

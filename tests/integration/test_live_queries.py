@@ -1,0 +1,195 @@
+"""The same pending messages, asked live from running dispatchers and read from the topics."""
+
+from __future__ import annotations
+
+import random
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("duckdb")
+pytest.importorskip("waitress")
+pytest.importorskip("prometheus_client")
+
+import pulsar
+
+from background import Serving
+from delaylevel.dispatcher import Dispatcher, DispatchSettings
+from delaylevel.dispatcher.metrics import DispatchCollector
+from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.model.clock import SystemClock
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.prometheus import serve
+from world import RealWorld
+
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
+)
+COUNT = 300
+
+
+@pytest.fixture
+def run(world: RealWorld, tmp_path: Path) -> Iterator[Callable[..., tuple[Dispatcher, int]]]:
+    """``run(description, address)``: start a dispatcher with its HTTP service; return the port."""
+    with ExitStack() as stack:
+        number = 0
+
+        def start(
+            description: LevelTopicDescription, address: str = "127.0.0.1"
+        ) -> tuple[Dispatcher, int]:
+            nonlocal number
+            number += 1
+            settings = DispatchSettings(
+                tmp_path / str(number), memory_bytes=4 << 20, name=f"dispatcher-{number}"
+            )
+            dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+            port = stack.enter_context(serve(DispatchCollector(dispatcher), 0, address))
+            stack.enter_context(Serving(dispatcher))
+            return dispatcher, port
+
+        yield start
+
+
+@pytest.fixture
+def filled(world: RealWorld) -> LevelTopicDescription:
+    """A level topic with messages in its level and its window, some without a number."""
+    description = world.level_topic(
+        LEVELS, final_window=FinalWindow.TRACKER, window_partitions=3, attribute="amount"
+    )
+    chosen = random.Random(5)
+    now = SystemClock().now_ms()
+    outcomes: dict[Any, Any] = {}
+    with world.client().create_producer(
+        description.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        for number in range(COUNT):
+            producer.send_async(
+                b"x" * chosen.randrange(2_000),
+                outcomes.setdefault,
+                deliver_at=now + 60_000 + chosen.randrange(3 * 3_600_000),
+                partition_key=f"k{number % 7}" if number % 2 else None,
+                properties={"amount": str(number / 4) if number % 5 else "unknown"},
+            )
+    assert list(outcomes) == [pulsar.Result.Ok]
+    return description
+
+
+def check(world: RealWorld, topic: str, due: Window, answered: int) -> list[Any]:
+    """Compare both ways for some selections; return the rows of the range."""
+    live = Inspector(world.plain_client, world.admin, topic)
+    read = Inspector(world.plain_client, world.admin, topic, live=False)
+    assert live.live is not None
+    assert len(live.live.ask("counts").owners) == answered
+    assert live.live.refusals == {}
+    rows = list(live.rows(Selection(due)))
+    assert rows == list(read.rows(Selection(due)))
+    chosen = Selection(due, where="size > 1000", key="k3")
+    assert list(live.rows(chosen)) == list(read.rows(chosen))
+    for attribute in ("amount", "size"):
+        found, other = (look.average(attribute, Selection(due)) for look in (live, read))
+        assert (found.messages, found.counted) == (other.messages, other.counted)
+        assert found.messages == len(rows)
+        assert found.mean == (None if other.mean is None else pytest.approx(other.mean))
+        assert (found.least, found.most) == (other.least, other.most)
+    assert list(live.rows(Selection(due), limit=20)) == list(read.rows(Selection(due), limit=20))
+    return rows
+
+
+def test_both_ways_give_the_same_rows(
+    world: RealWorld, filled: LevelTopicDescription, run: Callable[..., tuple[Dispatcher, int]]
+) -> None:
+    dispatchers = [run(filled)[0] for _ in range(2)]
+
+    def settled() -> bool:
+        stats = [each for one in dispatchers for each in one.stats().values()]
+        both = all(one.stats() for one in dispatchers)
+        return both and len(stats) == 3 and all(each.caught_up for each in stats)
+
+    world.eventually(settled, "two owners of all partitions")
+    now = SystemClock().now_ms()
+    look = Inspector(world.plain_client, world.admin, filled.topic)
+    found = look.average("amount")
+    assert look.live is not None
+    answers = look.live.average("amount", Window()).answers
+    assert 0 < sum(each["counted"] for each in answers) < found.counted
+    everything = check(world, filled.topic, Window(), 3)
+    assert len(everything) == COUNT
+    assert {row.role for row in everything} == {"level", "window"}
+    some = check(world, filled.topic, Window(now + 600_000, now + 2_400_000), 3)
+    assert 10 < len(some) < COUNT
+    assert check(world, filled.topic, Window(now + 10**9, now + 2 * 10**9), 3) == []
+
+
+def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
+    world: RealWorld,
+    filled: LevelTopicDescription,
+    run: Callable[..., tuple[Dispatcher, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let the fetchers pass on nothing more, and store further messages."""
+    dispatcher, _ = run(filled)
+    world.eventually(
+        lambda: len(found := dispatcher.stats()) == 3 and all(x.caught_up for x in found.values()),
+        "owners of all partitions",
+    )
+    monkeypatch.setattr(
+        "delaylevel.dispatcher.fetcher.PartitionReader.receive",
+        lambda _, timeout_ms: time.sleep(timeout_ms / 1000),
+    )
+    now = SystemClock().now_ms()
+    due = Window(now, now + 3_600_000)
+    before = len(check(world, filled.topic, due, 3))
+    with world.client().create_producer(
+        filled.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        for number in range(30):
+            producer.send(b"late", deliver_at=now + 1_800_000 + number)
+    assert len(check(world, filled.topic, due, 3)) == before + 30
+
+
+def test_another_interface_needs_the_token(
+    world: RealWorld,
+    filled: LevelTopicDescription,
+    run: Callable[..., tuple[Dispatcher, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DELAYLEVEL_LIVE_TOKEN", "sesame")
+    dispatcher, port = run(filled, "0.0.0.0")
+    world.eventually(
+        lambda: len(found := dispatcher.stats()) == 3 and all(x.caught_up for x in found.values()),
+        "owners of all partitions",
+    )
+    now = SystemClock().now_ms()
+    due = Window(now, now + 1_800_000)
+    rows = check(world, filled.topic, due, 3)
+    wrong = Inspector(world.plain_client, world.admin, filled.topic, live_token="other")
+    assert list(wrong.rows(Selection(due))) == rows
+    assert wrong.live is not None
+    (reason,) = wrong.live.refusals.values()
+    assert "token" in reason
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+        assert answer.status == 200
+
+
+def test_an_answer_of_another_process_does_not_count(
+    world: RealWorld,
+    filled: LevelTopicDescription,
+    run: Callable[..., tuple[Dispatcher, int]],
+) -> None:
+    """Let another dispatcher answer at the announced address, as 127.0.0.1 of another machine."""
+    other = world.level_topic(LEVELS, ("others",), final_window=FinalWindow.TRACKER)
+    _, port = run(other)
+    dispatcher, _ = run(filled)
+    dispatcher.advertise(f"http://127.0.0.1:{port}")
+    world.eventually(lambda: len(dispatcher.stats()) == 3, "owners of all partitions")
+    look = Inspector(world.plain_client, world.admin, filled.topic)
+    assert len(list(look.rows())) == COUNT
+    assert look.live is not None
+    assert look.live.refusals
