@@ -47,6 +47,7 @@ from .driver import LOCK_TIMEOUT_S, check_movable
 from .listener import SyncListener
 from .metrics import JobCollector
 from .options import FORMAT, connection_options
+from .reporting import JobReporter
 from .session import spark_session
 from .settings import SyncSettings
 from .source import DelayLevelDataSource
@@ -164,7 +165,9 @@ class SparkSyncJob:
             backlogs = BacklogReader(admin, self.descriptions)
             if self._settings.metrics_port is not None:
                 topics = tuple(item.topic for item in self.descriptions)
-                collector = JobCollector(self.stats, backlogs, topics)
+                started = self._ready.is_set
+                reporter = JobReporter(self.stats, backlogs, self.descriptions, started)
+                collector = JobCollector(self.stats, backlogs, topics, (reporter,))
                 port, address = self._settings.metrics_port, self._settings.metrics_address
                 stack.enter_context(serve(collector, port, address))
             listener = SyncListener(

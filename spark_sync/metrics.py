@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from delaylevel.web.reports import Reporter
+
 from .stats import LATENESS_BOUNDS_MS, OUTCOMES, BacklogReader, JobStats
 
 
 class JobCollector:
-    """Prometheus collector of a job's statistics, with all series of a topic from the start."""
+    """Prometheus collector of a job's statistics, with all series of a topic from the start.
 
-    def __init__(self, stats: JobStats, backlogs: BacklogReader, topics: tuple[str, ...]) -> None:
+    Args:
+        reporters: what else the HTTP service tells about the job.
+    """
+
+    def __init__(
+        self,
+        stats: JobStats,
+        backlogs: BacklogReader,
+        topics: tuple[str, ...],
+        reporters: tuple[Reporter, ...] = (),
+    ) -> None:
+        self.reporters = reporters
         self._stats = stats
         self._backlogs = backlogs
         self._topics = topics

@@ -27,11 +27,13 @@ _HUNG_S = 300.0
 #: Periods of the status page: time from now, ms, and its label.
 _PERIODS = (
     (0, "overdue"),
-    (10_000, "in 10 seconds"),
-    (60_000, "in 1 minute"),
-    (600_000, "in 10 minutes"),
-    (3_600_000, "in 1 hour"),
+    (10_000, "next 10 seconds"),
+    (60_000, "10 seconds to 1 min"),
+    (600_000, "1 to 10 minutes"),
+    (3_600_000, "10 minutes to 1 hour"),
 )
+#: Number of business topics that the status page names.
+_TARGETS = 5
 #: Age of the broker's answer about the owners up to which it counts, in s.
 _OLD_S = 30.0
 
@@ -87,7 +89,7 @@ class DispatchReporter:
                     [each.disk_bytes for each in stats.values()],
                 )
             ),
-            "Targets": ", ".join(description.targets),
+            "Targets": _listed(description.targets),
         }
         return StatusSection(
             description.topic,
@@ -109,7 +111,7 @@ class DispatchReporter:
                 counts = count_between(live, [now_ms + ms for ms, _ in _PERIODS])
             except FileNotFoundError:
                 return ()  # a file was used up meanwhile; the next page has the counts
-        labels = [label for _, label in _PERIODS] + ["later"]
+        labels = [*(label for _, label in _PERIODS), "later"]
         return [
             DuePeriod(label, count, late=label == _PERIODS[0][1])
             for label, count in zip(labels, counts, strict=True)
@@ -137,6 +139,11 @@ def _minute_line(minute: ReleasedMinute) -> MinuteLine:
     lateness = minute.lateness
     p50, p99 = quantile_ms(lateness, 0.5), quantile_ms(lateness, 0.99)
     return MinuteLine(minute.start_ms, int(lateness.sum()), p50, p99)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _TARGETS:,} more" if len(names) > _TARGETS else ""
+    return ", ".join(names[:_TARGETS]) + more
 
 
 def _locks(group: ServedGroup) -> ProbeCheck:

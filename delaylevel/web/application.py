@@ -141,13 +141,24 @@ class WebApplication:
         try:
             # One at a time: each takes little time, and together they would take it from releases.
             with self._turn:
-                for reporter in self._reporters:
-                    answer = reporter.answer(environ["PATH_INFO"].lstrip("/"), parameters)
-                    if answer is not None:
-                        return 200, answer
+                return 200, self._answer(environ["PATH_INFO"].lstrip("/"), parameters)
         finally:
             self._room.release()
-        raise _RefusedRequest(404, "this process has no window of a level topic to ask")
+
+    def _answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer:
+        """Return the answer of the first part that serves the level topic of a query."""
+        refusal = QueryRefusedError("this process has no window of a level topic to ask", 404)
+        for reporter in self._reporters:
+            try:
+                answer = reporter.answer(question, parameters)
+            except QueryRefusedError as error:
+                if error.status != 404:
+                    raise
+                refusal = error
+            else:
+                if answer is not None:
+                    return answer
+        raise refusal
 
     def _authorize(self, environ: Mapping[str, Any]) -> None:
         """Refuse a request that is neither from this machine alone nor has the token."""

@@ -19,7 +19,7 @@ from .reports import (
 #: Time after which a browser loads the page again, in s.
 REFRESH_S = 5
 # Sizes of a chart in units of its view box, which the browser scales to the width of the screen.
-_WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 130, 70
+_WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 150, 66
 _HEIGHT, _AXIS = 90, 16
 
 _STYLE = """
@@ -42,12 +42,14 @@ section { background: var(--back); border: 1px solid var(--line); border-radius:
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 ul { margin: 0; padding: 0; list-style: none; }
-li.problem { border-left: 3px solid var(--bad); padding: 2px 0 2px 10px; margin: 0 0 8px; }
+li.problem { border-left: 3px solid var(--bad); padding: 2px 0 2px 10px; margin: 8px 0 0; }
+li.problem:first-child { margin-top: 0; }
 li.problem span { display: block; color: var(--soft); overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 600; }
 th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td.wrap { white-space: normal; overflow-wrap: anywhere; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .bad { color: var(--bad); } .badge.bad { color: var(--back); } .soft { color: var(--soft); }
 svg { display: block; width: 100%; max-width: 640px; height: auto; }
@@ -99,7 +101,7 @@ def _section(section: StatusSection) -> str:
             *_problems(section.problems),
             *_part("Due in the window", _bars(section.periods)),
             *_part("Parked in levels (entries)", _bars(section.parked)),
-            *_part("Lateness of the last minutes", _minutes(section.minutes)),
+            *_part("Releases of the last minutes, and their lateness", _minutes(section.minutes)),
             *_part("Window partitions", _partitions(section.partitions)),
             *_part("Held since the takeover", _held(section)),
             *_part("Facts", _facts(section)),
@@ -167,7 +169,7 @@ def _minutes(minutes: Sequence[MinuteLine]) -> Iterator[str]:
     first, last = minutes[0], minutes[-1]
     yield f'<text class="soft" x="0" y="{_HEIGHT - 3}">{_clock(first.start_ms)}</text>'
     yield (
-        f'<text class="soft" x="{(len(minutes) - 1) * step:.1f}" y="{_HEIGHT - 3}">'
+        f'<text class="soft" x="{len(minutes) * step:.1f}" y="{_HEIGHT - 3}" text-anchor="end">'
         f"{_clock(last.start_ms) if len(minutes) > 2 else ''}</text></svg>"
     )
     yield '<div class="scroll"><table><tr><th>Minute (UTC)</th><th class="number">Released</th>'
@@ -195,7 +197,7 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
         yield (
             f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'
             f'<td class="number">{pending}</td><td class="number">{overdue}</td>'
-            f"<td>{escape(line.owner)}{here}</td></tr>"
+            f'<td class="wrap">{escape(line.owner)}{here}</td></tr>'
         )
     yield "</table></div>"
 
@@ -204,7 +206,8 @@ def _held(section: StatusSection) -> Iterator[str]:
     if section.held:
         yield '<div class="scroll"><table><tr><th class="number">Messages</th><th>Target</th></tr>'
         for target, count in section.held.items():
-            yield f'<tr><td class="number">{count:,}</td><td>{escape(target)}</td></tr>'
+            number = f'<td class="number">{count:,}</td>'
+            yield f'<tr>{number}<td class="wrap">{escape(target)}</td></tr>'
         yield "</table></div>"
 
 

@@ -43,7 +43,7 @@ class DuePeriod(NamedTuple):
     """A number of messages that are due in a period.
 
     Attributes:
-        label: ``overdue``, ``in 1 minute`` ...
+        label: ``overdue``, ``next 10 seconds`` ...
         messages: number of messages, or of entries.
         late: True if they should have been released.
     """
@@ -166,5 +166,15 @@ class Reporter(Protocol):
 
 
 def reporters_of(collector: Any) -> tuple[Reporter, ...]:
-    """Return the reporters of a collector: those in its attribute ``reporters``, if it has one."""
-    return tuple(getattr(collector, "reporters", ()))
+    """Return the reporters of a collector.
+
+    They are in its attribute ``reporters``. A collector without it may keep others in a list, and
+    has the reporters of these.
+    """
+    own = getattr(collector, "reporters", None)
+    if own is not None:
+        return tuple(own)
+    parts = [each for each in getattr(collector, "__dict__", {}).values() if isinstance(each, list)]
+    return tuple(
+        reporter for part in parts for each in part for reporter in getattr(each, "reporters", ())
+    )

@@ -239,3 +239,18 @@ def test_the_port_is_free_again_after_the_block(part: Reporting) -> None:
         assert again == port
         assert json.loads(get(port, "/readyz").data)["ok"]
     assert threading.active_count() == before
+
+
+def test_a_collector_of_others_has_their_reporters() -> None:
+    class Several:
+        def __init__(self, *parts: Reporting) -> None:
+            self._parts = list(parts)
+
+        def collect(self) -> Iterator[Any]:
+            yield from ()
+
+    one, two = Reporting(), Reporting()
+    two.checks = [ProbeCheck("lag", False, "5 s")]
+    with serve(Several(one, two), 0) as port:
+        assert get(port, "/readyz").status == 503
+        assert one.urls == two.urls != []
