@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -16,11 +17,15 @@ from .reports import (
     StatusSection,
 )
 
+_COMMAND = re.compile(r"`([^`]+)`")
 #: Time after which a browser loads the page again, in s.
 REFRESH_S = 5
 # Sizes of a chart in units of its view box, which the browser scales to the width of the screen.
 _WIDTH, _ROW, _LABEL, _NUMBER = 400, 24, 150, 66
 _HEIGHT, _AXIS = 90, 16
+
+# Shorter times are the age of the statistics.
+_OVERDUE_MS = 2_000
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d8dde3; --soft: #667085; --bar: #2f6fde;
@@ -52,7 +57,8 @@ th, td { padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); white-sp
 td.wrap { white-space: normal; overflow-wrap: anywhere; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 .bad { color: var(--bad); } .badge.bad { color: var(--back); } .soft { color: var(--soft); }
-svg { display: block; width: 100%; max-width: 640px; height: auto; }
+svg { display: block; width: 100%; max-width: 480px; height: auto; }
+code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; }
 svg text { fill: var(--text); font-size: 12px; } svg .soft { fill: var(--soft); }
 svg rect { fill: var(--bar); } svg rect.bad { fill: var(--bad); }
 svg line { stroke: var(--line); }
@@ -120,7 +126,8 @@ def _problems(problems: Sequence[ProblemLine]) -> Iterator[str]:
     if problems:
         yield "<ul>"
         for problem, remedy in problems:
-            yield f'<li class="problem">{escape(problem)}<span>{escape(remedy)}</span></li>'
+            text = _COMMAND.sub(r"<code>\1</code>", escape(remedy))
+            yield f'<li class="problem">{escape(problem)}<span>{text}</span></li>'
         yield "</ul>"
 
 
@@ -192,7 +199,7 @@ def _partitions(partitions: Sequence[PartitionLine]) -> Iterator[str]:
         state = line.state or ("elsewhere" if line.owner else "no owner")
         bad = ' class="bad"' if state not in ("releasing", "elsewhere") else ""
         pending = f"{line.pending:,}" if line.here else ""
-        overdue = _late(line.overdue_ms) if line.here and line.overdue_ms else ""
+        overdue = _late(line.overdue_ms) if line.overdue_ms >= _OVERDUE_MS else ""
         here = ' <span class="soft">(this process)</span>' if line.here else ""
         yield (
             f'<tr><td class="number">{line.partition}</td><td{bad}>{escape(state)}</td>'

@@ -91,9 +91,9 @@ def test_a_dispatcher_is_ready_if_all_partitions_are_owned_and_caught_up(
     assert failed(reporter) == ["caught"]
     dispatcher.owners[1].stats.set(caught_up=True, state="disk full")
     assert failed(reporter) == ["caught"]
-    dispatcher.owners[1].stats.set(state="releasing", next_due_ms=T0 - LEAD_MS)
+    dispatcher.owners[1].stats.set(state="releasing", next_due_ms=T0 - LEAD_MS - 1_500)
     assert failed(reporter) == ["lag"]
-    dispatcher.owners[1].stats.set(next_due_ms=T0 - LEAD_MS + 1)
+    dispatcher.owners[1].stats.set(next_due_ms=T0 - LEAD_MS - 1_499)
     assert failed(reporter) == []
 
 
