@@ -218,41 +218,30 @@ def set_(
     topic: str,
     on_missing_target: MissingTarget | None,
     features: tuple[str, ...],
+    attribute: str | None,
     output: str,
 ) -> None:
     """Change settings of TOPIC's level topic.
 
     Messages stay where they are. The Spark job and the dispatcher apply it within seconds, a
-    Function when it is restarted.
+    Function when it is restarted. Dispatchers apply --attribute when they are started again.
 
     A feature cannot be removed. Before you add one, upgrade all producers, movers and dispatchers
     to a version that knows it: earlier ones stop, and versions from before features would deliver
     its records as messages.
     """
-    if on_missing_target is None and not features:
-        raise InvalidInputError("nothing to change: give --on-missing-target or --feature")
+    if on_missing_target is None and attribute is None and not features:
+        raise InvalidInputError(
+            "nothing to change: give --on-missing-target, --attribute or --feature"
+        )
     with Admin.from_connection(settings.connection()) as admin:
         after = topics.describe(admin, topic, search=True)
         if on_missing_target is not None:
             after = lifecycle.set_on_missing_target(admin, after.topic, on_missing_target)
+        if attribute is not None:
+            after = set_attribute(admin, after.topic, attribute)
         for feature in features:
             after = lifecycle.add_feature(admin, after.topic, feature)
-    attribute: str | None,
-    output: str,
-) -> None:
-    """Change a setting of TOPIC's level topic.
-
-    Messages stay where they are. The Spark job and the dispatcher apply --on-missing-target within
-    seconds, a Function when it is restarted. Dispatchers apply --attribute when they are started
-    again.
-    """
-    if on_missing_target is None and attribute is None:
-        raise click.UsageError("give --on-missing-target or --attribute")
-    with Admin.from_connection(settings.connection()) as admin:
-        if attribute is not None:
-            after = set_attribute(admin, topic, attribute)
-        if on_missing_target is not None:
-            after = lifecycle.set_on_missing_target(admin, topic, on_missing_target)
     emit_one(description_view(after), DESCRIPTION, output)
 
 
