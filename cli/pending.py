@@ -146,14 +146,15 @@ def _query(
     from_ms: int | None = None,
     before_ms: int | None = None,
     live: bool = True,
-    live_token: str | None = None,
+    live_token_file: Path | None = None,
     **conditions: Any,
 ) -> Iterator[tuple[Inspector, Selection, Reading]]:
     """Open an inspector for the values of the selection options, and show its progress."""
     if from_ms is not None and before_ms is not None and before_ms <= from_ms:
         raise InvalidInputError("--to is not after --from: nothing can be due in between")
     selection = Selection(Window(from_ms, before_ms), **conditions)
-    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": live_token}
+    token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
+    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
     with inspector(settings, topic, **chosen) as look, reading() as shown:
         yield look, selection, shown
         refusals = {} if look.live is None else look.live.refusals

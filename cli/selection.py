@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -25,10 +26,9 @@ live_option = click.option(
     help="Ask running dispatchers about the window (default), or read its topic.",
 )
 live_token_option = click.option(
-    "--live-token",
-    envvar=TOKEN_VARIABLE,
-    metavar="TOKEN",
-    help=f"Token of live queries on other machines; also {TOKEN_VARIABLE}.",
+    "--live-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"File with the token of live queries; by default the token in {TOKEN_VARIABLE}.",
 )
 
 

@@ -37,6 +37,7 @@ class MessageAttribute:
 
     def of(self, records: Sequence[tuple[Any, ...]]) -> npt.NDArray[np.float64]:
         """Return the attribute of each record, shape (n,)."""
+        found: list[float]
         if self.name == SIZE_ATTRIBUTE:
             found = [len(record[_VALUE] or b"") for record in records]
         elif self.name == DELAY_ATTRIBUTE:

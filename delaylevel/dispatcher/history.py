@@ -50,8 +50,9 @@ class ReleaseHistory:
             for key, found in stats.items():
                 last = self._last.get(key)
                 # A partition that was given back and taken again counts from 0.
-                again = last is None or bool((found.lateness < last).any())
-                more = found.lateness if again else found.lateness - last
+                if last is None or bool((found.lateness < last).any()):
+                    last = np.zeros_like(found.lateness)
+                more = found.lateness - last
                 minutes = self._minutes.setdefault(key[0], deque(maxlen=MINUTES))
                 if not minutes or minutes[-1].start_ms < start_ms:
                     minutes.append(ReleasedMinute(start_ms, np.zeros_like(more)))

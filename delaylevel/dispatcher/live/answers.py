@@ -291,7 +291,8 @@ def _leading(views: Sequence[QueueView], limit: int) -> tuple[int | None, int | 
 
 def _before(views: Sequence[QueueView], edges_ms: Int64s) -> Int64s:
     """Return the number of messages due before each edge."""
-    return np.sum([view.counts(edges_ms) for view in views], axis=0, dtype=np.int64)
+    total: Int64s = np.sum([view.counts(edges_ms) for view in views], axis=0, dtype=np.int64)
+    return total
 
 
 def incomplete(owner: OwnerThread) -> str:

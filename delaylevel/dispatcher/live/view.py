@@ -121,7 +121,8 @@ class QueueView:
             edges_ms: ascending times, ms since the epoch, shape (k,).
         """
         counted = [frozen.counts(edges_ms) for frozen in self._sources()]
-        return np.sum(counted, axis=0, dtype=np.int64)
+        total: Int64s = np.sum(counted, axis=0, dtype=np.int64)
+        return total
 
     def _sources(self) -> list[FrozenSegments]:
         parts = []

@@ -25,11 +25,11 @@ class _OpenRun(NamedTuple):
 
 
 class _ClosedFile(NamedTuple):
-    """Runs of a file that are not open for reading; the first ``count`` of ``runs``."""
+    """Runs of a file that are not open for reading; the first ``known`` of ``runs``."""
 
     path: Path
     runs: list[Run]
-    count: int
+    known: int
 
 
 class FrozenSegments:
@@ -84,7 +84,7 @@ class FrozenSegments:
     def _runs(self) -> list[Run]:
         """Return the runs that may have rows in the range."""
         runs = [open_run.run for open_run in self._open]
-        runs += [run for closed in self._files for run in closed.runs[: closed.count]]
+        runs += [run for closed in self._files for run in closed.runs[: closed.known]]
         return [run for run in runs if self._range.touches(run)]
 
     @property
@@ -142,7 +142,7 @@ class FrozenSegments:
             total += self._counted(open_run.file, open_run.run, open_run.taken, edges_ms)
         for closed in self._files:
             with SegmentFile.reading(closed.path) as file:
-                for run in closed.runs[: closed.count]:
+                for run in closed.runs[: closed.known]:
                     total += self._counted(file, run, 0, edges_ms)
         return total
 
@@ -150,7 +150,8 @@ class FrozenSegments:
         """Return the number of rows of a run due before each edge; read it only if necessary."""
         first, last = edges_ms.searchsorted([run.min_due, run.max_due], side="right")
         if first == last and not taken and self._range.covers(run):
-            return (edges_ms > run.max_due) * run.rows
+            whole: Int64s = (edges_ms > run.max_due) * run.rows
+            return whole
         due = file.read_due(run)[taken:]
         low, high = self._range.bounds(due, -1)
         return due[low:high].searchsorted(edges_ms)
@@ -163,7 +164,7 @@ class FrozenSegments:
                 run, taken = open_run.run, open_run.taken
                 parts.append(wanted.cut(open_run.file.read_slice(run, taken, run.rows), -1))
         chosen = [
-            (closed.path, [run for run in closed.runs[: closed.count] if wanted.touches(run)])
+            (closed.path, [run for run in closed.runs[: closed.known] if wanted.touches(run)])
             for closed in self._files
         ]
         for path, runs in chosen:

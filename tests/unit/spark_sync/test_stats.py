@@ -21,6 +21,7 @@ from delaylevel.spark_sync import control
 from delaylevel.spark_sync import stats as stats_module
 from delaylevel.spark_sync.listener import SyncListener, batch_line
 from delaylevel.spark_sync.metrics import JobCollector
+from delaylevel.spark_sync.reporting import JobReporter
 from delaylevel.spark_sync.stats import Backlog, BacklogReader, BatchStats, JobStats
 
 TOPIC = "persistent://public/default/orders-delay-level"
@@ -208,3 +209,33 @@ def test_without_the_extra_the_error_names_it() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "MissingExtraError" in done.stdout, done.stderr
     assert "delaylevel[metrics]" in done.stdout
+
+
+def test_the_job_reports_its_readiness_and_state(job: JobStats) -> None:
+    pytest.importorskip("waitress")
+    description = LevelTopicDescription(TOPIC, Levels(PartitionStrategy()), ("orders",))
+    lead_ms = description.levels.smallest_lead_ms
+    backlogs = FixedBacklogs({TOPIC: Backlog(lead_ms - 1, 10, 4, 1, 5, {"DAY": 7, "HOUR": 3})})
+    started: list[bool] = []
+    reporter = JobReporter(job, backlogs, [description], lambda: bool(started))
+    assert [check.ok for check in reporter.ready()] == [False, True]
+    started.append(True)
+    assert all(check.ok for check in reporter.ready())
+    (section,) = reporter.status()
+    assert [(each.label, each.messages) for each in section.parked] == [
+        ("DAY", 7),
+        ("HOUR", 3),
+        ("window", 5),
+    ]
+    assert [each.problem for each in section.problems] == [
+        "4 entries are held",
+        "1 entries are dead letters",
+    ]
+    backlogs.backlogs = {TOPIC: Backlog(lead_ms, 10, 0, 0)}
+    assert [check.ok for check in reporter.ready()] == [True, False]
+    assert "behind" in reporter.status()[0].problems[0].problem
+    backlogs.backlogs = None
+    assert [check.ok for check in reporter.ready()] == [True, False]
+    assert "this host reaches it" in reporter.status()[0].problems[0].remedy
+    assert reporter.alive() == ()
+    assert reporter.answer("pending", {}) is None

@@ -23,7 +23,7 @@ from delaylevel.model.level_topic import (
 )
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.deletion import delete
-from delaylevel.topics.settings import add_feature, set_on_missing_target
+from delaylevel.topics.settings import add_feature, set_attribute, set_on_missing_target
 from delaylevel.topics.status import status
 from delaylevel.topics.subscriptions import read_foreign_subscriptions
 from fakes import describe
@@ -143,6 +143,22 @@ def test_applications_may_follow_the_outcomes(memory: MemoryPulsar) -> None:
     client.subscribe(after.window_topic.full, "spy")
     names = {(found.name, found.role) for found in read_foreign_subscriptions(memory.admin, after)}
     assert names == {("spy", Role.WINDOW)}
+
+
+def test_the_attribute_is_an_optional_key(memory: MemoryPulsar) -> None:
+    """Versions that do not know it read the description as before."""
+    after = set_attribute(memory.admin, WANTED.topic, "amount")
+    assert after.attribute == "amount"
+    assert '"attribute":"amount"' in stored(memory)
+    assert set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.DROP) == replace(
+        after, on_missing_target=MissingTarget.DROP
+    )
+    set_on_missing_target(memory.admin, WANTED.topic, MissingTarget.HOLD)
+    assert set_attribute(memory.admin, WANTED.topic, "size") == WANTED
+    assert stored(memory) == WANTED.to_json()
+    for name in ("", "x" * 201):
+        with pytest.raises(InvalidInputError, match="attribute"):
+            set_attribute(memory.admin, WANTED.topic, name)
 
 
 def test_an_unknown_feature_is_not_written(memory: MemoryPulsar) -> None:
