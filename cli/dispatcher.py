@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import signal
 import sys
 import time
@@ -90,10 +91,16 @@ def run(
         if metrics_port is not None:
             from delaylevel.dispatcher.metrics import DispatchCollector
             from delaylevel.prometheus import serve
+            from delaylevel.web.reports import TOKEN_VARIABLE
+            from delaylevel.web.server import is_loopback
 
             metrics = serve(DispatchCollector(service), metrics_port, metrics_address)
             port = stack.enter_context(metrics)
             note(f"Metrics at http://{metrics_address}:{port}/metrics")
+            if is_loopback(metrics_address) or os.environ.get(TOKEN_VARIABLE):
+                note(f"Status page at http://{metrics_address}:{port}/")
+            else:
+                note(f"Status page and live queries need {TOKEN_VARIABLE} in the environment.")
         for description in service.descriptions:
             partitions = f"{description.window_partitions} partitions"
             note(f"Releasing from {description.window_topic} ({partitions})")

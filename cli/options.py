@@ -162,13 +162,13 @@ def metrics(function: Function) -> Function:
         "--metrics-port",
         type=click.IntRange(0, 65535),
         metavar="PORT",
-        help="Port that serves metrics to Prometheus; 0 for any free port.",
+        help="Port for metrics, probes and the status page; 0 for any free port.",
     )
     address = click.option(
         "--metrics-address",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="Address of the interface that serves metrics.",
+        help="Address of the interface that serves them.",
     )
     return port(address(function))
 

@@ -25,7 +25,7 @@ _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _HEADERS = (
     ("Cache-Control", "no-store"),
     ("X-Content-Type-Options", "nosniff"),
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"),
+    ("Content-Security-Policy", "default-src 'none'; img-src data:; style-src 'unsafe-inline'"),
 )
 _REASONS = {
     200: "OK",
