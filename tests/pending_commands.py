@@ -21,8 +21,12 @@ def pending_commands(
     """Return ``run("list", "orders", …)``, which runs ``delaylevel pending`` on a Pulsar."""
 
     @contextmanager
-    def connect(settings: Any, topic: str, target: Any, slack_ms: Any) -> Iterator[Inspector]:
-        yield Inspector(memory.client(), memory.admin, topic, target=target, clock=memory.clock)
+    def connect(
+        settings: Any, topic: str, target: Any, slack_ms: Any, **live: Any
+    ) -> Iterator[Inspector]:
+        yield Inspector(
+            memory.client(), memory.admin, topic, target=target, clock=memory.clock, **live
+        )
 
     monkeypatch.setattr(command, "inspector", connect)
 

@@ -255,7 +255,7 @@ class Dispatcher:
         return read_stats(self._admin, description, roles=roles)
 
     def advertise(self, url: str) -> None:
-        """Announce the address of the HTTP service with every partition acquired from now on."""
+        """Publish the address of the HTTP service with every partition acquired from now on."""
         self._advertised = {ADDRESS_PROPERTY: url}
 
     def run(self, tick: Callable[[], None] | None = None) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from delaylevel.structures.rows import DUE, Int64s
 
 from .cursors import FileCursor, PayloadRows
-from .file import Columns, Run, SegmentFile
+from .file import Columns, Floats, Run, SegmentFile
 from .queries import ATTRIBUTE, ColumnBuffer, Discarded, Range, sorted_table
 
 
@@ -119,7 +119,7 @@ class FrozenSegments:
             wanted = wanted._replace(stop=min(before_ms, wanted.stop))
         return sorted_table(self._columns(wanted), wanted, self._discarded)
 
-    def attributes(self, attribute_min: float, attribute_max: float) -> np.ndarray:
+    def attributes(self, attribute_min: float, attribute_max: float) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
         found = self._columns(wanted, ATTRIBUTE if not self._discarded else DUE + 1)
@@ -133,8 +133,8 @@ class FrozenSegments:
             edges_ms: ascending times, ms since the epoch, shape (k,).
         """
         if self._discarded:
-            due = self.table()["due_ms"].to_numpy()
-            return due.searchsorted(edges_ms).astype(np.int64)
+            due: Int64s = self.table()["due_ms"].to_numpy()
+            return due.searchsorted(edges_ms)
         total = np.zeros(edges_ms.size, dtype=np.int64)
         for part in self._parts:
             total += self._range.cut(part, -1).rows[DUE].searchsorted(edges_ms)
