@@ -7,7 +7,8 @@ for a query. So a query has two steps:
    pending rows in memory are arrays that never change, and files are only appended to. This takes
    well under a millisecond, whatever the number of messages, and gives one consistent moment.
 2. The thread of the HTTP service cuts, sorts and formats these rows (`QueueView`), in numpy, Arrow
-   and system calls, which leave the interpreter to the owner.
+   and system calls, which leave the interpreter to the owner. Where it runs Python code, it takes
+   its turn for a slice of some tenths of a millisecond, behind all owners (`turns.py`).
 
 A file that is used up between the two steps is gone; then the question is asked again.
 """

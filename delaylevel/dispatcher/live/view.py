@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,18 @@ from delaylevel.dispatcher.attribute import MessageAttribute
 from delaylevel.dispatcher.batches import MessageRecord
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.dispatcher.turns import TURNS
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.cursors import PayloadRows
 from delaylevel.structures.segments.frozen import FrozenSegments
 from delaylevel.structures.segments.queries import Discarded
+
+#: Rank of queries among the turns: behind all partitions that publish or are read.
+_QUERYING = 1 << 20
+
+
+def _working() -> AbstractContextManager[None]:
+    return TURNS.take(_QUERYING)
 
 
 class DueRange(NamedTuple):
@@ -71,6 +80,8 @@ class QueueView:
             index.segments.freeze(wanted.from_ms, wanted.before_ms)
             for index in (delay_queue.pending, *delay_queue.waiting.overflows())
         ]
+        for frozen in self._frozen:
+            frozen.working = _working
 
     def close(self) -> None:
         """Close the files."""

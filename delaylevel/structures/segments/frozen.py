@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from delaylevel.structures.rows import DUE, Int64s
+from delaylevel.structures.rows import DUE, Int64s, empty_rows
 
 from .cursors import FileCursor, PayloadRows
 from .file import Columns, Floats, Run, SegmentFile
-from .queries import ATTRIBUTE, ColumnBuffer, Discarded, Range, sorted_table
+from .queries import ATTRIBUTE, Discarded, Range, sorted_table
+
+#: Number of runs of one slice of work: some tenths of a millisecond.
+_SLICE_RUNS = 8
 
 
 class _OpenRun(NamedTuple):
@@ -45,6 +49,11 @@ class FrozenSegments:
         cursors: the open runs.
         files: paths and runs of the files with rows in the range.
         discarded: positions to leave out.
+
+    Attributes:
+        working: function that returns a context, which each slice of the work enters. The thread of
+            the segments then has to wait for a slice at most, and not for the interpreter's lock
+            after each of its calls.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class FrozenSegments:
         files: Sequence[tuple[Path, list[Run]]],
         discarded: Discarded,
     ) -> None:
+        self.working: Callable[[], AbstractContextManager[None]] = nullcontext
         self._range = Range(start, stop, -np.inf, np.inf)
         self._parts = [Columns(part.rows, part.attribute) for part in parts]
         self._discarded = discarded.copy()
@@ -142,8 +152,10 @@ class FrozenSegments:
             total += self._counted(open_run.file, open_run.run, open_run.taken, edges_ms)
         for closed in self._files:
             with SegmentFile.reading(closed.path) as file:
-                for run in closed.runs[: closed.known]:
-                    total += self._counted(file, run, 0, edges_ms)
+                for some in _sliced(closed.runs[: closed.known]):
+                    with self.working():
+                        for run in some:
+                            total += self._counted(file, run, 0, edges_ms)
         return total
 
     def _counted(self, file: SegmentFile, run: Run, taken: int, edges_ms: Int64s) -> Int64s:
@@ -170,12 +182,15 @@ class FrozenSegments:
         for path, runs in chosen:
             if runs:
                 with SegmentFile.reading(path) as file:
-                    parts += [self._read(file, run, wanted, first) for run in runs]
-        count = sum(part.attribute.size for part in parts)
-        buffer = ColumnBuffer(np.empty((ATTRIBUTE + 1) * count, dtype=np.int64))
-        for part in parts:
-            buffer.add(part)
-        return buffer.columns()
+                    for some in _sliced(runs):
+                        with self.working():
+                            parts += [self._read(file, run, wanted, first) for run in some]
+        attribute = np.concatenate([np.empty(0), *(part.attribute for part in parts)])
+        if first == ATTRIBUTE:
+            return Columns(empty_rows(), attribute)
+        return Columns(
+            np.concatenate([empty_rows(), *(part.rows for part in parts)], axis=1), attribute
+        )
 
     @staticmethod
     def _read(file: SegmentFile, run: Run, wanted: Range, first: int) -> Columns:
@@ -185,3 +200,8 @@ class FrozenSegments:
             file.read_slice_into(run, 0, target[first:])
             return Columns(target[:ATTRIBUTE], target[ATTRIBUTE].view(np.float64))
         return wanted.cut(file.read_columns(run), -1)
+
+
+def _sliced(runs: list[Run]) -> Iterator[list[Run]]:
+    for start in range(0, len(runs), _SLICE_RUNS):
+        yield runs[start : start + _SLICE_RUNS]
