@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from delaylevel.cluster.failures import error_name, translate_errors
@@ -44,6 +43,7 @@ from delaylevel.topics.stats import (
 
 from .assignment import GroupState, Membership, assign
 from .history import ReleaseHistory
+from .leftovers import sweep
 from .owner import PartitionOwner
 from .owner_thread import FAILURES, OwnerThread
 from .settings import DispatchSettings
@@ -230,6 +230,7 @@ class Dispatcher:
             partial(served, self._admin, description.topic), description
         )
         return _ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
+
     @property
     def silent_s(self) -> float:
         """Time since this process last looked at all its level topics, in s."""
@@ -396,23 +397,3 @@ def partition_owners(admin: TopicAdmin, name: str) -> tuple[PartitionStatus, ...
         LevelTopicError: as for `served`.
     """
     return window_stats(admin, served(admin, name, search=True)).reported
-
-
-def sweep(directory: Path) -> None:
-    """Delete the files of dispatchers that no longer run."""
-    for each in directory.glob("dispatcher-*"):
-        pid = each.name.rpartition("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(each, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it runs for another user
-    return True
