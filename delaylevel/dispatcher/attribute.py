@@ -16,6 +16,7 @@ from delaylevel.model.level_topic import DELAY_ATTRIBUTE, SIZE_ATTRIBUTE
 from delaylevel.model.number import number
 from delaylevel.topics.description_cache import DescriptionCache
 
+from .batches import is_cancellation
 from .record import Recorder, WindowMessage
 
 _DUE = WindowMessage._fields.index("due_ms")
@@ -39,11 +40,17 @@ class MessageAttribute:
         """Return the attribute of each record, shape (n,)."""
         found: list[float]
         if self.name == SIZE_ATTRIBUTE:
-            found = [len(record[_VALUE] or b"") for record in records]
+            found = [
+                np.nan if is_cancellation(record) else len(record[_VALUE] or b"")
+                for record in records
+            ]
         elif self.name == DELAY_ATTRIBUTE:
             found = [record[_DELAY] if len(record) > _DELAY else np.nan for record in records]
         else:
-            found = [number(record[_PROPERTIES].get(self.name)) for record in records]
+            found = [
+                np.nan if is_cancellation(record) else number(record[_PROPERTIES].get(self.name))
+                for record in records
+            ]
         return np.array(found, dtype=np.float64)
 
 
@@ -53,7 +60,9 @@ class DelayRecorder(Recorder):
     def record(self, message: Any, ledger: int, entry: int, batch: int) -> tuple[Any, ...] | None:
         """Return the record of a message, and its delay; see `Recorder.record`."""
         found = super().record(message, ledger, entry, batch)
-        return None if found is None else (*found, found[_DUE] - message.publish_timestamp())
+        if found is None or is_cancellation(found):
+            return found
+        return (*found, found[_DUE] - message.publish_timestamp())
 
 
 def recorder_of(descriptions: DescriptionCache, *arguments: Any) -> Recorder:

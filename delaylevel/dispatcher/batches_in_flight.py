@@ -27,6 +27,10 @@ class BatchesInFlight:
         """Return the number of messages."""
         return sum(map(len, self._batches.values()))
 
+    def batches(self) -> list[DueBatch]:
+        """Return all batches."""
+        return list(self._batches.values())
+
     def put(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> DueBatch:
         """Add messages as a new batch; due times and packed positions have shape (n,)."""
         batch = DueBatch(self._next_number, due_ms, positions, records)

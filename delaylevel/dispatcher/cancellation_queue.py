@@ -104,7 +104,7 @@ class CancellationQueue:
             return
         early = seen_ids(self._cancellations.early, *id_columns(records, index))
         for each in index[early].tolist():
-            message = WindowMessage(*records[each])
+            message = WindowMessage._make(records[each][: len(WindowMessage._fields)])
             self._cancellations.arrived(Cancellation(*message[:4], message.message_id))
 
     def note_refused(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
+from delaylevel.model.level_topic import LevelTopicDescription
 
+from .attribute import MessageAttribute
 from .delay_queue import DelayQueue
 from .releases import RecentReleases
 from .segments import OwnerSegments
@@ -13,7 +15,11 @@ from .settings import DispatchSettings
 
 
 def open_queue(
-    journal: Journal, segments: OwnerSegments, settings: DispatchSettings, clock: Clock
+    journal: Journal,
+    segments: OwnerSegments,
+    settings: DispatchSettings,
+    description: LevelTopicDescription,
+    clock: Clock,
 ) -> DelayQueue:
     """Return a delay queue without messages, with the state at the end of the journal.
 
@@ -25,7 +31,7 @@ def open_queue(
     state = JournalState.read(journal.read(), settings.remember, releases)
     releases.now_ms = clock.now_ms
     state.split_intents()
-    return DelayQueue(
+    queue = DelayQueue(
         state,
         segments.pending(),
         clock=clock,
@@ -33,3 +39,5 @@ def open_queue(
         releases=releases,
         grace_ms=settings.cancel_grace_ms,
     )
+    queue.pending.attribute = queue.waiting.attribute = MessageAttribute(description.attribute)
+    return queue

@@ -30,7 +30,7 @@ from delaylevel.topics.description_cache import DescriptionCache
 
 from .acknowledgement import WindowAcknowledgement
 from .agenda import OwnerAgenda
-from .attribute import MessageAttribute, recorder_of
+from .attribute import recorder_of
 from .batches import FetchedBatch
 from .deciding import CancellationDesk
 from .events import EventQueue
@@ -144,23 +144,18 @@ class PartitionOwner:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         """Open the journal, and build the queue and the publisher from the state in it."""
-        settings, description = self._settings, self._description()
+        settings, description, source = self._settings, self._description(), self._journal_source
         self._started_s = self._now_s()
         self.next_checkpoint_s = self._started_s + settings.checkpoint_ms / 1000
-        self._journal = Journal(
-            self._client, self._admin, self._journal_source, self._lock, self._now_s
-        )
+        self._journal = Journal(self._client, self._admin, source, self._lock, self._now_s)
         opened.callback(self._journal.close)
         budget_bytes = settings.memory_bytes // description.window_partitions
         segments = OwnerSegments(self._directory, budget_bytes, description, self._clock)
-        self._queue = open_queue(self._journal, segments, settings, self._clock)
-        attribute = MessageAttribute(description.attribute)
-        self._queue.pending.attribute = self._queue.waiting.attribute = attribute
+        self._queue = open_queue(self._journal, segments, settings, description, self._clock)
         self._offers = OfferQueue(self._queue, self.topic, monotonic=self._now_s)
         opened.callback(self._queue.close)
-        self._acknowledgement = WindowAcknowledgement(
-            self._queue, self._journal, self._lock, self._source
-        )
+        queue, journal = self._queue, self._journal
+        self._acknowledgement = WindowAcknowledgement(queue, journal, self._lock, self._source)
         set_aside: SetAsideTopics[Flight] = SetAsideTopics(
             self._client,
             self._description,
@@ -208,8 +203,9 @@ class PartitionOwner:
             **self._background,
         )
         opened.callback(self._desk.close)
-        queue, publisher = self._queue, self._publisher
-        self.agenda = OwnerAgenda(queue, self._offers, publisher, self._desk, self._now_s)
+        self.agenda = OwnerAgenda(
+            self._queue, self._offers, self._publisher, self._desk, self._now_s
+        )
 
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""

@@ -166,7 +166,7 @@ class WaitingQueues:
         found = (queue.first_due_ms for queue in self._queues.values())
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
-    def loose(self) -> list[_Batch]:
+    def loose(self) -> list[Columns]:
         """Return the messages that are kept in memory, without their segments."""
         return [batch for queue in self._queues.values() for batch in queue.loose()]
 

@@ -68,11 +68,11 @@ class QueueView:
     def __init__(self, delay_queue: DelayQueue, wanted: DueRange) -> None:
         self._wanted = wanted
         self.attribute = delay_queue.pending.attribute or MessageAttribute()
-        self.read_to = delay_queue._last_offered
+        self.read_to = delay_queue._open.last_offered
         # The lists of records are never changed once they are in a batch.
         self._loose = [
             _Loose(batch.due_ms, batch.positions, batch.records)
-            for batch in delay_queue._in_flight.values()
+            for batch in delay_queue._in_flight.batches()
         ]
         self._loose += [_Loose(*each) for each in delay_queue.waiting.loose()]
         self._loose.append(_Loose(*delay_queue._unresolved.loose()))
