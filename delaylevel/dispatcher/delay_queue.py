@@ -19,7 +19,6 @@ from delaylevel.dispatcher.journal.records import (
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.errors import DelayLevelError, InvalidInputError
 from delaylevel.model.clock import Clock
-from delaylevel.structures.deduplicator import Deduplicator
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
@@ -90,8 +89,6 @@ class DelayQueue:
         self.pending = PendingIndex(segments, clock)
         # IDs of the messages that are pending or in flight. The state remembers released ones.
         self._pending_ids = RemovableIds()
-        # IDs of dead letters. Only the next owner takes a message with such an ID for a replay.
-        self._dead_ids = Deduplicator(state.memory.capacity)
         self._open = OpenPositions(state.low_watermark)  # pending or in flight
         self._in_flight = BatchesInFlight(state.next_number)
         self.waiting = WaitingQueues(clock, overflow)
@@ -141,8 +138,7 @@ class DelayQueue:
             asks = np.array([type(each) is Cancellation for each in fetched.records])[unknown]
             requests, unknown = unknown[asks], unknown[~asks]
         keys, key_index, ids = id_columns(fetched.records, unknown)
-        memories = [*self.cancelling.memories, self._dead_ids]
-        unseen = unseen_ids(memories, keys, key_index, ids)
+        unseen = unseen_ids(self.cancelling.memories, keys, key_index, ids)
         tracked = unknown[unseen]
         self._add(fetched, rows, positions, tracked)
         if tracked.size:
@@ -297,9 +293,6 @@ class DelayQueue:
         self._in_flight.remove(number)
         self._open.discard(batch.positions)
         self._close(intent, None)
-        if held_positions.size:
-            dead = np.isin(intent.positions, held_positions)
-            save_ids(self._dead_ids, intent.id_keys, intent.key_index[dead], intent.ids[dead])
         return commit
 
     def refuse(self, positions: Int64s) -> Refused:

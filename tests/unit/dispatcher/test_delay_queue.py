@@ -231,7 +231,7 @@ def test_a_position_is_tracked_once(fix: Fixture) -> None:
     assert len(fix.queue) == 0
 
 
-def test_a_copy_is_dropped_after_a_takeover_unless_the_first_was_held(
+def test_a_copy_is_dropped_unless_the_first_is_a_dead_letter(
     fix: Fixture, tmp_path: Path
 ) -> None:
     fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
@@ -239,7 +239,8 @@ def test_a_copy_is_dropped_after_a_takeover_unless_the_first_was_held(
     assert batch is not None
     fix.queue.intent(batch)
     fix.queue.commit(batch.number, held=[position(2)])
-    assert fix.offer((4, 1, "a", 2)) == OfferResult(0, 1, 0)
+    # It may be a replay, also for the owner that made it a dead letter.
+    assert fix.offer((4, 1, "a", 2)) == OfferResult(1, 0, 0)
     later = restored(fix, tmp_path / "b")
     assert later.offer((1, 1, "a", 1), (2, 1, "a", 2)) == OfferResult(0, 0, 2)
     assert later.offer((3, 90, "a", 3), (5, 1, "a", 1), (6, 1, "a", 3)) == OfferResult(1, 2, 0)
