@@ -260,7 +260,7 @@ def spark_has(world: RealWorld, description: LevelTopicDescription) -> Any:
         lock.close()
 
 
-def test_it_and_a_spark_job_exclude_each_other(
+def test_it_and_a_job_of_spark_exclude_each_other(
     world: RealWorld,
     connection: Connection,
     tmp_path: Path,
