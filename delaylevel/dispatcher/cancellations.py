@@ -51,6 +51,7 @@ from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 from .ids import Mask, remove_ids, save_ids, seen_ids
+from .passed_over import PassedOver
 from .record import Cancellation
 from .releases import RecentReleases
 
@@ -128,6 +129,7 @@ class Cancellations:
         unclear_until_ms: due time up to which an earlier owner may have sent messages that were
             pending at the takeover, ms since the epoch; 0 if the journal tells which.
         revoked: number of cancelled messages that are still among the pending or waiting ones.
+        passed_over: the rows of these messages and cancellations, for live queries.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Cancellations:
         self._grace_ms = grace_ms
         self.early = RemovableIds()
         self.rows = self.revoked = 0
+        self.passed_over = PassedOver()
         self._undecided: list[Request] = []
         self._awaited: dict[Identity, list[Request]] = {}
         self._unproven: list[Request] = []
@@ -256,7 +259,7 @@ class Cancellations:
             )
         )
         intended = self._intended(keys, key_index, ids)
-        revoked: dict[Identity, None] = {}
+        revoked: dict[Identity, int] = {}
         late: list[Request] = []
         early: list[Request] = []
         decisions: list[CancelDecision] = []
@@ -273,7 +276,7 @@ class Cancellations:
             elif intended[row] or unclear[row]:
                 self._awaited.setdefault(identity, []).append(request)
             elif pending[row]:
-                revoked[identity] = None
+                revoked[identity] = request.cancellation.due_ms
                 decisions.append(self._decided(request, CANCELLED, now_ms))
             elif request.position is None:
                 continue  # the cancellation is among the pending messages, and comes from there
@@ -315,7 +318,7 @@ class Cancellations:
             request.cancellation, outcome, request.position, now_ms, reason=reason
         )
 
-    def _cancel(self, revoked: dict[Identity, None], until: int) -> Disposition:
+    def _cancel(self, revoked: dict[Identity, int], until: int) -> Disposition:
         lookup: dict[str, int] = {}
         index = [lookup.setdefault(key, len(lookup)) for key, _ in revoked]
         ids = np.array([number for _, number in revoked], dtype=np.int64)
@@ -323,6 +326,7 @@ class Cancellations:
         record = Disposition(DispositionKind.CANCELLED, tuple(lookup), key_index, ids, until)
         self._state.apply(record)
         self.revoked += len(revoked)
+        self.passed_over.cancel(np.array(list(revoked.values()), dtype=np.int64))
         return record
 
     def _intended(self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:

@@ -24,7 +24,8 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.rows import Int64s
 from delaylevel.web.reports import LiveAnswer, QueryRefusedError
 
-from .questions import QueueQuestion
+from .cancelled import locate_cancelled
+from .questions import QueueQuestion, answered
 from .view import DueRange, QueueView
 
 #: Number of rows of `pending`, by default and at most.
@@ -104,6 +105,11 @@ class LiveQueries:
             until_s = time.monotonic() + _TIMEOUT_S
             for index, question in asked.items():
                 view = question.wait(until_s - time.monotonic())
+                if view is not None and view.unlocated:
+                    view.close()
+                    ask = partial(answered, group.owners[index].ask, _TIMEOUT_S)
+                    located = locate_cancelled(ask)
+                    view = ask(partial(_view, wanted), QueueView.close) if located else None
                 if view is None:
                     missing[index] = "its thread has not answered"
                 else:

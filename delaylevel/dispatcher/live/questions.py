@@ -54,3 +54,18 @@ class QueueQuestion(Generic[Answer]):
         answer = self.wait(0)
         if answer is not None:
             self._discard(answer)
+
+
+def answered(
+    ask: Callable[[QueueQuestion[Any]], None],
+    timeout_s: float,
+    function: Callable[[Any], Any],
+    discard: Callable[[Any], None],
+) -> Any:
+    """Pass a question to the thread, and return its answer; None after a time, in s."""
+    question = QueueQuestion(function, discard)
+    ask(question)
+    try:
+        return question.wait(timeout_s)
+    finally:
+        question.give_up()

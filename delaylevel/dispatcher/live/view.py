@@ -13,6 +13,7 @@ from delaylevel.dispatcher.attribute import MessageAttribute
 from delaylevel.dispatcher.batches import MessageRecord
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.dispatcher.passed_over import HiddenRows
 from delaylevel.dispatcher.turns import TURNS
 from delaylevel.structures.rows import Int64s, Rows
 from delaylevel.structures.segments.cursors import PayloadRows
@@ -23,7 +24,8 @@ from delaylevel.structures.segments.queries import Discarded
 _QUERYING = 1 << 20
 
 
-def _working() -> AbstractContextManager[None]:
+def working() -> AbstractContextManager[None]:
+    """Return a context for a slice of the work of a query."""
     return TURNS.take(_QUERYING)
 
 
@@ -41,7 +43,7 @@ class DueRange(NamedTuple):
     most: float = np.inf
 
 
-class _Loose(NamedTuple):
+class Loose(NamedTuple):
     """Messages outside the segments: in flight, or waiting for their target."""
 
     due_ms: Int64s
@@ -49,15 +51,27 @@ class _Loose(NamedTuple):
     records: list[MessageRecord]
 
 
+def loose_messages(delay_queue: DelayQueue) -> list[Loose]:
+    """Return the messages outside the segments, in lists that never change."""
+    found = [
+        Loose(batch.due_ms, batch.positions, batch.records)
+        for batch in delay_queue._in_flight.batches()
+    ]
+    found += [Loose(*each) for each in delay_queue.waiting.loose()]
+    return [*found, Loose(*delay_queue._unresolved.loose())]
+
+
 class QueueView:
     """The messages of a delay queue that are not released, as they are when it is made.
 
     Its thread makes it; another thread asks the questions, and closes it. These messages count:
     those that wait for their due time, or for their target, and those in flight until their commit.
-    A message without a readable due time has the due time 0.
+    A message without a readable due time has the due time 0. Cancelled messages, and cancellations
+    that wait for their messages, are left out.
 
     Attributes:
         attribute: the attribute of the messages.
+        unlocated: number of rows that should be left out, but are not known; see `cancelled.py`.
         read_to: packed position of the last message that was read; all before it are known.
 
     Args:
@@ -69,19 +83,18 @@ class QueueView:
         self._wanted = wanted
         self.attribute = delay_queue.pending.attribute or MessageAttribute()
         self.read_to = delay_queue._open.last_offered
-        # The lists of records are never changed once they are in a batch.
-        self._loose = [
-            _Loose(batch.due_ms, batch.positions, batch.records)
-            for batch in delay_queue._in_flight.batches()
-        ]
-        self._loose += [_Loose(*each) for each in delay_queue.waiting.loose()]
-        self._loose.append(_Loose(*delay_queue._unresolved.loose()))
+        cancelling = delay_queue.cancelling
+        self.unlocated = cancelling.unlocated
+        self._hidden: HiddenRows | None = None
+        if cancelling.passed_over:
+            self._hidden = cancelling.hidden.freeze()
+        self._loose = loose_messages(delay_queue)
         self._frozen = [
             index.segments.freeze(wanted.from_ms, wanted.before_ms)
             for index in (delay_queue.pending, *delay_queue.waiting.overflows())
         ]
         for frozen in self._frozen:
-            frozen.working = _working
+            frozen.working = working
 
     def close(self) -> None:
         """Close the files."""
@@ -133,6 +146,8 @@ class QueueView:
         """
         counted = [frozen.counts(edges_ms) for frozen in self._sources()]
         total: Int64s = np.sum(counted, axis=0, dtype=np.int64)
+        if self._hidden:
+            total -= np.sort(self._hidden.due_ms).searchsorted(edges_ms)
         return total
 
     def _sources(self) -> list[FrozenSegments]:
@@ -147,4 +162,8 @@ class QueueView:
             wanted = self._wanted
             more = FrozenSegments(wanted.from_ms, wanted.before_ms, [joined], (), (), Discarded())
             self._frozen.append(more)
+        if self._hidden is not None:
+            self._hidden = self._hidden.between(self._wanted.from_ms, self._wanted.before_ms)
+            for frozen in self._frozen:
+                frozen.hidden = self._hidden
         return self._frozen

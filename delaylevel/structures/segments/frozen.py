@@ -14,7 +14,7 @@ from delaylevel.structures.rows import DUE, Int64s, empty_rows
 
 from .cursors import FileCursor, PayloadRows
 from .file import Columns, Floats, Run, SegmentFile
-from .queries import ATTRIBUTE, Discarded, Range, sorted_table
+from .queries import ATTRIBUTE, Discarded, Excluded, Range, sorted_table
 
 #: Number of runs of one slice of work: some tenths of a millisecond.
 _SLICE_RUNS = 8
@@ -54,6 +54,8 @@ class FrozenSegments:
         working: function that returns a context, which each slice of the work enters. The thread of
             the segments then has to wait for a slice at most, and not for the interpreter's lock
             after each of its calls.
+        hidden: positions to leave out of tables and attributes, but not of counts: the discarded
+            ones, unless others are set.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class FrozenSegments:
         self._range = Range(start, stop, -np.inf, np.inf)
         self._parts = [Columns(part.rows, part.attribute) for part in parts]
         self._discarded = discarded.copy()
+        self.hidden: Excluded = self._discarded
         duplicates: dict[Path, SegmentFile] = {}
         self._open: list[_OpenRun] = []
         for cursor in cursors:
@@ -127,13 +130,13 @@ class FrozenSegments:
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
         if before_ms is not None:
             wanted = wanted._replace(stop=min(before_ms, wanted.stop))
-        return sorted_table(self._columns(wanted), wanted, self._discarded)
+        return sorted_table(self._columns(wanted), wanted, self.hidden)
 
     def attributes(self, attribute_min: float, attribute_max: float) -> Floats:
         """Return the attributes of the rows in any order; errors as for `table`."""
         wanted = self._range._replace(attribute_min=attribute_min, attribute_max=attribute_max)
-        found = self._columns(wanted, ATTRIBUTE if not self._discarded else DUE + 1)
-        index = wanted.select(found, self._discarded)
+        found = self._columns(wanted, ATTRIBUTE if not self.hidden else DUE + 1)
+        index = wanted.select(found, self.hidden)
         return found.attribute if index is None else found.attribute.take(index)
 
     def counts(self, edges_ms: Int64s) -> Int64s:

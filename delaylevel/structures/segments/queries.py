@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,16 @@ ATTRIBUTE = 3
 _TABLE = 1 << 16
 #: Number of candidates up to which hashing costs more than it saves.
 _FEW = 64
+
+
+class Excluded(Protocol):
+    """Positions of rows to leave out."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is any position."""
+
+    def find(self, ledger: Int64s, entry: Int64s, index: Int64s | None = None) -> Int64s:
+        """Return the indices of rows to leave out; as `Discarded.find`."""
 
 
 class Range(NamedTuple):
@@ -71,7 +81,7 @@ class Range(NamedTuple):
         last = int(truncated.searchsorted((self.stop - 1) & mask, side="right"))
         return first, max(first, last)
 
-    def select(self, found: Columns, discarded: Discarded) -> Int64s | None:
+    def select(self, found: Columns, discarded: Excluded) -> Int64s | None:
         """Return the indices of rows to keep, by attribute and discarded positions; None for all.
 
         Args:
@@ -213,7 +223,7 @@ def _sort_ties(rows: Rows, attribute: Floats) -> None:
     rows[:, both], attribute[both] = rows[:, order], attribute[order]
 
 
-def sorted_table(found: Columns, wanted: Range, discarded: Discarded) -> pa.Table:
+def sorted_table(found: Columns, wanted: Range, discarded: Excluded) -> pa.Table:
     """Return the selected rows as a table in due order, equal due times by position.
 
     Args:

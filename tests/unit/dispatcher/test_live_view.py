@@ -21,9 +21,10 @@ from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.journal.records import unpack
 from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.live.answers import LiveQueries, count_between
+from delaylevel.dispatcher.live.cancelled import CancelledSearch, locate_cancelled
 from delaylevel.dispatcher.live.questions import QueueQuestion
 from delaylevel.dispatcher.live.view import DueRange, QueueView
-from delaylevel.dispatcher.record import WindowMessage
+from delaylevel.dispatcher.record import Cancellation, WindowMessage
 from delaylevel.dispatcher.service import ServedGroup
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import InvalidInputError
@@ -40,10 +41,10 @@ TOPIC = "persistent://public/default/_orders-delay-level"
 TARGET = TargetKey("persistent://public/default/orders", "", -1)
 
 
-def record(entry: int, size: int) -> tuple[Any, ...]:
+def record(entry: int, size: int, named: int = 0, due: int = 0) -> tuple[Any, ...]:
     properties = {"amount": str(entry)} if entry % 3 else {"amount": "none"}
-    empty = ("a", entry, 0, TARGET.topic, "", 0, str(entry), "", "", 0, properties, b"x" * size)
-    return tuple(WindowMessage(*empty))
+    head = ("a", named or entry, due, TARGET.topic, "", 0, str(entry), "", "", 0)
+    return tuple(WindowMessage(*head, properties, b"x" * size))
 
 
 class Fixture:
@@ -62,6 +63,8 @@ class Fixture:
         self.queue.pending.attribute = MessageAttribute(attribute)
         self.queue.waiting.attribute = self.queue.pending.attribute
         self.expected: dict[int, tuple[int, float]] = {}  # entry -> due time, size
+        self.ids: dict[int, int] = {}  # entry -> ID
+        self.scans = 0
 
     def segments(self, name: str) -> PendingSegments:
         return PendingSegments(
@@ -84,12 +87,49 @@ class Fixture:
             batch.ledger_ids.append(7)
             batch.entry_ids.append(entry << 10)
             batch.due_ms.append(due)
-            batch.records.append(record(entry, size))
+            batch.records.append(record(entry, size, self.ids.get(entry, 0), due))
             self.expected[entry] = due, float(size)
         self.queue.offer(batch)
 
+    def cancel(self, ids: dict[int, int]) -> None:
+        """Store cancellations of IDs with these due times, and decide on everything."""
+        batch = FetchedBatch(cancellations=len(ids))
+        for named, due in ids.items():
+            self.offered += 1
+            batch.ledger_ids.append(7)
+            batch.entry_ids.append(self.offered << 10)
+            batch.due_ms.append(0)
+            batch.records.append(Cancellation("a", named, due, TARGET.topic, str(named)))
+        self.queue.offer(batch)
+        self.decide()
+
+    def decide(self) -> None:
+        """Decide on all cancellations; drop the messages that are cancelled now."""
+        self.queue.cancelling.everything_is_read(self.clock.now_ms())
+        while self.queue.cancelling.undecided:
+            _, decisions = self.queue.cancelling.decide()
+            gone = {each.cancellation.id for each in decisions if each.outcome == "cancelled"}
+            for entry in list(self.expected):
+                if self.ids.get(entry, entry) in gone:
+                    del self.expected[entry]
+            positions = [each.position for each in decisions if each.position is not None]
+            self.queue.cancelling.answered(np.array(positions, dtype=np.int64))
+
+    def ask(self, function: Callable[[DelayQueue], Any], discard: Callable[[Any], None]) -> Any:
+        found = function(self.queue)
+        if isinstance(found, CancelledSearch) and found.dues is None:
+            self.scans += 1
+        return found
+
     def view(self, wanted: DueRange = EVERYTHING) -> QueueView:
-        return QueueView(self.queue, wanted)
+        view = QueueView(self.queue, wanted)
+        if not view.unlocated:
+            return view
+        view.close()
+        assert locate_cancelled(self.ask)
+        view = QueueView(self.queue, wanted)
+        assert view.unlocated == 0
+        return view
 
     def check(self, wanted: DueRange = EVERYTHING) -> None:
         view = self.view(wanted)
@@ -164,6 +204,80 @@ def test_a_view_has_every_message_that_is_not_released(tmp_path: Path, seed: int
         fix.check(DueRange(start, start + rng.randrange(1, 30_000)))
         fix.check(DueRange(start, start + 30_000, 1.0, 2_000.0))
     assert fix.expected
+    fix.queue.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_view_leaves_out_what_is_cancelled(tmp_path: Path, seed: int) -> None:
+    """Cancel at random, also before messages come and with wrong due times, on random paths."""
+    rng = random.Random(seed)
+    fix = Fixture(tmp_path)
+    fix.queue.cancelling.start()
+    flights: list[DueBatch] = []
+    early: dict[int, int] = {}
+    cancelled = hidden = 0
+    exact = seed % 2 == 0  # whether cancellations name the right due times
+    for _ in range(150):
+        step = rng.randrange(10)
+        if step < 2:
+            count = rng.choice([1, 30, 600])
+            dues = [fix.clock.now_ms() + rng.randrange(1, 60_000) for _ in range(count)]
+            for at in range(min(count, len(early)) if rng.random() < 0.7 else 0):
+                fix.ids[fix.offered + 1 + at], dues[at] = early.popitem()
+            fix.offer(dues, rng.choice([0, 2_000]))
+            fix.decide()
+        elif step == 2 and fix.expected:
+            chosen = rng.sample(sorted(fix.expected), min(rng.choice([1, 40]), len(fix.expected)))
+            wrong = 0 if exact else rng.choice([0, 77])
+            before = len(fix.expected)
+            fix.cancel({fix.ids.get(each, each): fix.expected[each][0] + wrong for each in chosen})
+            cancelled += before - len(fix.expected)
+        elif step == 3:
+            dues = [fix.clock.now_ms() + rng.randrange(1, 60_000) for _ in range(3)]
+            added = {rng.randrange(1 << 40, 1 << 41): due for due in dues}
+            early |= added
+            fix.cancel(added)
+        elif step == 4:
+            fix.clock.advance(timedelta(milliseconds=rng.choice([10, 1_000, 9_000])))
+        elif step == 5:
+            batch = fix.queue.advance(fix.clock.now_ms(), 400)
+            if batch is not None:
+                flights.append(batch)
+        elif step == 6 and flights:
+            fix.queue.defer(flights.pop(), TARGET)
+        elif step == 7 and flights:
+            fix.queue.put_back(flights.pop())
+        elif step == 8 and fix.queue.waiting.targets:
+            batch = fix.queue.advance_waiting(TARGET, 700)
+            if batch is not None:
+                flights.append(batch)
+        elif flights:
+            batch = fix.queue.without_cancelled(flights.pop(0))
+            if batch is None:
+                continue
+            fix.queue.intent(batch)
+            fix.queue.commit(batch.number)
+            for entry in (unpack(batch.positions)[1] >> 10).tolist():
+                del fix.expected[entry]
+        fix.decide()
+        if rng.random() < 0.3:
+            continue  # so that a search has more to find
+        fix.check()
+        start = T0 + rng.randrange(90_000)
+        fix.check(DueRange(start, start + rng.randrange(1, 30_000)))
+        fix.check(DueRange(start, start + 30_000, 1.0, 2_000.0))
+        hidden = max(hidden, fix.queue.cancelling.passed_over)
+        assert len(fix.queue.cancelling.hidden) == fix.queue.cancelling.passed_over
+    assert cancelled
+    assert hidden > 10
+    assert bool(fix.scans) != exact
+    fix.clock.advance(timedelta(hours=1))
+    while (batch := fix.queue.advance(fix.clock.now_ms(), 400)) is not None:
+        flights.append(batch)
+    for batch in flights:
+        fix.queue.without_cancelled(batch)
+    fix.decide()
+    fix.check()
     fix.queue.close()
 
 
