@@ -67,7 +67,10 @@ class PassedOver:
 
     def __init__(self) -> None:
         self.cancelled = 0
-        self.clear()
+        self.dues: BitMap64 | None = BitMap64()
+        self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self._added: dict[int, int] = {}
+        self._gone: set[int] = set()
 
     def __len__(self) -> int:
         """Return the number of known rows."""
@@ -105,10 +108,9 @@ class PassedOver:
 
     def clear(self) -> None:
         """Forget all rows: no such row is left."""
-        self.dues: BitMap64 | None = BitMap64()
+        self.dues = BitMap64()
         self._rows = HiddenRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
-        self._added: dict[int, int] = {}
-        self._gone: set[int] = set()
+        self._added, self._gone = {}, set()
 
     def begin_search(self, *, everywhere: bool = False) -> BitMap64 | None:
         """Return the due times at which a search has to look; None to look at all."""

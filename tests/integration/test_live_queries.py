@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import urllib.request
@@ -20,6 +21,7 @@ pytest.importorskip("prometheus_client")
 import pulsar
 
 from background import Serving
+from delaylevel import OutcomeStatus
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.dispatcher.metrics import DispatchCollector
 from delaylevel.inspection import Inspector, Selection, Window
@@ -152,6 +154,67 @@ def test_what_a_dispatcher_has_not_read_yet_is_read_from_the_topic(
         for number in range(30):
             producer.send(b"late", deliver_at=now + 1_800_000 + number)
     assert len(check(world, filled.topic, due, 3)) == before + 30
+
+
+def test_cancelled_messages_are_left_out_at_once(
+    world: RealWorld, run: Callable[..., tuple[Dispatcher, int]]
+) -> None:
+    description = world.level_topic(
+        LEVELS,
+        final_window=FinalWindow.TRACKER,
+        window_partitions=2,
+        attribute="amount",
+        features=("cancel",),
+    )
+    dispatcher, port = run(description)
+    world.eventually(
+        lambda: len(found := dispatcher.stats()) == 2 and all(x.caught_up for x in found.values()),
+        "owners of all partitions",
+    )
+
+    def ask(question: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{question}", timeout=10) as answer:
+            return json.load(answer)
+
+    def answers() -> tuple[Any, ...]:
+        due = f"from={start}&to={start + 60_000}"
+        pending, average = ask(f"pending?{due}"), ask(f"average?{due}")
+        amounts = [dict(zip(pending["columns"], row, strict=True)) for row in pending["rows"]]
+        assert average["messages"] == ask(f"counts?{due}")["messages"] == pending["messages"]
+        return sorted(row["attribute"] for row in amounts), average["mean"]
+
+    start = SystemClock().now_ms() + 60_000
+    with world.client().create_producer(
+        description.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        receipts = [
+            producer.schedule(
+                b"x", {"amount": str(n)}, deliver_at=start + 100 * n, partition_key=f"k{n % 5}"
+            )
+            for n in range(40)
+        ]
+        world.eventually(lambda: ask("counts")["messages"] == 40, "all messages")
+        left = dict(enumerate(receipts))
+        for chosen in ([7], [0, 39], [3, 4, 5, 6, 20]):
+            for n in chosen:
+                outcome = producer.cancel(left.pop(n), timeout=60)
+                assert outcome.status is OutcomeStatus.CANCELLED
+            assert answers() == (sorted(left), pytest.approx(sum(left) / len(left)))
+        # A cancellation that waits for its message is not a message, and the message never shows.
+        due = start + 30_000
+        producer.cancel(message_id="later", deliver_at=due)
+        world.eventually(lambda: _passed_over(dispatcher) == 9, "the early cancellation")
+        assert answers()[0] == sorted(left)
+        producer.schedule(b"x", {"amount": "99"}, deliver_at=due, message_id="later")
+        world.eventually(lambda: _passed_over(dispatcher) == 10, "the message of it")
+        assert answers()[0] == sorted(left)
+
+
+def _passed_over(dispatcher: Dispatcher) -> int:
+    """Return the number of rows that are left out."""
+    (group,) = dispatcher.groups()
+    owners = group.owners.values()
+    return sum(each.owner._queue.cancelling.passed_over for each in owners)
 
 
 def test_another_interface_needs_the_token(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,10 @@ from delaylevel.structures.segments.payloads import FrozenPayloads
 
 from .view import loose_messages, working
 
-Answer = TypeVar("Answer")
+#: Due times (ms since the epoch), packed positions and IDs of messages.
+Candidates: TypeAlias = "tuple[Int64s, Int64s, list[tuple[str, int]]]"
+#: Number of messages of one question to the owner's thread.
+_ASKED = 2_000
 
 
 class CancelledSearch:
@@ -56,12 +59,24 @@ class CancelledSearch:
         for frozen in self._frozen:
             frozen.close()
 
-    def found(self) -> Iterator[tuple[Int64s, Int64s, list[tuple[str, int]]]]:
-        """Yield due times, packed positions and IDs of messages that may be cancelled.
+    def candidates(self) -> Iterator[Candidates]:
+        """Yield messages that may be cancelled, about `_ASKED` at a time.
 
         Raises:
             FileNotFoundError: a file was used up meanwhile; search again.
         """
+        parts: list[Candidates] = []
+        count = 0
+        for part in self._parts():
+            parts.append(part)
+            count += len(part[2])
+            if count >= _ASKED:
+                yield _joined(parts)
+                parts, count = [], 0
+        if count:
+            yield _joined(parts)
+
+    def _parts(self) -> Iterator[Candidates]:
         for due_ms, positions, records in self._loose:
             if records:
                 yield self._chosen(due_ms, positions, records)
@@ -74,7 +89,7 @@ class CancelledSearch:
 
     def _chosen(
         self, due_ms: Int64s, positions: Int64s, records: Sequence[tuple[Any, ...]]
-    ) -> tuple[Int64s, Int64s, list[tuple[str, int]]]:
+    ) -> Candidates:
         """Leave out the rows that are known, and cancellations."""
         known = self._hidden.have(positions).tolist()
         index = [
@@ -83,6 +98,11 @@ class CancelledSearch:
             if not old and not is_cancellation(record)
         ]
         return due_ms[index], positions[index], [records[at][:2] for at in index]
+
+
+def _joined(parts: Sequence[Candidates]) -> Candidates:
+    due_ms, positions = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    return due_ms, positions, [identity for part in parts for identity in part[2]]
 
 
 def _locate(
@@ -119,8 +139,8 @@ def locate_cancelled(
         if search is None:
             return False
         try:
-            for found in search.found():
-                if found[2] and ask(partial(_locate, *found), _ignore) is None:
+            for found in search.candidates():
+                if ask(partial(_locate, *found), _ignore) is None:
                     return False
         finally:
             search.close()

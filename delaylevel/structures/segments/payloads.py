@@ -14,7 +14,7 @@ from .pending import PendingSegments
 from .queries import Discarded
 
 #: Number of payloads that are returned at once, at most.
-_PART_ROWS = 1024
+_PART_ROWS = 256
 #: A run is read as a whole if at least one row in this number is wanted.
 _FEW_IN = 8
 _LIMIT = 1 << 62
