@@ -157,6 +157,8 @@ class OutcomeWatch:
                     message = reader.receive(_POLL_MS)
                 if message is not None:
                     self._take(message)
+        except pulsar.AlreadyClosed:
+            pass  # the application has closed its client: the waits end without an outcome
         except pulsar.PulsarException as error:
             if not self._closed:
                 log.warning("%s cannot be read any more: %s", self._partition, error)
