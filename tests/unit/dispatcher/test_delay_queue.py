@@ -231,9 +231,7 @@ def test_a_position_is_tracked_once(fix: Fixture) -> None:
     assert len(fix.queue) == 0
 
 
-def test_a_copy_is_dropped_unless_the_first_is_a_dead_letter(
-    fix: Fixture, tmp_path: Path
-) -> None:
+def test_a_copy_is_dropped_unless_the_first_is_a_dead_letter(fix: Fixture, tmp_path: Path) -> None:
     fix.offer((1, 1, "a", 1), (2, 1, "a", 2), (3, 90, "a", 3))
     batch = fix.queue.advance(T0 + 1)
     assert batch is not None
