@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from delaylevel.cluster.connection import Connection
 from . import options
 from .command import examples, pass_connection, settings_of
 from .output import Column, emit, is_live, note
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -90,17 +90,8 @@ def run(
         signal.signal(signal.SIGINT, stop)
         if metrics_port is not None:
             from delaylevel.dispatcher.metrics import DispatchCollector
-            from delaylevel.prometheus import serve
-            from delaylevel.web.reports import TOKEN_VARIABLE
-            from delaylevel.web.server import is_loopback
 
-            metrics = serve(DispatchCollector(service), metrics_port, metrics_address)
-            port = stack.enter_context(metrics)
-            note(f"Metrics at http://{metrics_address}:{port}/metrics")
-            if is_loopback(metrics_address) or os.environ.get(TOKEN_VARIABLE):
-                note(f"Status page at http://{metrics_address}:{port}/")
-            else:
-                note(f"Status page and live queries need {TOKEN_VARIABLE} in the environment.")
+            serve_metrics(stack, DispatchCollector(service), metrics_port, metrics_address)
         for description in service.descriptions:
             partitions = f"{description.window_partitions} partitions"
             note(f"Releasing from {description.window_topic} ({partitions})")

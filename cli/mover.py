@@ -23,6 +23,7 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .output import is_live, note
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -248,12 +249,8 @@ def _run_local(
         signal.signal(signal.SIGINT, stop)
         if metrics_port is not None:
             from delaylevel.mover.metrics import MoverCollector
-            from delaylevel.prometheus import serve
 
-            port = stack.enter_context(
-                serve(MoverCollector(service), metrics_port, metrics_address)
-            )
-            note(f"Metrics at http://{metrics_address}:{port}/metrics")
+            serve_metrics(stack, MoverCollector(service), metrics_port, metrics_address)
         if once:
             note(f"{service.run_once().total:,} messages moved.")
             return

@@ -22,6 +22,7 @@ from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
 from .mover import MoverStates
 from .output import is_live, note
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -102,13 +103,9 @@ def run(
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
         if metrics_port is not None:
-            from delaylevel.prometheus import serve
             from delaylevel.run.metrics import ServiceCollector
 
-            port = stack.enter_context(
-                serve(ServiceCollector(service), metrics_port, metrics_address)
-            )
-            note(f"Metrics at http://{metrics_address}:{port}/metrics")
+            serve_metrics(stack, ServiceCollector(service), metrics_port, metrics_address)
         if once:
             report = service.run_once()
             note(f"{report.moved.total:,} messages moved, {report.released:,} released.")

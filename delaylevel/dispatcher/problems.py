@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from delaylevel.errors import DelayLevelError
 from delaylevel.model.formatting import format_duration
-from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.topics.reporting import topic_problems
 from delaylevel.topics.stats import LevelTopicStats
-from delaylevel.web.reports import DuePeriod, ProblemLine
+from delaylevel.web.reports import ProblemLine
 
 from .service import ServedGroup
 from .stats import OwnerStats
 
-#: Time for which statistics of the broker are used again, in s.
-_FRESH_S = 10.0
 _OLD_S = 30.0
-
-
-class MemberStatsCache:
-    """Statistics of the levels, of held messages and of dead letters, at most some seconds old.
-
-    Args:
-        read: function that requests them.
-    """
-
-    def __init__(self, read: Callable[[LevelTopicDescription], LevelTopicStats]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._found: dict[str, tuple[float, LevelTopicStats | None]] = {}
-
-    def read(self, description: LevelTopicDescription) -> LevelTopicStats | None:
-        """Return the statistics of a level topic; None if the broker does not report them."""
-        with self._lock:
-            read_s, found = self._found.get(description.topic, (float("-inf"), None))
-            if time.monotonic() - read_s > _FRESH_S:
-                try:
-                    found = self._read(description)
-                except DelayLevelError:
-                    found = None
-                self._found[description.topic] = time.monotonic(), found
-            return found
 
 
 def overdue_ms(stats: OwnerStats, now_ms: int) -> int:
     """Return the time since the earliest due time of what waits; 0 if nothing is overdue."""
     return 0 if stats.next_due_ms is None else max(0, now_ms - stats.next_due_ms)
-
-
-def parked_levels(found: LevelTopicStats | None, now_ms: int) -> list[DuePeriod]:
-    """Return the number of entries in each level, with the time of the next hand-off."""
-    levels = () if found is None else found.of(Role.LEVEL)
-    periods = []
-    for member in levels:
-        hand_offs_ms = member.hand_offs_ms
-        label = member.level_name
-        if hand_offs_ms:
-            left_ms = hand_offs_ms[0] - now_ms
-            label += f", next in {format_duration(left_ms)}" if left_ms > 0 else ", next now"
-        periods.append(DuePeriod(label, member.backlog_entries))
-    return periods
 
 
 def problems(
@@ -80,7 +36,6 @@ def problems(
         now_ms: the present time, ms since the epoch.
     """
     description = group.description
-    name = description.name.local
     lines: list[ProblemLine] = []
     if group.group is None or group.age_s > _OLD_S or found is None:
         text = "The broker does not report the state of the topics"
@@ -112,31 +67,5 @@ def problems(
         text = f"A message in the window is {format_duration(late_ms)} overdue"
         lines.append(ProblemLine(text, remedy))
     if found is not None:
-        lines += _of_topics(found, name, now_ms)
-    return lines
-
-
-def _of_topics(found: LevelTopicStats, name: str, now_ms: int) -> list[ProblemLine]:
-    lines = []
-    parked = found.backlog_entries(Role.LEVEL)
-    if parked and not any(member.consumers for member in found.of(Role.LEVEL)):
-        remedy = f"Start one: `delaylevel mover run {name}`."
-        lines.append(ProblemLine(f"No mover reads the levels; {parked:,} entries wait", remedy))
-    behind_ms = found.behind_ms(now_ms)
-    if behind_ms >= found.description.levels.smallest_lead_ms:
-        text = f"Hand-offs are {format_duration(behind_ms)} behind"
-        remedy = f"See the mover's log, and `delaylevel doctor {name}`."
-        lines.append(ProblemLine(text, remedy))
-    held = found.backlog_entries(Role.HELD)
-    if held:
-        remedy = (
-            f'Their target could not be written. `delaylevel pending {name} --where "role = '
-            "'held'\" -o wide` shows the reasons; the mover tries again after each pause."
-        )
-        lines.append(ProblemLine(f"{held:,} entries are held", remedy))
-    dead = found.backlog_entries(Role.DEAD_LETTER)
-    if dead:
-        text = f"{dead:,} entries are dead letters"
-        remedy = f"`delaylevel dlq list {name}` shows them; replay or discard them."
-        lines.append(ProblemLine(text, remedy))
+        lines += topic_problems(found, now_ms)
     return lines

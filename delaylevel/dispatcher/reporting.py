@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import format_duration
+from delaylevel.topics.reporting import MemberStatsCache, parked_levels
 from delaylevel.web.reports import (
     DuePeriod,
     LiveAnswer,
@@ -18,7 +19,7 @@ from delaylevel.web.reports import (
 
 from .history import ReleasedMinute
 from .live.answers import EVERYTHING, LiveQueries, count_between, incomplete
-from .problems import MemberStatsCache, overdue_ms, parked_levels, problems
+from .problems import overdue_ms, problems
 from .service import Dispatcher, ServedGroup
 from .stats import OwnerStats, quantile_ms
 

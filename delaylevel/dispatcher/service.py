@@ -26,12 +26,13 @@ from delaylevel.errors import (
 )
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.segments.disk import make_spill_folder
 from delaylevel.topics import registry as topics
 from delaylevel.topics.deduplication import require_on_targets
 from delaylevel.topics.description_cache import DescriptionCache
+from delaylevel.topics.reporting import REPORTED_ROLES
 from delaylevel.topics.stats import (
     ADDRESS_PROPERTY,
     NAME_PROPERTY,
@@ -252,8 +253,7 @@ class Dispatcher:
 
     def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
         """Request the statistics of the levels, of held messages and of dead letters."""
-        roles = (Role.LEVEL, Role.HELD, Role.DEAD_LETTER)
-        return read_stats(self._admin, description, roles=roles)
+        return read_stats(self._admin, description, roles=REPORTED_ROLES)
 
     def advertise(self, url: str) -> None:
         """Publish the address of the HTTP service with every partition acquired from now on."""

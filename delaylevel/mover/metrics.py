@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from .reporting import MoverReporter
 from .service import MoverService
 from .topic_thread import STATES
 
@@ -15,10 +16,21 @@ _COUNTERS = (
 
 
 class MoverCollector:
-    """Collector that reads the statistics of the movers at each scrape."""
+    """Collector that reads the statistics of the movers at each scrape.
 
-    def __init__(self, movers: MoverService) -> None:
+    Args:
+        is_reported: as for `MoverReporter`.
+
+    Attributes:
+        reporters: what else the HTTP service tells about the movers.
+    """
+
+    def __init__(
+        self, movers: MoverService, is_reported: Callable[[str], bool] | None = None
+    ) -> None:
         self._movers = movers
+        reporter = MoverReporter(movers, is_reported) if is_reported else MoverReporter(movers)
+        self.reporters = (reporter,)
 
     def collect(self) -> Iterator[Any]:
         """Yield every series, in the form that ``prometheus_client`` expects."""

@@ -12,6 +12,8 @@ from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import LevelTopicDescription, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import registry as topics
+from delaylevel.topics.reporting import REPORTED_ROLES
+from delaylevel.topics.stats import LevelTopicStats, read_stats
 
 from .local import LocalMover
 from .topic_thread import MoverStats, TopicThread
@@ -80,6 +82,10 @@ class MoverService:
         with self._lock:
             threads = dict(self._threads)
         return {topic: thread.stats() for topic, thread in threads.items()}
+
+    def member_stats(self, description: LevelTopicDescription) -> LevelTopicStats:
+        """Request the statistics of the levels, of held messages and of dead letters."""
+        return read_stats(self._admin, description, roles=REPORTED_ROLES)
 
     def add(self, description: LevelTopicDescription, *, wait: bool = True) -> None:
         """Serve one more level topic.

@@ -13,11 +13,15 @@ from .service import LocalService
 
 
 class ServiceCollector:
-    """Collector of the series of movers and dispatchers."""
+    """Collector of the series of movers and dispatchers, with the reporters of both."""
 
     def __init__(self, service: LocalService) -> None:
+        def is_dispatched(topic: str) -> bool:
+            groups = [group for each in service.dispatchers for group in each.groups()]
+            return any(group.description.topic == topic for group in groups)
+
         self._collectors: list[Collector] = [
-            *map(MoverCollector, service.movers),
+            *(MoverCollector(each, is_dispatched) for each in service.movers),
             *map(DispatchCollector, service.dispatchers),
         ]
 

@@ -71,7 +71,7 @@ def status_page(sections: Sequence[StatusSection], checks: Sequence[ProbeCheck])
     """Return the status page.
 
     Args:
-        sections: the level topics of the process.
+        sections: the level topics of the process; those with the same title become one.
         checks: the conditions of its readiness.
     """
     ready = all(check.ok for check in checks)
@@ -82,7 +82,7 @@ def status_page(sections: Sequence[StatusSection], checks: Sequence[ProbeCheck])
     ]
     if failed:
         body.append(f"<section>{''.join(_problems(failed))}</section>")
-    body += map(_section, sections)
+    body += map(_section, _joined(sections))
     if not sections:
         body.append("<section>This process serves metrics only: see /metrics.</section>")
     body.append(
@@ -98,6 +98,27 @@ def status_page(sections: Sequence[StatusSection], checks: Sequence[ProbeCheck])
         f"<title>delaylevel: {word}</title>"
         f"<style>{_STYLE}</style></head><body><main>{''.join(body)}</main></body></html>\n"
     )
+
+
+def _joined(sections: Sequence[StatusSection]) -> list[StatusSection]:
+    """Join the sections with the same title, in the order of the first ones."""
+    found: dict[str, StatusSection] = {}
+    for each in sections:
+        one = found.get(each.title)
+        if one is None:
+            found[each.title] = each
+            continue
+        found[each.title] = StatusSection(
+            each.title,
+            {**one.facts, **each.facts},
+            one.periods or each.periods,
+            one.parked or each.parked,
+            one.partitions or each.partitions,
+            one.minutes or each.minutes,
+            one.held or each.held,
+            [*one.problems, *each.problems],
+        )
+    return list(found.values())
 
 
 def _section(section: StatusSection) -> str:

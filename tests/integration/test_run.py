@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -10,6 +11,8 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -248,6 +251,87 @@ def test_the_local_mover_works_alone(world: RealWorld, cli_process: Start) -> No
     second.terminate()
     assert end(second) == 0, said(second)
     assert end(cli_process("mover", "run", orders, "--local", "--once")) == 0
+
+
+def answer(process: Any, path: str) -> tuple[int, str]:
+    """Ask the HTTP service of a process, at the address that it has printed."""
+    printed = re.search(r"Status page at (http://127\.0\.0\.1:[0-9]+/)", said(process))
+    if printed is None:
+        return 0, ""
+    try:
+        with urllib.request.urlopen(printed[1] + path, timeout=20) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def conditions(process: Any) -> dict[str, str]:
+    """Return the conditions of readiness that are met, with their texts."""
+    checks = json.loads(answer(process, "readyz")[1] or '{"checks": []}')["checks"]
+    return {check["name"]: check["text"] for check in checks if check["ok"]}
+
+
+def test_its_http_service_tells_of_mover_and_dispatcher(
+    world: RealWorld, cli_process: Start
+) -> None:
+    longer = Levels([PartitionStrategy(partition_by=60 * UNIT, maximum_delay=480 * UNIT)])
+    description = create(world, longer, window_partitions=2)
+    (orders,) = description.targets
+    topic = description.topic
+    process = cli_process("run", orders, "--metrics-port", "0")
+    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
+    assert Owners(world, description).all_with(process)
+    met = conditions(process)
+    assert met[f"mover lock of {topic}"] == "held"
+    assert "the lead is" in met[f"hand-offs of {topic}"]
+    assert met[f"partition locks of {topic}"] == "all 2 here"
+    assert {f"caught up with {topic}", f"lag of {topic}"} < met.keys()
+    assert answer(process, "healthz")[0] == 200
+
+    later = world.clock.now_ms() + 60_000
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        producer.send(b"later", deliver_after=300 * UNIT)
+        for number in range(3):
+            producer.send(b"x" * number, deliver_after=40 * UNIT)
+    assert json.loads(answer(process, "counts")[1])["level_topic"] == topic
+    world.eventually(
+        lambda: json.loads(answer(process, f"pending?to={later}")[1])["messages"] == 3,
+        "messages in the window",
+    )
+    found = json.loads(answer(process, f"average?to={later}")[1])
+    assert (found["messages"], found["mean"]) == (3, 1)
+    metrics = answer(process, "metrics")[1]
+    assert f'delaylevel_mover_state{{level_topic="{topic}",state="moving"}} 1.0' in metrics
+    assert "delaylevel_dispatch_pending" in metrics
+    status, page = answer(process, "")
+    assert status == 200
+    assert page.count(f"<h2>{topic}</h2>") == 1
+    assert "moving" in page
+    assert "Window partitions" in page
+
+    second = cli_process("run", orders, "--metrics-port", "0")
+    world.eventually(lambda: answer(second, "readyz")[0] == 200, "readiness of the standby")
+    standby = conditions(second)[f"mover lock of {topic}"]
+    assert standby.startswith("on standby: delaylevel-local@")
+    assert f"hand-offs of {topic}" not in conditions(second)
+    for each in (process, second):
+        each.terminate()
+        assert end(each) == 0, said(each)
+
+
+def test_the_http_service_of_the_local_mover(world: RealWorld, cli_process: Start) -> None:
+    description = create(world, final_window=FinalWindow.BROKER)
+    process = cli_process("mover", "run", description.targets[0], "--local", "--metrics-port", "0")
+    world.eventually(lambda: answer(process, "readyz")[0] == 200, "readiness")
+    assert conditions(process).keys() == {
+        f"mover lock of {description.topic}",
+        f"hand-offs of {description.topic}",
+    }
+    park(world, description.targets[0], 5, 7_000, 7_500)
+    world.eventually(lambda: "Parked in levels" in answer(process, "")[1], "the status page", 30)
+    assert answer(process, "pending")[0] == 404
+    process.terminate()
+    assert end(process) == 0, said(process)
 
 
 @contextlib.contextmanager

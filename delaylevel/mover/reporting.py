@@ -1,0 +1,114 @@
+"""The state of movers without Spark, as their HTTP service reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.formatting import format_duration
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.reporting import MemberStatsCache, parked_levels, topic_problems
+from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
+
+from .service import MoverService
+from .topic_thread import MoverStats
+
+
+def _nothing(topic: str) -> bool:
+    return False
+
+
+class MoverReporter:
+    """Reporter of movers, for probes and status page. It has no window to query.
+
+    Args:
+        is_reported: function that returns True for a level topic of whose levels another reporter
+            of this process tells.
+    """
+
+    def __init__(
+        self,
+        movers: MoverService,
+        is_reported: Callable[[str], bool] = _nothing,
+        clock: Clock | None = None,
+    ) -> None:
+        self._movers = movers
+        self._is_reported = is_reported
+        self._clock = clock or SystemClock()
+        self._members = MemberStatsCache(lambda described: movers.member_stats(described))
+
+    def alive(self) -> Sequence[ProbeCheck]:
+        return ()
+
+    def ready(self) -> Sequence[ProbeCheck]:
+        checks = []
+        for description, stats in self._served():
+            checks.append(_lock(description, stats))
+            if stats.state == "moving":
+                checks.append(self._lag(description))
+        return checks
+
+    def status(self) -> Sequence[StatusSection]:
+        return [self._section(*each) for each in self._served()]
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
+        return None
+
+    def served_at(self, url: str) -> None:
+        pass
+
+    def _served(self) -> list[tuple[LevelTopicDescription, MoverStats]]:
+        """Return the level topics and the statistics of their movers."""
+        stats = self._movers.stats()
+        return [
+            (description, stats[description.topic])
+            for description in self._movers.descriptions
+            if description.topic in stats
+        ]
+
+    def _lag(self, description: LevelTopicDescription) -> ProbeCheck:
+        """Check that no hand-off is overdue for longer than the lead."""
+        name = f"hand-offs of {description.topic}"
+        found = self._members.read(description)
+        if found is None:
+            text = "the broker has not reported the backlog: is it reachable?"
+            return ProbeCheck(name, False, text)
+        lag_ms = found.behind_ms(self._clock.now_ms())
+        lead_ms = description.levels.smallest_lead_ms
+        text = f"{format_duration(lag_ms)} behind; the lead is {format_duration(lead_ms)}"
+        return ProbeCheck(name, lag_ms < lead_ms, text)
+
+    def _section(self, description: LevelTopicDescription, stats: MoverStats) -> StatusSection:
+        facts = {"Mover": f"on standby for {stats.holder}" if stats.holder else stats.state}
+        facts |= {
+            f"Messages {outcome}": f"{count:,}"
+            for outcome, count in stats.report.counts().items()
+            if count
+        }
+        facts["Failures of the mover"] = f"{stats.failures:,}"
+        problems = []
+        if stats.problem:
+            text = "It tries again. See the log of this process, and `delaylevel doctor "
+            text += f"{description.name.local}`."
+            problems.append(ProblemLine(f"The mover fails: {stats.problem}", text))
+        if self._is_reported(description.topic):
+            return StatusSection(description.topic, facts, problems=problems)
+        now_ms, found = self._clock.now_ms(), self._members.read(description)
+        if found is None:
+            remedy = "Check that it runs, and that this host reaches it."
+            problems.append(ProblemLine("The broker does not report the topics", remedy))
+        else:
+            problems += topic_problems(found, now_ms)
+        parked = parked_levels(found, now_ms)
+        return StatusSection(description.topic, facts, parked=parked, problems=problems)
+
+
+def _lock(description: LevelTopicDescription, stats: MoverStats) -> ProbeCheck:
+    """Check that the lock of the level topic is held, here or by another mover."""
+    name = f"mover lock of {description.topic}"
+    if stats.state == "moving":
+        return ProbeCheck(name, True, "held")
+    if stats.state == "standby":
+        return ProbeCheck(name, True, f"on standby: {stats.holder or 'another mover'} holds it")
+    text = stats.problem or "see the log of this process"
+    return ProbeCheck(name, False, f"the mover is {stats.state}: {text}")
