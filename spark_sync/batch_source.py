@@ -30,7 +30,10 @@ from .input_range import InputRange
 from .options import SyncOptions, boolean_option, split_options
 from .runtime import runtime
 
-_OPTIONS = ("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "pushFilters")
+_OPTIONS = (
+    *("dueFrom", "dueBefore", "levels", "partitions", "roles", "dueSlackMs", "pushFilters"),
+    "cancellations",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class BatchOptions:
         roles: ``level`` and ``held``; None for both.
         slack_ms: tolerance of the search, ms; see :mod:`delaylevel.topics.scan`.
         push_filters: True to narrow the search by Spark's filters too.
+        cancellations: True to read cancellations instead of messages; their column ``due`` is null.
     """
 
     due: Window = ALWAYS
@@ -51,6 +55,7 @@ class BatchOptions:
     roles: frozenset[Role] | None = None
     slack_ms: int = DEFAULT_SLACK_MS
     push_filters: bool = False
+    cancellations: bool = False
 
     @classmethod
     def split(cls, options: Mapping[str, str]) -> tuple[BatchOptions, dict[str, str]]:
@@ -70,6 +75,7 @@ class BatchOptions:
             roles=_roles(given),
             slack_ms=int(slack),
             push_filters=boolean_option(given, "pushFilters", False),
+            cancellations=boolean_option(given, "cancellations", False),
         )
         return parsed, rest
 
@@ -112,9 +118,10 @@ class PendingReader(DataSourceReader):
         if not isinstance(partition, InputRange):
             return  # Spark's own placeholder for a plan without partitions
         found = partition.read(self._options)
-        messages = (one for one in found if not is_control(one.properties))
+        wanted = self._selection.cancellations
+        messages = (one for one in found if is_control(one.properties) is wanted)
         due = self._selection.due
-        if due.bounded:
+        if due.bounded and not wanted:
             messages = (one for one in messages if one.due_ms is not None and one.due_ms in due)
         yield from to_batches(partition.source, messages, partition.now_ms, self._schema)
 

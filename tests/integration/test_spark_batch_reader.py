@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError
-from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.spark_sync import pending
@@ -291,3 +291,22 @@ def test_invalid_options_are_refused(spark: Any, connection: Connection) -> None
             BatchOptions.split(options)
     options, rest = BatchOptions.split({"DUEBEFORE": "2030-01-01T00:00:00.0001Z", "x": "y"})
     assert (options.due.before_ms, rest) == (1_893_456_000_001, {"x": "y"})
+
+
+def test_cancelled_messages_are_not_pending(
+    spark: Any, connection: Connection, world: RealWorld, clock: Any
+) -> None:
+    description = world.level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    at = clock.now_ms() + 20 * HOUR
+    with world.client(clock).create_producer(
+        description.targets[0], enable_delay_level_topic=True
+    ) as producer:
+        for name in ("a", "b", "c"):
+            producer.schedule(b"x", deliver_at=at, message_id=name, partition_key="k")
+        producer.cancel(message_id="b", deliver_at=at, partition_key="k")
+        producer.cancel(message_id="c", deliver_at=at)  # the wrong key: another partition
+    frame = pending(spark, connection, description.topic)
+    assert frame.schema == PENDING_SCHEMA
+    assert sorted(row["id"] for row in frame.collect()) == ["a", "c"]
+    narrow = pending(spark, connection, description.topic, columns=["size"], levels=[0])
+    assert [row.asDict() for row in narrow.collect()] == [{"size": 1}] * 2
