@@ -73,6 +73,11 @@ class CancellationQueue:
         return self._cancellations.revoked + self._cancellations.rows
 
     @property
+    def waiting(self) -> int:
+        """Number of cancellations that wait for their message."""
+        return self._cancellations.rows
+
+    @property
     def hidden(self) -> PassedOver:
         """The rows of these records, as far as they are known."""
         return self._cancellations.passed_over

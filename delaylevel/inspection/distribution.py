@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -30,7 +30,8 @@ class Observation(NamedTuple):
         ledger, entry, batch: its position; batch is -1 for an unbatched entry.
         due_ms: the due time, ms since the epoch; None if it cannot be read.
         target: the full name of its business topic.
-        control: True for a control record, which is no message.
+        key: its partition key; empty for none.
+        properties: all properties, ours included.
     """
 
     ledger: int
@@ -38,7 +39,8 @@ class Observation(NamedTuple):
     batch: int
     due_ms: int | None
     target: str
-    control: bool = False
+    key: str
+    properties: Mapping[str, str]
 
 
 class Stratum:
@@ -86,6 +88,7 @@ class SampledDistribution:
         damaged: number of messages whose due time cannot be read; no other count includes them.
         looked_at: number of messages that were read.
         targets: number of messages for each business topic.
+        cancellations: number of cancellations; the other counts exclude as many messages.
     """
 
     strata: list[Stratum] = field(default_factory=list)
@@ -93,6 +96,7 @@ class SampledDistribution:
     damaged: float = 0.0
     looked_at: int = 0
     targets: dict[str, float] = field(default_factory=dict)
+    cancellations: float = 0.0
 
     def add(self, messages: Iterable[Observation], weight: float = 1.0, spread_ms: int = 0) -> None:
         """Add sampled messages as a stratum; for the arguments see :class:`Stratum`."""
@@ -106,12 +110,24 @@ class SampledDistribution:
         if dues:
             self.strata.append(Stratum(dues, weight, spread_ms))
 
+    def subtract(
+        self, cancellations: Sequence[Observation], weight: float = 1.0, spread_ms: int = 0
+    ) -> None:
+        """Subtract the messages that sampled cancellations name, which are due at the same times.
+
+        They need not be in the same sample, or part of the level topic. So this is an estimate.
+        """
+        if cancellations:
+            self.cancellations += weight * len(cancellations)
+            self.add(cancellations, -weight, spread_ms)
+
     def merge(self, other: SampledDistribution) -> None:
         """Add the messages of another distribution."""
         self.strata += other.strata
         self.exact = self.exact and other.exact
         self.damaged += other.damaged
         self.looked_at += other.looked_at
+        self.cancellations += other.cancellations
         for target, messages in other.targets.items():
             self.targets[target] = self.targets.get(target, 0.0) + messages
 
@@ -123,7 +139,7 @@ class SampledDistribution:
     @property
     def last_due_ms(self) -> int | None:
         """The last due time; None if there is no message."""
-        times = (stratum.last_due_ms for stratum in self.strata)
+        times = (stratum.last_due_ms for stratum in self.strata if stratum.total > 0)
         return max((time for time in times if time is not None), default=None)
 
     def before(self, time_ms: int) -> float:
@@ -143,6 +159,7 @@ class CountedDistribution:
     """
 
     exact = True
+    cancellations = 0
 
     def __init__(self, edges_ms: Iterable[int]) -> None:
         self._edges = sorted(set(edges_ms))

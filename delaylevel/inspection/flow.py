@@ -37,8 +37,8 @@ class Stage:
     """One stage of the path of messages, at one moment.
 
     Attributes:
-        name: the level's unit, ``window``, ``held``, ``dead-letter``, or a business topic's full
-            name.
+        name: the level's unit, ``window``, ``held``, ``dead-letter``, ``outcomes``, or a business
+            topic's full name.
         role: the role of the topic; None for a business topic.
         pending_entries: number of pending entries (a batch is one); None for a business topic.
         estimate: whether that number covers only the messages that the broker has in memory.
@@ -71,7 +71,8 @@ class Flow:
     Attributes:
         topic: the level topic.
         now_ms: the moment, ms since the epoch.
-        stages: levels coarse to fine, window, business topics, held, dead letters.
+        stages: levels coarse to fine, window, business topics, held, dead letters, and outcomes of
+            cancellations, if messages can be cancelled.
         producers: number of producers connected to the levels, including movers.
         late_ms: lateness of the last messages of the business topics when they were published or
             delivered by us, sorted; 0 for those that the broker still holds or held back itself.
@@ -121,6 +122,7 @@ def read_flow(
         *(_target(name.full, stats) for name, stats in zip(targets, found, strict=True)),
         *(_stage(member, now_ms) for member in level_topic.of(Role.HELD)),
         *(_stage(member, now_ms) for member in level_topic.of(Role.DEAD_LETTER)),
+        *(_stage(member, now_ms) for member in level_topic.of(Role.OUTCOMES)),
     )
     producers = {name for member in level_topic.of(Role.LEVEL) for name in member.producers}
     return Flow(description.topic, now_ms, stages, len(producers), late_ms)

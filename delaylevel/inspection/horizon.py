@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
-from delaylevel.model.level_topic import Role
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.model.source_partition import SourcePartition
+from delaylevel.topics.scan import PendingRange
 
-from .distribution import Distribution
+from .distribution import CountedDistribution, Distribution, SampledDistribution
+
+AnyDistribution = TypeVar("AnyDistribution", SampledDistribution, CountedDistribution)
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 WEEK = 7 * DAY
@@ -36,6 +41,9 @@ class Part:
     name: str
     role: Role
     level: int = -1
+
+
+_OTHERS = {role: Part(role.value, role) for role in (Role.WINDOW, Role.HELD)}
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,8 @@ class Horizon:
         looked_at: number of messages that were read.
         exact: True if all messages were counted.
         exact_parts: names of the parts that were counted.
+        cancellations: number of pending cancellations, by which an estimate is reduced; an exact
+            count finds the cancelled messages themselves, and has 0.
         window_by_clock: True if the clock decided which messages of the final window are pending,
             because its journal is too long for an estimate or the extra that reads it is missing.
     """
@@ -112,11 +122,41 @@ class Horizon:
     exact: bool
     exact_parts: frozenset[str]
     window_by_clock: bool = False
+    cancellations: int = 0
 
     @property
     def messages(self) -> int:
         """The number of pending messages."""
         return self.within[-1].messages
+
+
+def by_part(
+    description: LevelTopicDescription,
+    found: Iterable[tuple[PendingRange, AnyDistribution]],
+    empty: Callable[[], AnyDistribution],
+) -> dict[Part, AnyDistribution]:
+    """Return the distribution of each part, from those of its partitions.
+
+    The parts are the levels coarse to fine, the window, and held messages. ``empty`` returns a
+    distribution without messages.
+    """
+    parts = {part: empty() for part in parts_of(description)}
+    for item, distribution in found:
+        parts[part_of(description, item.source)].merge(distribution)
+    return parts
+
+
+def parts_of(description: LevelTopicDescription) -> tuple[Part, ...]:
+    """Return the parts of a level topic: levels coarse to fine, window, held messages."""
+    levels = (Part(level.name, Role.LEVEL, level.index) for level in description.levels)
+    return (*levels, *_OTHERS.values())
+
+
+def part_of(description: LevelTopicDescription, source: SourcePartition) -> Part:
+    """Return the part to which a partition belongs."""
+    if source.role is Role.LEVEL:
+        return Part(description.levels[source.level].name, Role.LEVEL, source.level)
+    return _OTHERS[source.role]
 
 
 def bucket_edges(now_ms: int, last_due_ms: int | None) -> tuple[int, list[int]]:
@@ -160,7 +200,7 @@ def build(
     all_exact = all(one.exact for one in found)
 
     def counts(messages: Callable[[Distribution], float]) -> dict[str, int]:
-        return {part.name: round(messages(one)) for part, one in parts.items()}
+        return _settled({part.name: round(messages(one)) for part, one in parts.items()})
 
     def due_within(label: str, within_ms: int | None) -> DueWithin:
         by_part = counts(
@@ -197,11 +237,27 @@ def build(
         ),
         profile=tuple(profile),
         bucket_ms=length,
-        targets={name: round(count) for name, count in sorted(targets.items())},
+        targets={name: max(0, round(count)) for name, count in sorted(targets.items())},
         last_due_ms=last,
         damaged=round(sum(one.damaged for one in found)),
         looked_at=sum(one.looked_at for one in found),
         exact=all_exact,
         exact_parts=frozenset(part.name for part, one in parts.items() if one.exact),
         window_by_clock=window_by_clock,
+        cancellations=round(sum(one.cancellations for one in found)),
     )
+
+
+def _settled(counts: dict[str, int]) -> dict[str, int]:
+    """Return counts without negative ones, which reduce those of the other parts.
+
+    A cancellation may wait in another part than its message, usually a finer one.
+    """
+    debt = -sum(count for count in counts.values() if count < 0)
+    if not debt:
+        return counts
+    settled = {}
+    for name, count in counts.items():
+        taken = min(debt, max(count, 0))
+        settled[name], debt = max(count, 0) - taken, debt - taken
+    return settled

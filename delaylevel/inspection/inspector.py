@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
-from delaylevel.topics.scan import DEFAULT_SLACK_MS, PendingRange
+from delaylevel.topics.scan import DEFAULT_SLACK_MS, Window
 
 from .counting import count
 from .distribution import CountedDistribution, SampledDistribution, leading_window
 from .flow import Flow, read_flow
-from .horizon import Horizon, Part, build, edges
+from .horizon import Horizon, Part, build, by_part, edges, part_of, parts_of
 from .live import LiveDispatchers
+from .outcomes import Outcomes
 from .parallel import ReadProgress
 from .sampling import sample
 from .selection import Selection
-from .snapshot import CountingAdmin, take_snapshot
+from .snapshot import CountingAdmin, PendingSnapshot, take_snapshot
+from .subtraction import find_pending, without_cancelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +37,6 @@ if TYPE_CHECKING:
     from .rows import PendingRow
 
 OnMessages = Callable[[int], None]
-AnyDistribution = TypeVar("AnyDistribution", SampledDistribution, CountedDistribution)
 # An estimate reads at most this many records of each partition's journal, which takes 0.1 s.
 _JOURNAL_RECORDS = 4000
 
@@ -148,20 +151,23 @@ class Inspector:
         estimate = build(
             self.description.topic,
             now_ms,
-            self._by_part(sampled, SampledDistribution),
+            by_part(self.description, sampled, SampledDistribution),
             target=self.target,
             window_by_clock=not all(snapshot.exact(item.source) for item in snapshot.ranges),
         )
-        if not exact:
-            return estimate
+        # In small partitions, which are read anyway, cancelled messages are not estimated.
+        if not (exact or (estimate.exact and estimate.cancellations)):
+            return replace(estimate, exact=estimate.exact and not estimate.cancellations)
+        progress = ReadProgress(tell, expect)
+        complete = without_cancelled(self._snapshot(now_ms), progress)
         if expect is not None:
             expect(estimate.messages)
         times_ms = edges(now_ms, estimate.last_due_ms)
-        counted = count(self._snapshot(now_ms), times_ms, ReadProgress(tell))
+        counted = count(complete, times_ms, progress)
         return build(
             self.description.topic,
             now_ms,
-            self._by_part(counted, partial(CountedDistribution, times_ms)),
+            by_part(self.description, counted, partial(CountedDistribution, times_ms)),
             target=self.target,
             last_due_ms=estimate.last_due_ms,
         )
@@ -170,16 +176,21 @@ class Inspector:
         """Return the present state of every stage; two of them give rates."""
         return read_flow(self._admin, self._client, self.description, self._clock.now_ms())
 
+    def outcomes(self) -> Outcomes:
+        """Return the outcomes topic.
+
+        Raises:
+            LevelTopicError: messages of the level topic cannot be cancelled.
+        """
+        return Outcomes(self._client, self._admin, self.description)
+
     def parts(self) -> tuple[Part, ...]:
         """Return the parts in which messages wait: levels coarse to fine, window, held messages."""
-        levels = (Part(level.name, Role.LEVEL, level.index) for level in self.description.levels)
-        return (*levels, Part("window", Role.WINDOW), Part("held", Role.HELD))
+        return parts_of(self.description)
 
     def part_of(self, source: SourcePartition) -> Part:
         """Return the part to which a partition belongs."""
-        if source.role is Role.LEVEL:
-            return Part(self.description.levels[source.level].name, Role.LEVEL, source.level)
-        return Part(source.role.value, source.role)
+        return part_of(self.description, source)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -339,7 +350,9 @@ class Inspector:
 
         chosen = selection or Selection()
         found = None
-        if self.live is not None and chosen == Selection(chosen.due) and not self._excludes:
+        # A dispatcher does not know cancellations that wait in the levels.
+        counts = not self._excludes and CANCEL not in self.description.features
+        if self.live is not None and chosen == Selection(chosen.due) and counts:
             found = self.live.average(attribute, chosen.due)
         read = partial(self._read, ReadProgress(tell, expect), counted=found and found.owners)
         return combined(average(read, chosen, attribute), found.answers if found else ())
@@ -361,29 +374,15 @@ class Inspector:
             message_id: the stable identity, ``delaylevel.id`` on the business message.
             value, tell, expect: as for :meth:`rows`.
         """
-        from .rows import read_rows, row_columns, rows_of
+        from .rows import row_columns
 
-        selection, columns = Selection(id=message_id), set(row_columns(value))
-        snapshot = self._snapshot(self._clock.now_ms()).at_id(message_id)
-        _, batches = read_rows(snapshot, selection, columns, ReadProgress(tell))
-        found = list(rows_of(batches))
-        if not found:
-            _, batches = self._read(ReadProgress(tell, expect), selection, columns)
-            found = list(rows_of(batches))
-        return sorted(found, key=lambda row: (row.due_ms or 0, row.topic))
+        def snapshot_of(due: Window) -> PendingSnapshot:
+            return self._snapshot(self._clock.now_ms(), due=due)
+
+        columns = set(row_columns(value))
+        return find_pending(snapshot_of, message_id, columns, tell, expect)
 
     # --- reads ------------------------------------------------------------------------------
-
-    def _by_part(
-        self,
-        found: Iterable[tuple[PendingRange, AnyDistribution]],
-        empty: Callable[[], AnyDistribution],
-    ) -> dict[Part, AnyDistribution]:
-        """Return the distribution of each part, from those of its partitions."""
-        parts = {part: empty() for part in self.parts()}
-        for item, distribution in found:
-            parts[self.part_of(item.source)].merge(distribution)
-        return parts
 
     def _read(
         self,
@@ -397,4 +396,4 @@ class Inspector:
 
         now_ms, live = self._clock.now_ms(), self.live
         snapshot = self._snapshot(now_ms, due=selection.due, live=live, counted=counted)
-        return read_rows(snapshot, selection, columns, progress)
+        return read_rows(without_cancelled(snapshot, progress), selection, columns, progress)

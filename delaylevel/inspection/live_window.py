@@ -17,6 +17,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.topics.scan import PendingRange, Window, pending_start
 
+from .cancelled import CancelledIdentities
 from .live import LiveDispatchers
 from .window_view import Messages, WindowView, published_since, window_source
 
@@ -73,6 +74,10 @@ class LiveWindow:
                 "pending", from_=due.from_ms, to=due.before_ms, limit=MOST_MESSAGES
             )
             answers = {} if any(each["more"] for each in found.answers) else found.owners
+            # The message of a cancellation that waits there is elsewhere, perhaps in a level.
+            answers = {
+                index: each for index, each in answers.items() if not each.get("cancellations")
+            }
         self._known = {index: _known(index, answer) for index, answer in answers.items()}
         ranges: list[PendingRange] = []
         for index, known in sorted(self._known.items()):
@@ -97,6 +102,9 @@ class LiveWindow:
             return self._others.pending(source, messages)
         places = [(each.ledger, each.entry, max(each.batch, 0)) for each in messages]
         return [place in known.positions or place > known.read_to for place in places]
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {} if self._others is None else self._others.cancelled()
 
     def exact(self, source: SourcePartition) -> bool:
         if source.partition in self._known:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,44 @@ class _ReleasedPositions(JournalState):
         self.memory = _DiscardingDeduplicator(2)
 
 
+class JournalView:
+    """The released and the cancelled messages of a window partition. Threads may share it.
+
+    Args:
+        state: the state of its journal, which does not change any more.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        # A look-up may change the order in which IDs are kept.
+        self._lock = Lock()
+
+    def __call__(self, positions: Sequence[RawPosition]) -> list[bool]:
+        """Return which positions are released."""
+        columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
+        entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
+        found: list[bool] = self._state.is_released(pack(columns[:, 0], entry_ids)).tolist()
+        return found
+
+    @property
+    def has_cancelled(self) -> bool:
+        """True if any message is cancelled."""
+        dispositions = self._state.dispositions
+        return dispositions is not None and len(dispositions.cancelled) > 0
+
+    def is_cancelled(self, message_id: str, target: str, attempt: int) -> bool:
+        """Return True if a message is cancelled; ``attempt`` is its number of refusals."""
+        dispositions = self._state.dispositions
+        if dispositions is None:
+            return False
+        with self._lock:
+            return dispositions.is_cancelled(message_id, target, attempt)
+
+
 def released_by_journal(
     client: Any, admin: TopicAdmin, journal: TopicName, most_records: int | None = None
-) -> Callable[[Sequence[RawPosition]], list[bool]]:
-    """Read a journal, and return a function that tells which positions it marks as released.
+) -> JournalView:
+    """Read a journal, and return the view that tells which positions it marks as released.
 
     Without a journal, no position is released. With ``most_records``, the size of all records is
     limited too.
@@ -77,13 +112,7 @@ def released_by_journal(
         # Some of these records may have been deleted before they were read. The newer snapshot
         # that replaces them is behind the new front.
 
-    def released(positions: Sequence[RawPosition]) -> list[bool]:
-        columns = np.array(positions, dtype=np.int64).reshape(-1, 3)
-        entry_ids = columns[:, 1] << 10 | np.maximum(columns[:, 2], 0)
-        found: list[bool] = state.is_released(pack(columns[:, 0], entry_ids)).tolist()
-        return found
-
-    return released
+    return JournalView(state)
 
 
 def last_written_ms(client: Any, admin: TopicAdmin, journal: TopicName) -> int:

@@ -96,6 +96,7 @@ class _EntrySample:
         per_entry: number of messages in an entry.
         read: number of messages that were read.
         pending: the pending messages among them, for the requested target.
+        cancelling: the pending cancellations among them.
     """
 
     number: int
@@ -103,6 +104,7 @@ class _EntrySample:
     per_entry: float
     read: int
     pending: list[Observation]
+    cancelling: list[Observation]
 
 
 class _RangeSampler:
@@ -162,9 +164,12 @@ class _RangeSampler:
         entries = len({(one.ledger, one.entry) for one in found})
         per_entry = float(size) if size > 1 else len(found) / entries
         self._queue = max(1, int(self._least / per_entry))
-        pending = self._snapshot.select(self._item.source, found)
+        source = self._item.source
+        pending = self._snapshot.select(source, found)
+        cancelling = self._snapshot.cancelling(source, found)
+        published_ms = first.publish_timestamp()
         self._samples.append(
-            _EntrySample(number, first.publish_timestamp(), per_entry, len(found), pending)
+            _EntrySample(number, published_ms, per_entry, len(found), pending, cancelling)
         )
 
     def count(self) -> SampledDistribution:
@@ -174,6 +179,7 @@ class _RangeSampler:
         source = self._item.source
         result = SampledDistribution(exact=self._snapshot.exact(source), looked_at=len(found))
         result.add(self._snapshot.select(source, found))
+        result.subtract(self._snapshot.cancelling(source, found))
         return result
 
     def estimate(self) -> SampledDistribution:
@@ -185,11 +191,13 @@ class _RangeSampler:
             weight = (there.number - here.number) * per_entry / here.read
             spread_ms = 0 if self._in_window else there.publish_ms - here.publish_ms
             result.add(here.pending, weight, spread_ms)
+            result.subtract(here.cancelling, weight, spread_ms)
         if samples:
             last = samples[-1]
             per_entry = self._per_entry or last.per_entry
             weight = (len(self._entries) - last.number) * per_entry / last.read
             result.add(last.pending, weight)
+            result.subtract(last.cancelling, weight)
         return result
 
 

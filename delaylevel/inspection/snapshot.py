@@ -13,14 +13,16 @@ from delaylevel.cluster.reader import RECEIVER_QUEUE_SIZE, messages_in_range
 from delaylevel.cluster.values import LedgerInfo
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.envelope import TARGET, due_of, is_control
+from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.model.message import RawMessage
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
-from delaylevel.model.unreadable import properties_of
+from delaylevel.model.unreadable import properties_of, text_of
 from delaylevel.topics.scan import ALWAYS, PendingRange, Window, pending_ranges
 
+from .cancelled import CancelledMessages, cancelled_due_ms, is_cancellation
 from .distribution import Observation
 from .live import LiveDispatchers
 from .live_window import LiveWindow
@@ -45,7 +47,8 @@ class PendingSnapshot:
     """The pending messages of a level topic at one moment.
 
     The ranges contain all pending messages, and maybe others. ``target`` is the full name of the
-    only business topic to include, or None for all.
+    only business topic to include, or None for all. ``cancelled`` are the messages to leave out, or
+    None if messages of the level topic cannot be cancelled.
     """
 
     client: Any
@@ -54,6 +57,7 @@ class PendingSnapshot:
     target: str | None
     window: WindowView
     ranges: Sequence[PendingRange]
+    cancelled: CancelledMessages | None = None
 
     def at_id(self, message_id: str) -> PendingSnapshot:
         """Return a snapshot of only the position that an ID names; empty if it names none."""
@@ -81,14 +85,44 @@ class PendingSnapshot:
 
     def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
         """Return which messages of a partition are pending."""
+        found = self._stored(source, messages)
+        if self.cancelled is None:
+            return found
+        cancelled = self.cancelled.among(source, messages)
+        return [here and not gone for here, gone in zip(found, cancelled, strict=True)]
+
+    def _stored(self, source: SourcePartition, messages: Messages) -> list[bool]:
+        """Return which messages and cancellations of a partition are not done with."""
         if source.role is Role.WINDOW:
             return self.window.pending(source, messages)
         return [True] * len(messages)
 
+    def cancellations(
+        self, source: SourcePartition, found: Sequence[RawMessage]
+    ) -> list[Observation]:
+        """Return the pending cancellations among the messages of a partition."""
+        if self.cancelled is None:
+            return []
+        chosen = [one for one in found if is_cancellation(properties_of(one[0]))]
+        return self.cancelling(source, [observe(one, own_topic(source)) for one in chosen])
+
+    def cancelling(
+        self, source: SourcePartition, found: Sequence[Observation]
+    ) -> list[Observation]:
+        """Return the observed cancellations that are pending, for the requested target."""
+        if self.cancelled is None or source.role is Role.HELD:
+            return []
+        chosen = [
+            one for one in found if one.due_ms is not None and is_cancellation(one.properties)
+        ]
+        pending = compress(chosen, self._stored(source, chosen)) if chosen else ()
+        return [one for one in pending if self.target in (None, one.target)]
+
     def select(self, source: SourcePartition, found: Sequence[Observation]) -> list[Observation]:
         """Return the observed messages that are pending, and are for the requested target."""
         pending = compress(found, self.pending(source, found))
-        return [one for one in pending if self.target in (None, one.target) and not one.control]
+        messages = (one for one in pending if not is_control(one.properties))
+        return [one for one in messages if self.target in (None, one.target)]
 
     def exact(self, source: SourcePartition) -> bool:
         """Return True if it is certain which messages of a partition are pending."""
@@ -127,7 +161,10 @@ def take_snapshot(
     # in one of the ranges, or in both.
     levels = pending_ranges(admin, [description], now_ms, due=due, slack_ms=slack_ms)
     ranges = [*levels, *window.ranges(due)]
-    return PendingSnapshot(client, admin, description, target, window, ranges)
+    cancelled = None
+    if CANCEL in description.features and description.final_window is FinalWindow.TRACKER:
+        cancelled = CancelledMessages(description, window.cancelled())
+    return PendingSnapshot(client, admin, description, target, window, ranges, cancelled)
 
 
 def observe(found: RawMessage, own: str) -> Observation:
@@ -135,8 +172,9 @@ def observe(found: RawMessage, own: str) -> Observation:
     message, ledger, entry, batch = found
     properties = properties_of(message)
     target = properties.get(TARGET) or own
-    control = is_control(properties)
-    return Observation(ledger, entry, batch, due_of(properties), target, control)
+    due_ms = (cancelled_due_ms if is_cancellation(properties) else due_of)(properties)
+    key = text_of(message.partition_key)
+    return Observation(ledger, entry, batch, due_ms, target, key, properties)
 
 
 def own_topic(source: SourcePartition) -> str:

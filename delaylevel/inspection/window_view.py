@@ -6,9 +6,9 @@ dispatchers is in `delaylevel.inspection.live_window`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import MissingExtraError, NotFoundError
@@ -20,7 +20,11 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.members import metadata_of
 from delaylevel.topics.scan import PendingRange, Window, pending_start, published_range
 
+from .cancelled import CancelledIdentities
 from .distribution import Observation
+
+if TYPE_CHECKING:
+    from .released import JournalView
 
 Messages: TypeAlias = Sequence[Observation | LazyMessage]
 _THREADS = 4
@@ -34,6 +38,9 @@ class WindowView(Protocol):
 
     def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
         """Return which messages of a partition are pending."""
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        """Return the cancelled messages of the partitions that have any, by their numbers."""
 
     def exact(self, source: SourcePartition) -> bool:
         """Return True if :meth:`pending` is exact for a partition, False if the clock decides."""
@@ -77,6 +84,9 @@ class BrokerWindow:
     def pending(self, source: SourcePartition, messages: Messages) -> list[bool]:
         return _due_after(messages, self._now_ms)
 
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {}
+
     def exact(self, source: SourcePartition) -> bool:
         return True  # the broker itself delivers by the clock
 
@@ -106,9 +116,9 @@ class TrackerWindow:
         self._most_journal_records = most_journal_records
         count = description.window_partitions
         self._partitions = range(count) if partitions is None else partitions
-        # By partition: a function that tells released positions, or else the time until which
+        # By partition: the journal, which tells released positions, or else the time until which
         # everything counts as released.
-        self._released: dict[int, Callable[[Sequence[tuple[int, int, int]]], list[bool]]] = {}
+        self._released: dict[int, JournalView] = {}
         self._released_until_ms: dict[int, int] = {}
 
     def ranges(self, due: Window) -> list[PendingRange]:
@@ -129,6 +139,9 @@ class TrackerWindow:
         if released is None:
             return _due_after(messages, self._released_until_ms[source.partition])
         return [not one for one in released([(m.ledger, m.entry, m.batch) for m in messages])]
+
+    def cancelled(self) -> Mapping[int, CancelledIdentities]:
+        return {index: found for index, found in self._released.items() if found.has_cancelled}
 
     def exact(self, source: SourcePartition) -> bool:
         return source.partition in self._released

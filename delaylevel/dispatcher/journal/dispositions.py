@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy.typing as npt
 
 from delaylevel.dispatcher.ids import Mask, save_ids
+from delaylevel.dispatcher.record import identity
 from delaylevel.structures.deduplicator import Deduplicator
 
 from .codec import Reader, Writer
@@ -104,7 +105,7 @@ class Dispositions:
         self.earlier = earlier
         self.start_due_ms = start_due_ms
         self._others: dict[DispositionKind, Deduplicator] = {
-            kind: Deduplicator(2 * capacity) for kind in _BOUNDED
+            kind: type(earlier)(2 * capacity) for kind in _BOUNDED
         }
 
     def add(self, record: Disposition, low_watermark: int) -> None:
@@ -114,6 +115,17 @@ class Dispositions:
         else:
             others = self._others[record.kind]
             save_ids(others, record.id_keys, record.key_index, record.ids)
+
+    def is_cancelled(self, message_id: str, target: str, attempt: int) -> bool:
+        """Return True if a message is cancelled.
+
+        Args:
+            message_id: its ``delaylevel.id``.
+            target: full name of its business topic.
+            attempt: number of its refusals by the target.
+        """
+        key, number = identity(message_id, target, attempt)
+        return self.cancelled.is_duplicate(number, key)
 
     def kind_of(self, id: int, key: str) -> DispositionKind | None:  # noqa: A002
         """Return the reason for which a message was not published; None without one."""

@@ -147,7 +147,7 @@ class JournalState:
         elif isinstance(record, DispositionStart):
             if self.dispositions is None:
                 self.dispositions = Dispositions(self.memory.capacity, self.memory, record.due_ms)
-                self.memory = Deduplicator(self.memory.capacity)
+                self.memory = type(self.memory)(self.memory.capacity)
         elif isinstance(record, Disposition):
             assert self.dispositions is not None  # the owner writes the start first
             self.dispositions.add(record, self.low_watermark)
@@ -232,7 +232,7 @@ class JournalState:
             if not reader.at_end:
                 self.refused = BitMap64.deserialize(reader.compressed())
             if not reader.at_end:
-                earlier = Deduplicator(self.memory.capacity)
+                earlier = type(self.memory)(self.memory.capacity)
                 self.dispositions = Dispositions(self.memory.capacity, earlier)
                 self.dispositions.read(reader)
         except (struct.error, ValueError, zlib.error, DamagedSnapshotError) as error:

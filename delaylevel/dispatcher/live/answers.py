@@ -188,6 +188,7 @@ class LiveQueries:
                     "read_to": {
                         str(index): _position(view.read_to) for index, view in live.views.items()
                     },
+                    "cancellations": sum(view.cancellations for view in live.views.values()),
                     "window_partitions": group.description.window_partitions,
                 },
             )

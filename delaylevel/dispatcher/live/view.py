@@ -71,6 +71,7 @@ class QueueView:
 
     Attributes:
         attribute: the attribute of the messages.
+        cancellations: number of cancellations that wait for their message.
         unlocated: number of rows that should be left out, but are not known; see `cancelled.py`.
         read_to: packed position of the last message that was read; all before it are known.
 
@@ -85,6 +86,7 @@ class QueueView:
         self.read_to = delay_queue._open.last_offered
         cancelling = delay_queue.cancelling
         self.unlocated = cancelling.unlocated
+        self.cancellations = cancelling.waiting
         self._hidden: HiddenRows | None = None
         if cancelling.passed_over:
             self._hidden = cancelling.hidden.freeze()

@@ -19,7 +19,7 @@ pytest.importorskip("duckdb")
 
 import pyarrow as pa
 
-from delaylevel.cli import pending as command
+from delaylevel.cli import selection as command
 from delaylevel.cli.inspecting import reading
 from delaylevel.cli.main import cli
 from delaylevel.errors import BrokerError, InvalidInputError

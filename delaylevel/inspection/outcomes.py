@@ -1,0 +1,117 @@
+"""Outcomes of cancellations, read from the outcomes topic of a level topic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.reader import PartitionReader, read_range
+from delaylevel.errors import EnvelopeError, LevelTopicError
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.outcome import Outcome, OutcomeStatus
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.topic_name import TopicName
+
+_POLL_MS = 100
+
+
+class CancelledName(NamedTuple):
+    """The message that a cancellation names.
+
+    Attributes:
+        id: its ID.
+        target: full name of its business topic.
+        due_ms: its due time as the cancellation gives it, ms since the epoch.
+    """
+
+    id: str
+    target: str
+    due_ms: int
+
+
+class Outcomes:
+    """The outcomes topic of a level topic.
+
+    Args:
+        client: a ``pulsar.Client``; it is not closed here.
+
+    Raises:
+        LevelTopicError: messages of the level topic cannot be cancelled.
+    """
+
+    def __init__(self, client: Any, admin: TopicAdmin, description: LevelTopicDescription) -> None:
+        if CANCEL not in description.features:
+            raise LevelTopicError(
+                f"level topic {description.topic} has no outcomes, because it does not allow "
+                f"cancellations: `delaylevel levels set {description.topic} --feature {CANCEL}`"
+            )
+        self._client = client
+        self._admin = admin
+        self._partition: TopicName = description.outcomes_topic.partition(0)
+
+    def end(self) -> Position:
+        """Return the position behind the last outcome."""
+        last = self._admin.last_message_id(self._partition)
+        return EARLIEST if last is None else last.next_entry
+
+    def stored(self, message_id: str | None = None) -> list[Outcome]:
+        """Return the outcome of each message, by the time of the decision; the last one counts.
+
+        ``unknown`` says nothing about a message that another cancellation found.
+
+        Args:
+            message_id: the only message to include; None for all.
+        """
+        found: dict[tuple[str, str], Outcome] = {}
+        for message in read_range(self._client, self._partition.full, EARLIEST, self.end()):
+            outcome = _outcome(message.properties)
+            if outcome is None or message_id not in (None, outcome.id):
+                continue
+            key = outcome.id, outcome.target
+            known = found.get(key)
+            says_nothing = outcome.status is OutcomeStatus.UNKNOWN
+            if known is None or known.status is OutcomeStatus.UNKNOWN or not says_nothing:
+                found[key] = outcome
+        return sorted(found.values(), key=lambda one: one.decided_ms or 0)
+
+    def wait(
+        self, start: Position, wanted: Collection[CancelledName], timeout_s: float
+    ) -> Mapping[CancelledName, Outcome]:
+        """Wait for outcomes, and return those that came in time.
+
+        Args:
+            start: position from which on outcomes count.
+            wanted: the messages whose outcomes to wait for.
+            timeout_s: longest time to wait, in s.
+        """
+        left = set(wanted)
+        found: dict[CancelledName, Outcome] = {}
+        until_s = time.monotonic() + timeout_s
+        with closing(PartitionReader(self._client, self._partition.full, start)) as reader:
+            while left:
+                left_ms = int((until_s - time.monotonic()) * 1000)
+                message = reader.receive(min(max(left_ms, 0), _POLL_MS))
+                if message is None:
+                    if left_ms <= 0:
+                        break
+                    continue
+                outcome = _outcome(message.properties())
+                if outcome is None:
+                    continue
+                name = CancelledName(outcome.id, outcome.target, outcome.due_ms)
+                if name in left:
+                    left.remove(name)
+                    found[name] = outcome
+        return found
+
+
+def _outcome(properties: Mapping[str, str]) -> Outcome | None:
+    """Return the outcome in the properties of a record; None if it is not one."""
+    try:
+        return Outcome.read(properties)
+    except EnvelopeError:
+        return None
