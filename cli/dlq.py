@@ -193,7 +193,7 @@ def replay(
     "--count",
     type=click.IntRange(min=0),
     required=True,
-    help="Number of selected dead letters, as a confirmation.",
+    help="Number of selected messages, as a confirmation.",
 )
 @options.output
 @pass_settings

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from delaylevel.errors import InvalidInputError
-from delaylevel.inspection import Inspector, Selection, Window
+from delaylevel.inspection import Selection
 from delaylevel.model.formatting import format_duration
-from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
-from . import options
+from . import cancelling, options
 from .command import Settings, examples, pass_settings
 from .export import check_file, export_rows
-from .inspecting import Reading, inspector, reading, screen
+from .inspecting import screen
 from .output import Column, emit, emit_one, note
-from .selection import id_option, key_option, property_option, selection_options
+from .selection import id_option, key_option, property_option, query, selection_options
 from .views.pending import histogram_text, histogram_view, row_view, table_view
 
 _ROWS: tuple[Column, ...] = (
@@ -70,14 +67,15 @@ _payload_option = click.option(
     "delaylevel pending histogram orders --by day",
     "delaylevel pending average orders size --to +1d",
     "delaylevel pending export orders pending.parquet",
+    "delaylevel pending cancel orders --key customer-7 --count 3",
 )
 @click.group(cls=_Group)
 def pending() -> None:
-    """Inspect pending messages.
+    """Inspect pending messages, and cancel or reschedule them.
 
     They wait in levels, in the final window, or are held. `delaylevel pending TOPIC` is short for
-    `delaylevel pending list TOPIC`. Nothing is acknowledged, moved or locked, and movers may run at
-    the same time.
+    `delaylevel pending list TOPIC`. Queries acknowledge, move and lock nothing, and movers may run
+    at the same time. Cancelled messages are not pending.
     """
 
 
@@ -136,38 +134,11 @@ def find(settings: Settings, topic: str, payload: bool, output: str, **condition
         click.get_current_context().exit(1)
 
 
-@contextlib.contextmanager
-def _query(
-    settings: Settings,
-    topic: str,
-    *,
-    target: str | None = None,
-    slack_ms: int = DEFAULT_SLACK_MS,
-    from_ms: int | None = None,
-    before_ms: int | None = None,
-    live: bool = True,
-    live_token_file: Path | None = None,
-    **conditions: Any,
-) -> Iterator[tuple[Inspector, Selection, Reading]]:
-    """Open an inspector for the values of the selection options, and show its progress."""
-    if from_ms is not None and before_ms is not None and before_ms <= from_ms:
-        raise InvalidInputError("--to is not after --from: nothing can be due in between")
-    selection = Selection(Window(from_ms, before_ms), **conditions)
-    token = None if live_token_file is None else live_token_file.read_text("utf-8").strip()
-    chosen = {"target": target, "slack_ms": slack_ms, "live": live, "live_token": token}
-    with inspector(settings, topic, **chosen) as look, reading() as shown:
-        yield look, selection, shown
-        refusals = {} if look.live is None else look.live.refusals
-        for address, reason in refusals.items():
-            where = f"the dispatcher at {address}" if address else "the dispatchers"
-            note(f"The window was read from its topic; {where} did not answer: {reason}")
-
-
 def _list(
     settings: Settings, topic: str, limit: int, payload: bool, output: str, **conditions: Any
 ) -> bool:
     """Print pending messages. Return True if there are any."""
-    with _query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection, shown):
         reads: dict[str, Any] = {"value": payload, "tell": shown.tell, "expect": shown.expect}
         found: Iterable[Any]
         if selection.id is not None and selection == Selection(id=selection.id):
@@ -236,7 +207,7 @@ def histogram(
     All hours, days and sizes are shown. For other attributes, --limit shows the values with the
     most messages.
     """
-    with _query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection, shown):
         bars = look.histogram(by, selection, tell=shown.tell, expect=shown.expect)
     more = 0
     if by not in ("hour", "day", "size"):
@@ -271,7 +242,7 @@ def average(settings: Settings, topic: str, attribute: str, output: str, **condi
     ATTRIBUTE is size (bytes), delay (ms from publishing until due), or a numeric property.
     MESSAGES counts all messages, COUNTED those that have a number.
     """
-    with _query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection, shown):
         found = look.average(attribute, selection, tell=shown.tell, expect=shown.expect)
     view = vars(found)
     if output in ("table", "wide") and attribute == "delay":
@@ -305,6 +276,10 @@ def export(
     under a temporary name in the same folder. FILE appears when it is complete.
     """
     check_file(file, force)
-    with _query(settings, topic, **conditions) as (look, selection, shown):
+    with query(settings, topic, **conditions) as (look, selection, shown):
         count = export_rows(look, selection, file, payload, force, shown)
     note(f"{count:,} messages are in {file}.")
+
+
+for _command in cancelling.COMMANDS:
+    pending.add_command(_command)

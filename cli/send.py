@@ -19,6 +19,10 @@ import click
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.features import CANCEL
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.outcome import Receipt
+from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .command import examples, pass_connection, settings_of
@@ -162,6 +166,9 @@ def send(
     A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
     null) or base64; key, ordering_key, properties, event_time; at or after; id. A wrong line ends
     the command with exit code 2 and the line's number; the lines before it are sent.
+
+    With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
+    if the level topic allows that.
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
@@ -213,6 +220,7 @@ def _deliver(
 
     due_ms: int | None = None
     attempted = 0
+    receipt: Receipt | None = None
     with (
         contextlib.closing(client),
         client.create_producer(
@@ -230,7 +238,11 @@ def _deliver(
                 message.fix_due(SystemClock().now_ms())
                 due_ms = message.arguments["deliver_at"]
                 try:
-                    producer.send_async(message.body, confirmed, **message.arguments)
+                    if due_ms is not None and message.line is None and _cancellable(producer):
+                        receipt = producer.schedule(message.body, **message.arguments)
+                        confirmed("Ok", _message_id(receipt))
+                    else:
+                        producer.send_async(message.body, confirmed, **message.arguments)
                 except InvalidInputError as error:
                     raise _on_line(message.line, error) from error
                 attempted += 1
@@ -252,7 +264,23 @@ def _deliver(
         "failed": sum(refused.values()),
         "message_id": last.get("message_id") if attempted == 1 else None,
         "due_ms": due_ms if attempted == 1 else None,
+        "receipt": None if receipt is None else str(receipt),
     }
+
+
+def _cancellable(producer: Any) -> bool:
+    """Return True if the messages of a producer can be cancelled, so that a receipt is of use."""
+    described = producer.description
+    return CANCEL in described.features and described.final_window is FinalWindow.TRACKER
+
+
+def _message_id(receipt: Receipt) -> str:
+    """Return the position of a receipt as the client writes it."""
+    if receipt.place is None:
+        return ""
+    topic, at = receipt.place
+    partition = TopicName.parse(topic).partition_index if receipt.sent_directly else None
+    return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
 
 
 def _flush(producer: Any, answered: Callable[[], bool]) -> None:

@@ -41,7 +41,9 @@ def top(settings: Settings, topic: str, every_ms: int, refreshes: int | None, ou
     """Watch the messages of TOPIC on their way.
 
     Shows levels, window and business topics with their rates. Also shows the movers and dispatchers
-    at work. ENTRIES is the backlog, in which a batch counts once; rates are messages per second.
+    at work. ENTRIES is the backlog, in which a batch counts once, and cancelled messages and
+    their cancellations count, too; rates are messages per second. The stage `outcomes` has the
+    decisions on cancellations of about the last day.
     Ctrl-C ends it. Nothing is acknowledged or moved.
     """
     width, watched = screen()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from delaylevel.cli import pending as command
+from delaylevel.cli import cancelling
+from delaylevel.cli import selection as command
 from delaylevel.cli.main import cli
 from delaylevel.inspection import Inspector
 from delaylevel.testing import MemoryPulsar
@@ -29,6 +31,8 @@ def pending_commands(
         )
 
     monkeypatch.setattr(command, "inspector", connect)
+    monkeypatch.setattr(cancelling, "inspector", partial(connect, target=None, slack_ms=0))
+    monkeypatch.setattr(cancelling, "client_of", lambda settings: memory.client())
 
     def invoke(*arguments: str) -> Result:
         result = CliRunner().invoke(cli, ["pending", *arguments])

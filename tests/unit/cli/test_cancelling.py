@@ -1,0 +1,210 @@
+"""Tests of the commands that cancel and reschedule pending messages, on messages in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("duckdb")
+
+from click.testing import Result
+
+from delaylevel import topics
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.model.strategy import Levels
+from delaylevel.testing import MemoryPulsar
+from delaylevel.topics.settings import add_feature
+from fakes import days_and_hours
+from pending_commands import pending_commands
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryPulsar]:
+    with MemoryPulsar() as memory:
+        described = LevelTopicDescription(
+            "orders-delay-level", Levels(days_and_hours(10)), ("orders",), features=("cancel",)
+        )
+        memory.client().subscribe("orders", "app")
+        topics.create(memory.admin, described)
+        yield memory
+
+
+@pytest.fixture
+def producer(memory: MemoryPulsar) -> Any:
+    return memory.client().create_producer(
+        "orders", enable_delay_level_topic=True, create_level_topic=False
+    )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, memory: MemoryPulsar) -> Run:
+    return pending_commands(monkeypatch, memory)
+
+
+def rows(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)
+    return found
+
+
+def pending_ids(run: Run) -> list[str]:
+    return [row["id"] for row in rows(run("list", "orders", "-o", "json"))]
+
+
+def test_a_message_is_cancelled_by_its_id(memory: MemoryPulsar, producer: Any, run: Run) -> None:
+    at = memory.clock.now_ms() + 3 * 86_400_000
+    for name in ("a", "b"):
+        producer.send(b"x", deliver_at=at, message_id=name, partition_key="k")
+
+    result = run("cancel", "orders", "a", "-o", "json")
+    assert result.exit_code == 0
+    (row,) = rows(result)
+    assert row == {
+        "id": "a",
+        "target": "persistent://public/default/orders",
+        "outcome": "accepted",
+        "due_ms": at,
+        "decided_ms": None,
+        "released_ms": None,
+        "reason": None,
+    }
+    assert pending_ids(run) == ["b"]
+    assert run("outcome", "orders", "a").exit_code == 1
+
+    memory.advance(timedelta(days=4))
+    assert [message.properties["delaylevel.id"] for message in memory.delivered("orders")] == ["b"]
+    (row,) = rows(run("outcome", "orders", "a", "-o", "json"))
+    assert row["outcome"] == "cancelled"
+    assert row["decided_ms"] < at
+    shown = run("outcome", "orders")
+    assert shown.exit_code == 0
+    assert "cancelled" in shown.stdout
+
+
+@pytest.mark.parametrize("delay", [timedelta(days=3), timedelta(hours=2), timedelta(minutes=5)])
+def test_a_message_without_an_id_is_cancelled_by_its_position(
+    memory: MemoryPulsar, producer: Any, run: Run, delay: timedelta
+) -> None:
+    producer.send(b"x", deliver_after=delay)
+    (own_id,) = pending_ids(run)
+    assert run("cancel", "orders", own_id).exit_code == 0
+    assert pending_ids(run) == []
+    memory.advance(timedelta(days=4))
+    assert memory.delivered("orders") == []
+
+
+def test_several_messages_need_their_number(memory: MemoryPulsar, producer: Any, run: Run) -> None:
+    for number in range(6):
+        producer.send(
+            b"x",
+            deliver_after=timedelta(days=1, hours=number),
+            message_id=str(number),
+            partition_key="even" if number % 2 == 0 else None,
+            properties={"number": str(number)},
+        )
+    refused = run("cancel", "orders", "--key", "even")
+    assert refused.exit_code == 2
+    assert "confirm with --count 3" in refused.stderr
+    assert run("cancel", "orders", "--key", "even", "--count", "2").exit_code == 1
+    assert run("cancel", "orders", "5", "--count", "2").exit_code == 1
+    assert len(pending_ids(run)) == 6
+
+    done = run("cancel", "orders", "--key", "even", "--count", "3", "-o", "json")
+    assert done.exit_code == 0
+    assert sorted(row["id"] for row in rows(done)) == ["0", "2", "4"]
+    where = "properties['number'] = '3'"
+    assert run("cancel", "orders", "--where", where).exit_code == 0
+    assert pending_ids(run) == ["1", "5"]
+    # Those that are cancelled are not selected again.
+    again = run("cancel", "orders", "--key", "even", "--count", "3")
+    assert again.exit_code == 1
+    assert "0 messages are selected, not 3" in again.stderr
+
+
+def test_a_receipt_or_a_due_time_spares_the_search(
+    memory: MemoryPulsar, producer: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = memory.clock.now_ms() + 86_400_000
+    receipt = producer.schedule(b"x", deliver_at=at)
+    producer.schedule(b"x", deliver_at=at, message_id="a", partition_key="k")
+    with monkeypatch.context() as patch:
+        patch.setattr("delaylevel.inspection.inspector.Inspector.find", None)
+        patch.setattr("delaylevel.inspection.inspector.Inspector.rows", None)
+        assert run("cancel", "orders", "--receipt", str(receipt)).exit_code == 0
+        named = run("cancel", "orders", "a", "--at", str(at), "--partition-key", "k")
+        assert named.exit_code == 0
+    assert pending_ids(run) == []
+    memory.advance(timedelta(days=2))
+    assert memory.delivered("orders") == []
+
+
+def test_outcomes_that_are_no_success_have_exit_code_1(
+    memory: MemoryPulsar, producer: Any, run: Run
+) -> None:
+    receipt = producer.schedule(b"x", deliver_at=memory.clock.now_ms())  # due at once
+    result = run("cancel", "orders", "--receipt", str(receipt), "-o", "json")
+    assert result.exit_code == 1
+    assert rows(result)[0]["outcome"] == "too late"
+    missing = run("cancel", "orders", "nobody")
+    assert missing.exit_code == 1
+    assert "No message matches" in missing.stderr
+
+
+def test_reschedule_and_fire_replace_messages(
+    memory: MemoryPulsar, producer: Any, run: Run
+) -> None:
+    producer.send(
+        b"x", {"p": "v"}, deliver_after=timedelta(days=3), message_id="a", partition_key="k"
+    )
+    at = memory.clock.now_ms() + 5 * 86_400_000
+    moved = run("reschedule", "orders", "a", "--at", str(at), "-o", "json")
+    assert moved.exit_code == 0, moved.stderr
+    (row,) = rows(moved)
+    assert (row["outcome"], row["new_due_ms"]) == ("accepted", at)
+    (left,) = rows(run("list", "orders", "-o", "json"))
+    assert (left["id"], left["due_ms"], left["key"]) == (row["new_id"], at, "k")
+
+    fired = run("fire", "orders", row["new_id"], "-o", "json")
+    assert fired.exit_code == 0, fired.stderr
+    memory.advance(timedelta(seconds=1))
+    assert pending_ids(run) == []
+    (message,) = memory.delivered("orders")
+    assert (message.data, message.key, message.properties["p"]) == (b"x", "k", "v")
+    memory.advance(timedelta(days=6))
+    assert len(memory.delivered("orders")) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "select messages"),
+        (("a", "--partition-key", "k"), "--partition-key is that of"),
+        (("--at", "+1d"), "give its ID, too"),
+        (("a", "--at", "+1d", "--key", "k"), "give no further conditions"),
+        (("a", "--receipt", "dl1.x"), "give no further conditions"),
+        (("a", "--id", "b"), "not both"),
+        (("--receipt", "nonsense"), "is not a receipt"),
+    ],
+)
+def test_wrong_selections_are_refused(run: Run, arguments: tuple[str, ...], text: str) -> None:
+    result = run("cancel", "orders", *arguments)
+    assert result.exit_code == 2
+    assert text in " ".join(result.stderr.split())
+
+
+def test_without_the_feature_nothing_is_read(
+    memory: MemoryPulsar, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = LevelTopicDescription("bills-delay-level", Levels(days_and_hours(10)), ("bills",))
+    topics.create(memory.admin, described)
+    for command in ("cancel", "outcome"):
+        refused = run(command, "bills", "a")
+        assert refused.exit_code == 1
+        assert "--feature cancel" in refused.stderr
+    add_feature(memory.admin, described.topic, "cancel")
+    assert run("outcome", "bills").exit_code == 0
