@@ -250,6 +250,9 @@ def _description_inputs() -> Iterator[Case]:
     case = changed("a target of its own property")
     yield {**case, "properties": {**case["properties"], added: "1"}}
     yield changed("an unknown member is ignored", remark="for later versions")
+    yield changed("a default expiry", expire_after_ms=_HOUR_MS, expired="dead-letter")
+    pause, over = {"*": 1_800_000_000_000}, {_ORDERS: [1_800_000_000_000, 600_000]}
+    yield changed("a pause of all targets, and the end of another one", paused=pause, resumed=over)
     yield {"name": "an ordinary topic", "topic": days.topic, "properties": {}}
     plan = {PLAN_PROPERTY: days.to_json(), "delaylevel.member-of": days.topic}
     yield {"name": "an unfinished level topic", "topic": days.topic, "properties": plan}

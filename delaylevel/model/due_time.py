@@ -43,43 +43,81 @@ def due_time_ms(
     return None
 
 
-def _from_delay(deliver_after: timedelta, now_ms: int) -> int | None:
-    if not isinstance(deliver_after, timedelta):
+def expiry_ms(
+    expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int | None
+) -> int:
+    """Return the time from which a message is not released any more, ms; 0 for never.
+
+    Args:
+        expires_at: that time in milliseconds since the epoch, or as an aware datetime.
+        expires_after: the time from due time to expiry, instead of ``expires_at``.
+        due_ms: due time of the message, ms since the epoch; None for none.
+
+    Raises:
+        InvalidDelayError: both are given, the message has no due time, or it would expire before it
+            is due.
+    """
+    if expires_at is None and expires_after is None:
+        return 0
+    given = f"expires_at ({expires_at!r})" if expires_at is not None else "expires_after"
+    if expires_at is not None and expires_after is not None:
         raise InvalidDelayError(
-            f"deliver_after is a timedelta, not {type(deliver_after).__name__} "
-            f"({deliver_after!r}): write timedelta(seconds=…); the message was not sent"
+            f"expires_at ({expires_at!r}) and expires_after ({expires_after!r}) are both given: "
+            "give one of them; the message was not sent"
         )
-    if deliver_after < _NO_DELAY:
+    if due_ms is None:
         raise InvalidDelayError(
-            f"deliver_after is negative ({deliver_after!r}): a delay is zero or more; "
-            "the message was not sent"
+            f"{given} is for delayed messages: give deliver_at or deliver_after, too; the message "
+            "was not sent"
         )
-    due = now_ms + duration_ms(deliver_after)
-    _check_range(due, "deliver_after", deliver_after)
-    return due if deliver_after else None
+    if expires_after is not None:
+        found = _from_delay(expires_after, due_ms, "expires_after")
+    else:
+        found = _from_instant(expires_at, "expires_at")  # type: ignore[arg-type]
+    if found is None or found <= due_ms:
+        raise InvalidDelayError(
+            f"{given} is not later than the due time ({format_instant(due_ms)}): the message would "
+            "never be released; it was not sent"
+        )
+    return found
 
 
-def _from_instant(deliver_at: int | datetime) -> int | None:
-    if isinstance(deliver_at, datetime):
-        if deliver_at.tzinfo is None or deliver_at.utcoffset() is None:
+def _from_delay(value: timedelta, now_ms: int, name: str = "deliver_after") -> int | None:
+    if not isinstance(value, timedelta):
+        raise InvalidDelayError(
+            f"{name} is a timedelta, not {type(value).__name__} "
+            f"({value!r}): write timedelta(seconds=…); the message was not sent"
+        )
+    if value < _NO_DELAY:
+        raise InvalidDelayError(
+            f"{name} is negative ({value!r}): a delay is zero or more; the message was not sent"
+        )
+    due = now_ms + duration_ms(value)
+    _check_range(due, name, value)
+    return due if value else None
+
+
+def _from_instant(value: int | datetime, name: str = "deliver_at") -> int | None:
+    if isinstance(value, datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidDelayError(
-                f"deliver_at is a naive datetime ({deliver_at.isoformat()}): give it a time zone, "
+                f"{name} is a naive datetime ({value.isoformat()}): give it a time zone, "
                 "e.g. tzinfo=timezone.utc; the message was not sent"
             )
-        due = instant_ms(deliver_at)
-    elif isinstance(deliver_at, int) and not isinstance(deliver_at, bool):
-        due = deliver_at
+        due = instant_ms(value)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        due = value
     else:
         raise InvalidDelayError(
-            f"deliver_at is milliseconds since the epoch or an aware datetime, not "
-            f"{type(deliver_at).__name__} ({deliver_at!r}); the message was not sent"
+            f"{name} is milliseconds since the epoch or an aware datetime, not "
+            f"{type(value).__name__} ({value!r}); the message was not sent"
         )
     if due == 0:
         return None
-    _check_range(due, "deliver_at", deliver_at)
+    _check_range(due, name, value)
     if due < _EARLIEST_DUE_MS:
         raise InvalidDelayError(
-            f"deliver_at={deliver_at!r} is {format_instant(due)} when read as milliseconds: "
+            f"{name}={value!r} is {format_instant(due)} when read as milliseconds: "
             "multiply seconds by 1000; the message was not sent"
         )
     return due

@@ -19,6 +19,7 @@ from .features import (
     check_known,
     read_features,
 )
+from .pauses import NO_PAUSES, Pauses
 from .strategy import Levels
 from .topic_name import TopicName, parse_namespace
 
@@ -77,6 +78,13 @@ class MissingTarget(str, enum.Enum):
     DROP = "drop"  # count and discard
 
 
+class Expired(str, enum.Enum):
+    """The treatment of messages that would be released after their expiry."""
+
+    DROP = "drop"  # count and discard
+    DEAD_LETTER = "dead-letter"  # put into the dead-letter topic, with the reason
+
+
 class Role(str, enum.Enum):
     """The role of a member topic."""
 
@@ -125,6 +133,11 @@ class LevelTopicDescription:
         attribute: the attribute by which live queries select pending messages: ``size`` (bytes of
             the payload), ``delay`` (ms from the publish time in the window until due), or the
             name of a property with a number. Earlier versions ignore it.
+        expire_after_ms: longest time from due time to release, ms, of messages without an expiry of
+            their own; 0 for any time. Versions that do not know it ignore it.
+        expired: the treatment of messages that would be released later.
+        pauses: the targets to which nothing is released now. Versions that do not know them ignore
+            them.
     """
 
     topic: str
@@ -138,6 +151,9 @@ class LevelTopicDescription:
     on_missing_target: MissingTarget = MissingTarget.HOLD
     features: tuple[str, ...] = ()
     attribute: str = SIZE_ATTRIBUTE
+    expire_after_ms: int = 0
+    expired: Expired = Expired.DROP
+    pauses: Pauses = NO_PAUSES
 
     def __post_init__(self) -> None:
         if self.hold_pause_ms < 1:
@@ -152,6 +168,8 @@ class LevelTopicDescription:
                 f"the attribute {self.attribute[:40]!r} is not valid: name size, delay, or a "
                 f"property of at most {MOST_ATTRIBUTE_LENGTH} characters"
             )
+        if self.expire_after_ms < 0:
+            raise InvalidInputError(f"expire_after_ms is {self.expire_after_ms}: give 0 or more")
         if not self.targets:
             raise InvalidInputError(f"level topic {self.topic} needs at least one target")
         object.__setattr__(self, "topic", TopicName.parse(self.topic).full)
@@ -260,6 +278,11 @@ class LevelTopicDescription:
             value["former"] = [levels.to_json() for levels in self.former]
         if self.attribute != SIZE_ATTRIBUTE:
             value["attribute"] = self.attribute
+        if self.expire_after_ms:
+            value["expire_after_ms"] = self.expire_after_ms
+        if self.expired is not Expired.DROP:
+            value["expired"] = self.expired.value
+        value.update(self.pauses.to_json())
         if self.features:
             value["features"] = {name: FEATURES[name] for name in self.features}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -291,8 +314,11 @@ class LevelTopicDescription:
                 former=tuple(Levels.from_json(item) for item in value.get("former", ())),
                 features=features,
                 attribute=_text(value.get("attribute", SIZE_ATTRIBUTE)),
+                expire_after_ms=int(value.get("expire_after_ms", 0)),
+                expired=Expired(value.get("expired", "drop")),
+                pauses=Pauses.from_json(value),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise LevelTopicError(
                 f"the description of level topic {topic} cannot be read: {error!r}"
             ) from error

@@ -18,6 +18,7 @@ class ForwardReport:
         dead: dead letters, by reason.
         latest_ms: the largest lateness at hand-off, ms after the due time; 0 if none was late.
         dropped: messages discarded because their target does not exist, by target.
+        expired: messages that were not released because of their expiry, by target.
     """
 
     parked: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -27,6 +28,7 @@ class ForwardReport:
     dead: Counter[str] = field(default_factory=Counter)
     latest_ms: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    expired: Counter[str] = field(default_factory=Counter)
 
     def counts(self) -> dict[str, int]:
         """Return the number of messages by outcome."""
@@ -37,6 +39,7 @@ class ForwardReport:
             "held": self.held.total(),
             "dropped": self.dropped.total(),
             "dead": self.dead.total(),
+            "expired": self.expired.total(),
         }
 
     @property
@@ -57,4 +60,5 @@ class ForwardReport:
         self.held += other.held
         self.dead += other.dead
         self.dropped += other.dropped
+        self.expired += other.expired
         self.latest_ms = max(self.latest_ms, other.latest_ms)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from delaylevel.errors import UpgradeRequiredError
 from delaylevel.model.level_topic import LevelTopicDescription
 
-#: The longest time until a change of a level topic is noticed, in s.
-LIFETIME_S = 5.0
+#: Age from which a description is read again, in s. Hosts look once a second: they notice changes
+#: within five seconds.
+LIFETIME_S = 3.5
 #: The shortest time between two reads that unknown targets cause, in s.
 REFRESH_EVERY_S = 0.25
 

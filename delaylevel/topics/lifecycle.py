@@ -3,7 +3,7 @@
 from .deletion import PendingEntries, delete, pending_entries
 from .expansion import expand, longer_levels
 from .orphans import Orphan, orphans
-from .settings import add_feature, set_on_missing_target
+from .settings import add_feature, pause, resume, set_expiry, set_on_missing_target
 
 __all__ = [
     "Orphan",
@@ -13,6 +13,9 @@ __all__ = [
     "expand",
     "longer_levels",
     "orphans",
+    "pause",
     "pending_entries",
+    "resume",
+    "set_expiry",
     "set_on_missing_target",
 ]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from delaylevel.cluster.port import TopicAdmin
-from delaylevel.errors import LevelTopicError
+from delaylevel.errors import InvalidInputError, LevelTopicError
+from delaylevel.model.clock import Clock
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
+    Expired,
+    FinalWindow,
     LevelTopicDescription,
     MissingTarget,
 )
+from delaylevel.model.pauses import ALL
+from delaylevel.model.topic_name import TopicName
 
 from . import members, safety
 from .registry import describe
+
+_ATTEMPTS = 5
 
 
 def set_on_missing_target(
@@ -30,11 +38,155 @@ def set_on_missing_target(
     Returns:
         The description with the policy.
     """
+    return change(admin, topic, lambda described: replace(described, on_missing_target=policy))
+
+
+def set_expiry(
+    admin: TopicAdmin,
+    topic: str,
+    *,
+    expire_after_ms: int | None = None,
+    expired: Expired | None = None,
+) -> LevelTopicDescription:
+    """Set the default expiry of messages without their own, and the treatment of expired ones.
+
+    The Spark job and the dispatcher apply it within seconds, a Function when it is restarted; to
+    messages that are parked already, too.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        expire_after_ms: longest time from due time to release, ms; 0 for any; None for no change.
+        expired: treatment of the messages; None for no change.
+
+    Returns:
+        The description with the expiry.
+
+    Raises:
+        InvalidInputError: the time is negative.
+        LevelTopicError: as for `change`.
+    """
+
+    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
+        after_ms = described.expire_after_ms if expire_after_ms is None else expire_after_ms
+        return replace(described, expire_after_ms=after_ms, expired=expired or described.expired)
+
+    return change(admin, topic, changed)
+
+
+def pause(admin: TopicAdmin, topic: str, target: str | None, clock: Clock) -> LevelTopicDescription:
+    """Let the due messages of a target wait in the window, until `resume`.
+
+    Every dispatcher follows within five seconds, and a restart changes nothing. A target that is
+    paused already stays paused.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        target: business topic of the level topic; None for all of them.
+
+    Returns:
+        The description with the pause.
+
+    Raises:
+        TargetNotAllowedError: it is not a target of the level topic.
+        LevelTopicError: the broker itself delivers the messages, or as for `change`.
+    """
+
+    def changed(described: LevelTopicDescription) -> LevelTopicDescription:
+        if described.final_window is not FinalWindow.TRACKER:
+            raise LevelTopicError(
+                f"level topic {described.topic} has the final window "
+                f"{described.final_window.value!r}: the broker itself delivers its messages and "
+                "cannot be paused; only a level topic with a tracker can"
+            )
+        name = _target(described, target)
+        return replace(described, pauses=described.pauses.pause(name, clock.now_ms()))
+
+    return change(admin, topic, changed)
+
+
+def resume(
+    admin: TopicAdmin, topic: str, target: str | None, clock: Clock, spread_ms: int = 0
+) -> LevelTopicDescription:
+    """End the pause of a target.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        target: business topic of the level topic; None to end all pauses.
+        spread_ms: time over which the messages that wait are released, ms; 0 for at once. Messages
+            that become due later do not wait for them.
+
+    Returns:
+        The description without the pause.
+
+    Raises:
+        TargetNotAllowedError: it is not a target of the level topic.
+        InvalidInputError: the spread is negative, or the target is not paused.
+        LevelTopicError: all targets are paused together, or as for `change`.
+    """
+    if spread_ms < 0:
+        raise InvalidInputError(f"the spread is {spread_ms} ms: give 0 or more")
+
     before = describe(admin, topic, search=True)
-    if before.on_missing_target is not policy:
-        after = replace(before, on_missing_target=policy)
+    name, paused = _target(before, target), dict(before.pauses.paused)
+    if not paused:
+        raise InvalidInputError(f"level topic {before.topic} is not paused")
+    if name not in (ALL, *paused):
+        if ALL in paused:
+            raise LevelTopicError(
+                f"all targets of level topic {before.topic} are paused together: resume them "
+                "together, without naming a target"
+            )
+        raise InvalidInputError(f"{name} is not paused, but {', '.join(paused)}")
+    now_ms = clock.now_ms()
+    return change(
+        admin,
+        before.topic,
+        lambda found: replace(found, pauses=found.pauses.resume(name, now_ms, spread_ms)),
+    )
+
+
+def change(
+    admin: TopicAdmin,
+    topic: str,
+    changed: Callable[[LevelTopicDescription], LevelTopicDescription],
+) -> LevelTopicDescription:
+    """Change the description of a level topic.
+
+    Pulsar has no compare-and-set for properties: the change is made again if another client has
+    written meanwhile. A client that writes between the last two requests of this function is not
+    noticed.
+
+    Args:
+        topic: the level topic, or a topic that :func:`delaylevel.topics.describe` finds it by.
+        changed: function that returns the description after the change.
+
+    Returns:
+        The description as it is stored now.
+
+    Raises:
+        LevelTopicError: other clients change the level topic all the time.
+    """
+    before = describe(admin, topic, search=True)
+    for _ in range(_ATTEMPTS):
+        after = changed(before)
+        if after == before:
+            return before
         admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    return describe(admin, before.topic)
+        before = describe(admin, after.topic)
+        if before == after or changed(before) == before:
+            return before
+    raise LevelTopicError(
+        f"level topic {before.topic} was changed by other clients at the same time: try again"
+    )
+
+
+def _target(described: LevelTopicDescription, target: str | None) -> str:
+    """Return the full name of a target, or the name of all."""
+    if target is None:
+        return ALL
+    full = TopicName.parse(target).full
+    described.check_target(full)
+    return full
 
 
 def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDescription:
@@ -51,12 +203,9 @@ def set_attribute(admin: TopicAdmin, topic: str, attribute: str) -> LevelTopicDe
 
     Raises:
         InvalidInputError: the attribute has no name, or too long a name.
+        LevelTopicError: as for `change`.
     """
-    before = describe(admin, topic, search=True)
-    if before.attribute != attribute:
-        after = replace(before, attribute=attribute)
-        admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    return describe(admin, before.topic)
+    return change(admin, topic, lambda described: replace(described, attribute=attribute))
 
 
 def add_feature(admin: TopicAdmin, topic: str, feature: str) -> LevelTopicDescription:
@@ -86,15 +235,11 @@ def add_feature(admin: TopicAdmin, topic: str, feature: str) -> LevelTopicDescri
     _create_members(admin, replace(before, features=()), after)
     if after.features == before.features:
         return before
-    admin.set_properties(after.name, {DESCRIPTION_PROPERTY: after.to_json()})
-    found = describe(admin, after.topic)
-    # Pulsar has no compare-and-set for properties: another client may have written meanwhile.
-    if feature not in found.features:
-        raise LevelTopicError(
-            f"level topic {after.topic} was changed by another client at the same time: add the "
-            f"feature {feature!r} again"
-        )
-    return found
+    return change(
+        admin,
+        after.topic,
+        lambda described: replace(described, features=(*described.features, feature)),
+    )
 
 
 def _create_members(

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from delaylevel.model.level_topic import DESCRIPTION_PROPERTY, LevelTopicDescription, MissingTarget
+from delaylevel.model.level_topic import (
+    DESCRIPTION_PROPERTY,
+    Expired,
+    LevelTopicDescription,
+    MissingTarget,
+)
+from delaylevel.model.pauses import ALL, Pauses
 
 ROOT = Path(__file__).parents[3]
 SPEC = ROOT / "spec"
@@ -124,6 +130,9 @@ def test_the_schema_knows_every_member_that_the_code_writes() -> None:
         former=(levels.levels,),
         on_missing_target=MissingTarget.DROP,
         attribute="amount",
+        expire_after_ms=1,
+        expired=Expired.DEAD_LETTER,
+        pauses=Pauses().pause("t/n/y", 1).resume(ALL, 2, 3).pause(ALL, 4),
     )
     value = json.loads(full.to_json())
     assert _faults(SCHEMA, value) == []

@@ -177,7 +177,7 @@ def test_a_write_that_another_client_overwrites_is_an_error(
         write(WANTED.name, {DESCRIPTION_PROPERTY: WANTED.to_json()})
 
     monkeypatch.setattr(memory.admin, "set_properties", overwritten)
-    with pytest.raises(LevelTopicError, match="add the feature 'cancel' again"):
+    with pytest.raises(LevelTopicError, match="changed by other clients"):
         add_feature(memory.admin, WANTED.topic, "cancel")
 
 
