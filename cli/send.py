@@ -38,7 +38,10 @@ _COLUMNS = (
 )
 _PATIENCE_S = 10.0
 _LINE_KEYS = frozenset(
-    ("body", "base64", "key", "ordering_key", "properties", "event_time", "at", "after", "id")
+    (
+        *("body", "base64", "key", "ordering_key", "properties", "event_time", "id"),
+        *("at", "after", "expires_at", "expires_after"),
+    )
 )
 
 
@@ -68,8 +71,9 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
 
     Args:
         text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
-            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``, and
-            ``id``. Times are ISO-8601, epoch ms or ``+2h``; ``after`` is a duration (``3d``).
+            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
+            ``expires_at`` or ``expires_after``, and ``id``. Times are ISO-8601, epoch ms or
+            ``+2h``; ``after`` and ``expires_after`` are durations (``3d``).
         now_ms: the present, in ms since the epoch; ``+2h`` is relative to it.
 
     Raises:
@@ -96,7 +100,7 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
     properties = value.get("properties") or {}
     if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
         raise InvalidInputError("properties is not an object whose values are all strings")
-    after = _text(value, "after")
+    after, expires_after = _text(value, "after"), _text(value, "expires_after")
     try:
         arguments = {
             "partition_key": _text(value, "key"),
@@ -105,6 +109,8 @@ def parse_line(text: str, now_ms: int) -> Outgoing:
             "event_timestamp": _time(value, "event_time", now_ms),
             "deliver_at": _time(value, "at", now_ms),
             "deliver_after": parse_duration(after) if after is not None else None,
+            "expires_at": _time(value, "expires_at", now_ms),
+            "expires_after": parse_duration(expires_after) if expires_after is not None else None,
             "message_id": _text(value, "id"),
         }
     except ValueError as error:
@@ -130,6 +136,7 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 
 @examples(
     "delaylevel send orders 'pay me' --after 3d",
+    "delaylevel send orders 'call back' --after 3d --expires-after 2h",
     "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
     "delaylevel send orders --jsonl reminders.jsonl",
     'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
@@ -139,6 +146,8 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 @click.argument("body", required=False)
 @click.option("--after", "deliver_after", type=DURATION, help="Delay before delivery: 90s, 2h, 3d.")
 @options.at("deliver_at")
+@click.option("--expires-at", type=TIME, help="Expiry: no release from then on.")
+@click.option("--expires-after", type=DURATION, help="Time from due time to expiry.")
 @click.option("--key", "partition_key", metavar="KEY", help="Partition key.")
 @click.option("--ordering-key", metavar="KEY", help="Ordering key, for Key_Shared subscriptions.")
 @options.pairs("--property", "properties", help="Property of the message. Repeatable.")
@@ -164,8 +173,9 @@ def send(
     """Send BODY (or stdin) to TOPIC, at once or delayed.
 
     A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
-    null) or base64; key, ordering_key, properties, event_time; at or after; id. A wrong line ends
-    the command with exit code 2 and the line's number; the lines before it are sent.
+    null) or base64; key, ordering_key, properties, event_time; at or after; expires_at or
+    expires_after; id. A wrong line ends the command with exit code 2 and the line's number; the
+    lines before it are sent.
 
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     if the level topic allows that.
@@ -183,6 +193,8 @@ def send(
     else:
         if arguments["deliver_after"] is not None and arguments["deliver_at"] is not None:
             raise click.UsageError("give --after or --at, not both")
+        if arguments["expires_after"] is not None and arguments["expires_at"] is not None:
+            raise click.UsageError("give --expires-after or --expires-at, not both")
         content = body.encode() if body is not None else sys.stdin.buffer.read()
         messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1

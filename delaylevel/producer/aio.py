@@ -37,7 +37,7 @@ from .client import OWN_OPTIONS, BaseClient
 from .client_errors import client_errors
 from .existing import remember
 from .options import given_options
-from .routing import BUSINESS, Route
+from .routing import BUSINESS, Route, envelope_options
 from .setup import ProducerSetup, StrategyArgument
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
 
@@ -85,6 +85,8 @@ class AsyncDelayLevelProducer(AsyncScheduling):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
     ) -> Any:
         """Publish a message, and return its message ID.
 
@@ -101,8 +103,9 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             "disable_replication": disable_replication,
         }
         kept = partition_key, ordering_key, event_timestamp
+        expiry = envelope_options(expires_at, expires_after)
         sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, options
+            content, properties, deliver_at, deliver_after, message_id, kept, options, expiry
         )
         return sent[-1]
 
@@ -115,14 +118,14 @@ class AsyncDelayLevelProducer(AsyncScheduling):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         options: dict[str, Any],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, int, Any]:
         """Send a message, and return its route, due time (ms since the epoch) and message ID.
 
         Args:
             kept: partition key, ordering key and event time.
             options: values of the ``NOT_PARKABLE`` options of send, by name.
-            replaces: ID of the message that it replaces, or None.
+            envelope: further arguments of :meth:`Routing.route`.
         """
         if content is None:
             raise InvalidInputError(
@@ -133,9 +136,14 @@ class AsyncDelayLevelProducer(AsyncScheduling):
         self._check_open()
         await check_message_arguments(self._schema, content, properties, kept, **options)
         partition_key, ordering_key, _ = kept
-        own = {} if replaces is None else {"replaces": replaces}
         route = await self._route(
-            deliver_at, deliver_after, properties, message_id, partition_key, **own, **options
+            deliver_at,
+            deliver_after,
+            properties,
+            message_id,
+            partition_key,
+            **(envelope or {}),
+            **options,
         )
         # From here to the partition's queue, or to the client, there is no other step of the event
         # loop: messages keep the order of their sends, and close() finds each.

@@ -29,7 +29,7 @@ from .receipts import (
     seconds_of,
     too_late,
 )
-from .routing import Route
+from .routing import Route, envelope_options
 
 
 class AsyncScheduling(BaseProducer):
@@ -49,6 +49,8 @@ class AsyncScheduling(BaseProducer):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
     ) -> Receipt:
         """Publish a delayed message, and return its receipt once it is stored.
 
@@ -57,7 +59,10 @@ class AsyncScheduling(BaseProducer):
         check_scheduled(deliver_at, deliver_after)
         own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
-        return await self._store(content, properties, deliver_at, deliver_after, own_id, kept)
+        expiry = envelope_options(expires_at, expires_after)
+        return await self._store(
+            content, properties, deliver_at, deliver_after, own_id, kept, expiry
+        )
 
     async def cancel(
         self,
@@ -114,7 +119,7 @@ class AsyncScheduling(BaseProducer):
                     key = (wanted.key or None) if partition_key is None else partition_key
                     kept = (key, ordering_key, event_timestamp)
                     new = await self._store(
-                        content, properties, due_ms, None, own_id, kept, wanted.id
+                        content, properties, due_ms, None, own_id, kept, {"replaces": wanted.id}
                     )
                 else:
                     new = await self._store_again(wanted, due_ms, own_id)
@@ -152,11 +157,11 @@ class AsyncScheduling(BaseProducer):
         deliver_after: timedelta | None,
         message_id: str,
         kept: tuple[str | None, str | None, int | None],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> Receipt:
         """Send a message, and return its receipt once it is stored."""
         sent = await self._send(
-            content, properties, deliver_at, deliver_after, message_id, kept, {}, replaces
+            content, properties, deliver_at, deliver_after, message_id, kept, {}, envelope
         )
         route, due_ms, stored = sent
         return self._receipt(message_id, due_ms, kept[0], route, stored)
@@ -232,7 +237,7 @@ class AsyncScheduling(BaseProducer):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         options: dict[str, Any],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, int, Any]:
         raise NotImplementedError
 

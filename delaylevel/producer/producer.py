@@ -17,7 +17,7 @@ from .client_errors import client_errors
 from .outgoing import build
 from .partition import Opening, PartitionProducer
 from .plain_checks import check_encoded, check_message_arguments
-from .routing import BUSINESS, NOT_PARKABLE, Route
+from .routing import BUSINESS, NOT_PARKABLE, Route, envelope_options
 from .scheduling import Scheduling
 from .setup import ProducerSetup
 from .unconfirmed import CallbacklessMessages
@@ -58,6 +58,8 @@ class DelayLevelProducer(Scheduling):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
     ) -> Any:
         """Publish a message and wait until the broker has stored it.
 
@@ -71,6 +73,9 @@ class DelayLevelProducer(Scheduling):
             deliver_after: delay from now, instead of ``deliver_at``.
             message_id: ID given by the application, stored as ``delaylevel.id`` and so shared by
                 the copies that a resend makes. Without it, every send is a separate message.
+            expires_at, expires_after: time from which the message is not released any more, in ms
+                since the epoch or as an aware datetime; or its distance from the due time. By
+                default the level topic's own rule applies.
 
         Returns:
             The message ID in the business topic, or in the level or window topic where the message
@@ -90,6 +95,7 @@ class DelayLevelProducer(Scheduling):
             message_id,
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
+            envelope_options(expires_at, expires_after),
         )
         if not route.parked:
             return self._business.send(body, **arguments)
@@ -110,6 +116,8 @@ class DelayLevelProducer(Scheduling):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
     ) -> None:
         """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
@@ -132,6 +140,8 @@ class DelayLevelProducer(Scheduling):
             and sequence_id is None
             and replication_clusters is None
             and disable_replication is False
+            and expires_at is None
+            and expires_after is None
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
@@ -169,6 +179,7 @@ class DelayLevelProducer(Scheduling):
             message_id,
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
+            envelope_options(expires_at, expires_after),
         )
         if route.parked:
             self._partition(route).send_async(body, callback, arguments)
@@ -233,20 +244,18 @@ class DelayLevelProducer(Scheduling):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         not_parkable: tuple[int | None, list[str] | None, bool],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, Any, dict[str, Any]]:
         """Return the route of a message, its body for this route, and its other arguments.
 
         Args:
             kept: partition key, ordering key and event time.
             not_parkable: values of the options in ``NOT_PARKABLE``.
-            replaces: ID of the message that it replaces, or None.
+            envelope: further arguments of :meth:`Routing.route`: what it replaces, and its expiry.
         """
         check_message_arguments(self._schema, content, properties, kept, not_parkable)
         partition_key, ordering_key, _ = kept
-        options: dict[str, Any] = {}
-        if replaces is not None:
-            options["replaces"] = replaces
+        options = dict(envelope or {})
         if not_parkable != _NONE_GIVEN:
             options.update(zip(NOT_PARKABLE, not_parkable, strict=True))
         route = self._cache.route(

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from delaylevel.errors import UnsupportedOptionError
+from delaylevel.errors import InvalidDelayError, UnsupportedOptionError
 from delaylevel.model import envelope as env
 from delaylevel.model.cancellation import cancellation, cancellation_partition
 from delaylevel.model.clock import Clock
-from delaylevel.model.due_time import due_time_ms
+from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import Envelope, SchemaRef
+from delaylevel.model.formatting import format_instant
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.router import Decision, Hop, Router
 
@@ -31,6 +32,15 @@ _length = str.__len__
 
 # Arguments of send that have no meaning in a level topic.
 NOT_PARKABLE = ("sequence_id", "replication_clusters", "disable_replication")
+
+
+def envelope_options(
+    expires_at: int | datetime | None, expires_after: timedelta | None
+) -> dict[str, Any]:
+    """Return the arguments of :meth:`Routing.route` for the expiry of a message."""
+    if expires_at is None and expires_after is None:
+        return {}
+    return {"expires_at": expires_at, "expires_after": expires_after}
 
 
 class Route(NamedTuple):
@@ -108,6 +118,8 @@ class Routing:
         partition_key: str | None = None,
         *,
         replaces: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
         **unsupported: Any,
     ) -> Route:
         """Route a message.
@@ -118,6 +130,7 @@ class Routing:
             message_id: the application's own ID, or None.
             partition_key: the message's key, or None.
             replaces: ID of the message that this one replaces, or None.
+            expires_at, expires_after: as in :func:`~delaylevel.model.due_time.expiry_ms`.
             unsupported: values of the ``NOT_PARKABLE`` options of send.
 
         Raises:
@@ -126,6 +139,11 @@ class Routing:
         """
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
+        expires_ms = expiry_ms(expires_at, expires_after, due_ms)
+        if 0 < expires_ms <= now_ms:
+            raise InvalidDelayError(
+                f"the message has expired already ({format_instant(expires_ms)}); it was not sent"
+            )
         if due_ms is None:
             return Route(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
@@ -136,6 +154,7 @@ class Routing:
             env.check_id(message_id) if message_id is not None else None,
             self._schema,
             compression=self._compression,
+            expires_ms=expires_ms,
             replaces=replaces,
         )
         if decision.hop is Hop.DUE or (decision.hop is Hop.WINDOW and not self._window):

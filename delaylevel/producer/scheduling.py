@@ -27,7 +27,7 @@ from .receipts import (
     seconds_of,
     too_late,
 )
-from .routing import Route
+from .routing import Route, envelope_options
 
 
 class Scheduling(BaseProducer):
@@ -44,6 +44,8 @@ class Scheduling(BaseProducer):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
     ) -> Receipt:
         """Publish a delayed message, wait until it is stored, and return its receipt.
 
@@ -63,7 +65,8 @@ class Scheduling(BaseProducer):
         check_scheduled(deliver_at, deliver_after)
         own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
-        return self._store(content, properties, deliver_at, deliver_after, own_id, kept)
+        expiry = envelope_options(expires_at, expires_after)
+        return self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
 
     def cancel(
         self,
@@ -162,7 +165,9 @@ class Scheduling(BaseProducer):
                 if given:
                     key = (wanted.key or None) if partition_key is None else partition_key
                     kept = (key, ordering_key, event_timestamp)
-                    new = self._store(content, properties, due_ms, None, own_id, kept, wanted.id)
+                    new = self._store(
+                        content, properties, due_ms, None, own_id, kept, {"replaces": wanted.id}
+                    )
                 else:
                     new = self._store_again(wanted, due_ms, own_id)
                 if wanted.sent_directly:
@@ -208,13 +213,13 @@ class Scheduling(BaseProducer):
         deliver_after: timedelta | None,
         message_id: str,
         kept: tuple[str | None, str | None, int | None],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> Receipt:
         """Send a message, and return its receipt once it is stored.
 
         Args:
             kept: partition key, ordering key and event time.
-            replaces: ID of the message that it replaces, or None.
+            envelope: further arguments of :meth:`Routing.route`.
         """
         route, body, arguments = self._routed(
             content,
@@ -224,7 +229,7 @@ class Scheduling(BaseProducer):
             message_id,
             kept,
             (None, None, False),
-            replaces,
+            envelope,
         )
         due_ms = self._due_of(route)
         if route.parked:
@@ -296,7 +301,7 @@ class Scheduling(BaseProducer):
         message_id: str | None,
         kept: tuple[str | None, str | None, int | None],
         not_parkable: tuple[int | None, list[str] | None, bool],
-        replaces: str | None = None,
+        envelope: dict[str, Any] | None = None,
     ) -> tuple[Route, Any, dict[str, Any]]:
         raise NotImplementedError
 
