@@ -182,6 +182,7 @@ class Producer:
             return False
         if is_target(self.topic.name):
             assert int(properties[env.DUE]) <= self.broker.clock.now_ms(), "sent early"
+            self.broker.on_send(target_of(self.topic.name), properties[env.ID])
         return True
 
     def pass_on(self, entry: Entry) -> None:
@@ -283,7 +284,11 @@ class BatchingProducer(Producer):
 
 
 class Broker:
-    """The simulated broker, with its client and its admin interface."""
+    """The simulated broker, with its client and its admin interface.
+
+    Attributes:
+        on_send: function that is called with target and ID of each message that is sent to it.
+    """
 
     def __init__(self, clock: Time, partitions: int = 0) -> None:
         self.clock = clock
@@ -292,6 +297,7 @@ class Broker:
         self.every_topic: list[Topic] = []  # also the deleted ones
         self.producers: list[Producer] = []
         self._ledgers = 0
+        self.on_send: Callable[[str, str], None] = lambda target, message_id: None
 
     def topic(self, name: str) -> Topic:
         """Return a topic, and create it if it does not exist."""
@@ -458,7 +464,7 @@ class Simulation:
             overflow=self.overflow,
             grace_ms=1000,
         )
-        stats = SharedOwnerStats()
+        stats = self.stats = SharedOwnerStats()
         self.desk = CancellationDesk(
             self.queue,
             self.journal,  # type: ignore[arg-type]
@@ -501,6 +507,7 @@ class Simulation:
             self.journal,  # type: ignore[arg-type]
             self.set_aside,
             partitions=partitions,
+            description=lambda: self.description,
             clock=self.clock,
             stats=stats,
             now_s=self.clock.now_s,
@@ -614,6 +621,7 @@ class Simulation:
             raise AssertionError("a process that was suspended publishes")
 
         pool.producer = producer  # type: ignore[method-assign]
+        # It has lost the partition, if its journal had not failed before.
         with contextlib.suppress(BrokerError):
             publisher.process()
             publisher.publish_waiting()
@@ -661,12 +669,13 @@ class Simulation:
         value: bytes,
         compression: str = "",
         due_in_ms: int = 10,
+        expires_ms: int = 0,
     ) -> None:
         due_ms = self.clock.now_ms() + due_in_ms
         key, number = identity(message_id, target, attempt)
         properties = {env.ID: message_id, env.DUE: str(due_ms)}
         fields = key, number, due_ms, target, "", attempt, message_id, "", "", 0, properties, value
-        self.window.append(WindowMessage(*fields, compression))
+        self.window.append(WindowMessage(*fields, compression, expires_ms))
 
     def cancel(self, number: int, target: str) -> None:
         """Cancel the message with a number, which may not be there yet."""
@@ -692,7 +701,14 @@ class Simulation:
         for value, properties in held.messages[self.returned :]:
             envelope = env.Envelope.read(properties)
             assert envelope.id is not None
-            self.add(envelope.id, envelope.target, envelope.attempt, value)
+            self.add(
+                envelope.id,
+                envelope.target,
+                envelope.attempt,
+                value,
+                due_in_ms=envelope.due_ms - self.clock.now_ms(),
+                expires_ms=envelope.expires_ms,
+            )
         self.returned = len(held.messages)
 
     def wait(self, seconds: float) -> None:

@@ -45,9 +45,12 @@ class OwnerAgenda:
         """Time of the next work by due times, ms since the epoch; None if there is none."""
         publisher = self._publisher
         dues = [] if publisher.next_due_ms is None else [publisher.next_due_ms]
+        candidates: list[int | None] = []
+        if self.caught_up:
+            candidates.append(publisher.next_spread_ms)
         if self.caught_up and publisher.ready:
-            candidates = (self._queue.next_due_ms(), publisher.next_plan_ms)
-            dues += [due_ms for due_ms in candidates if due_ms is not None]
+            candidates += self._queue.next_due_ms(), publisher.next_plan_ms
+        dues += [due_ms for due_ms in candidates if due_ms is not None]
         return min(dues, default=None)
 
     @property
@@ -63,9 +66,9 @@ class OwnerAgenda:
     @property
     def is_publishing(self) -> bool:
         """True if messages without an outcome were sent, or due ones wait for their targets."""
-        queue, publisher = self._queue, self._publisher
-        sent = queue.in_flight - publisher.planned - publisher.uncommitted
-        return sent > 0 or bool(queue.waiting.targets) or not publisher.ready
+        publisher = self._publisher
+        sent = self._queue.in_flight - publisher.planned - publisher.uncommitted
+        return sent > 0 or publisher.has_waiting or not publisher.ready
 
     @property
     def owes_commits(self) -> bool:

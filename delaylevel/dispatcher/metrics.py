@@ -19,6 +19,7 @@ _COUNTERS = (
     ("duplicates", "Copies that were left out."),
     ("dead", "Messages that were put into the dead-letter topic."),
     ("dropped", "Messages that were dropped because their target does not exist."),
+    ("expired", "Messages that were not released because of their expiry."),
 )
 _GAUGES = (
     ("pending", "Messages that wait for their due time."),

@@ -185,7 +185,11 @@ class FlightOutcomes:
 
     def _dispose(self, flight: Flight) -> None:
         """Record which messages of a flight are not published; dead letters may come back."""
-        kinds = {"held": DispositionKind.HELD, "dropped": DispositionKind.DROPPED}
+        kinds = {
+            "held": DispositionKind.HELD,
+            "dropped": DispositionKind.DROPPED,
+            "expired": DispositionKind.EXPIRED,
+        }
         for counter, kind in kinds.items():
             index = [
                 each

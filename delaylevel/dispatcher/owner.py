@@ -186,6 +186,7 @@ class PartitionOwner:
             partitions=TargetPartitions(self._admin, wake=self.events.wake, **self._background)
             if numbered
             else None,
+            description=self._description,
             clock=self._clock,
             stats=self.stats,
             now_s=self._now_s,
@@ -203,9 +204,7 @@ class PartitionOwner:
             **self._background,
         )
         opened.callback(self._desk.close)
-        self.agenda = OwnerAgenda(
-            self._queue, self._offers, self._publisher, self._desk, self._now_s
-        )
+        self.agenda = OwnerAgenda(queue, self._offers, self._publisher, self._desk, self._now_s)
 
     def _recover(self) -> None:
         """Resolve the intents that the last owner left open, and write a snapshot."""

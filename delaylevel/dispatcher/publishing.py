@@ -16,15 +16,20 @@ from collections.abc import Callable
 from delaylevel.cluster.targets.pool import TargetKey, TargetPool
 from delaylevel.dispatcher.journal.topic import Journal
 from delaylevel.model.clock import Clock
-from delaylevel.structures.segments.pending import SpillError
+from delaylevel.model.level_topic import LevelTopicDescription
 
+from .admission import Admission
 from .batches import DueBatch
+from .cuts import PlanCuts
 from .delay_queue import DelayQueue
 from .dividing import BatchDivider
 from .flights import Flight, PoolItem
-from .in_flight import SLOW_S, InFlightLimits
+from .in_flight import InFlightLimits
 from .look_ahead import LookAhead
 from .outcomes import FlightOutcomes
+from .pause_gate import PAUSED_PARTITION, PauseGate
+from .placement import BatchPlacement
+from .readiness import UNKNOWN_PARTITION, TargetReadiness
 from .sending import FlightSender
 from .set_aside import SetAsideTopics
 from .stats import SharedOwnerStats
@@ -33,9 +38,6 @@ from .target_names import TargetPartitions
 _BATCH = 1_000
 # Number of due messages that may wait until their intents are confirmed.
 _PREPARED = 1_000
-# The partition of a message before the number of its topic's partitions is known.
-_UNKNOWN_PARTITION = -2
-_REFUSED_EARLIER = "its target refused it before a takeover"
 
 
 class BatchPublisher:
@@ -44,6 +46,7 @@ class BatchPublisher:
     Args:
         pool: the producers of the targets.
         partitions: partition of each message, with deduplication; None without.
+        description: function that returns the latest description of the level topic.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class BatchPublisher:
         set_aside: SetAsideTopics[Flight],
         *,
         partitions: TargetPartitions | None,
+        description: Callable[[], LevelTopicDescription],
         clock: Clock,
         stats: SharedOwnerStats,
         now_s: Callable[[], float] = time.monotonic,
@@ -65,7 +69,6 @@ class BatchPublisher:
         self._partitions = partitions
         self._numbered = partitions is not None
         self._clock = clock
-        self._blocked: list[tuple[DueBatch, TargetKey]] = []
         self._look_ahead = LookAhead()
         self._sender = FlightSender(
             delay_queue,
@@ -90,8 +93,21 @@ class BatchPublisher:
         self.flights = self._outcomes.flights  # those that are not completely confirmed
         self._limits = InFlightLimits(pool, set_aside, self._outcomes)
         self._divider = BatchDivider(delay_queue, partitions)
-        # Targets with due messages that were put back until the target's intents are withdrawn.
-        self._behind_cut: set[TargetKey] = set()
+        self._gate = PauseGate(description, delay_queue.waiting.count, clock)
+        self._cuts = PlanCuts(self._sender, self._outcomes, self._look_ahead, self._numbered)
+        self._readiness = TargetReadiness(
+            pool, self._limits, self._outcomes.cutting, partitions, self._gate
+        )
+        self._placement = BatchPlacement(
+            delay_queue,
+            pool,
+            partitions,
+            self._divider,
+            Admission(delay_queue, description, clock, self._gate),
+            self._readiness,
+            self._limits,
+            self._cuts,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches that are not completely confirmed."""
@@ -105,15 +121,27 @@ class BatchPublisher:
     @property
     def busy(self) -> bool:
         """True while messages or earlier intents wait for a target."""
-        return bool(self._outcomes.busy or self._blocked) or bool(self._queue.waiting.targets)
+        return self._outcomes.busy or bool(self._placement.blocked) or self.has_waiting
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if due messages wait for their targets, and not only for the end of a pause."""
+        return any(not self._gate.rests(key) for key in self._queue.waiting.targets)
+
+    @property
+    def next_spread_ms(self) -> int | None:
+        """Time of the next release after a pause, ms since the epoch; None if none is planned."""
+        times = map(self._gate.next_ms, self._queue.waiting.targets)
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
     @property
     def ready(self) -> bool:
         """True if another batch may be published."""
-        self._behind_cut &= self._outcomes.cutting.keys()
-        if self._blocked or self._sender.prepared >= _PREPARED:
+        behind = self._placement.behind_cut
+        behind &= self._outcomes.cutting.keys()
+        if self._placement.blocked or self._sender.prepared >= _PREPARED:
             return False
-        return all(map(self._limits.is_slow, self._behind_cut))
+        return all(map(self._limits.is_slow, behind))
 
     @property
     def planned(self) -> int:
@@ -160,11 +188,11 @@ class BatchPublisher:
         """
         flights: list[Flight] = []
         for key, part in self._divider.by_target(batch):
-            earlier = key._replace(partition=_UNKNOWN_PARTITION)
+            earlier = key._replace(partition=UNKNOWN_PARTITION)
             if self._queue.waiting.count(earlier):
-                self._defer(part, earlier, flights)
+                self._placement.defer(part, earlier, flights)
             else:
-                self._place(part, key, flights)
+                self._placement.place(part, key, flights)
         self._send(flights)
 
     def send_due(self) -> None:
@@ -189,7 +217,7 @@ class BatchPublisher:
             if len(batch) == most:
                 until_ms = int(batch.due_ms[-1])
             for key, part in self._divider.by_target(batch):
-                self._plan(part, key, flights)
+                self._placement.plan(part, key, flights)
         self._queue.arrived_due_ms = None
         self._look_ahead.planned(now_ms, until_ms, batch, sum(len(each.batch) for each in flights))
         if flights:
@@ -210,24 +238,52 @@ class BatchPublisher:
         if self._sender.prepared and not self._queue.waiting.targets:
             self.send_due()  # now, and not after the next ones are prepared
         flights: list[Flight] = []
-        blocked, self._blocked = self._blocked, []
-        for batch, key in blocked:
+        placement = self._placement
+        for batch, key in placement.take_blocked():
             if (rest := self._queue.without_cancelled(batch)) is not None:
-                self._place(rest, key, flights)
+                placement.place(rest, key, flights, waited=True)
         for key in self._queue.waiting.targets:
             last_ms = self._sender.last_due_ms(key) if self._numbered else None
-            if last_ms is not None and last_ms > self._clock.now_ms() and self._is_ready(key):
-                self._cut_target(key)  # what waits is due earlier
-            while self._queue.waiting.count(key) and self._is_ready(key):
-                if (part := self._queue.advance_waiting(key, _BATCH)) is None:
+            if (
+                last_ms is not None
+                and last_ms > self._clock.now_ms()
+                and self._readiness.is_ready(key)
+            ):
+                self._cuts.cut(key)  # what waits is due earlier
+            if key.partition == PAUSED_PARTITION:
+                self._send(flights)
+                flights = []
+                self._publish_paused(key)
+                continue
+            blocked = len(placement.blocked)
+            while (
+                self._queue.waiting.count(key)
+                and self._readiness.is_ready(key)
+                and len(placement.blocked) == blocked
+            ):
+                part = self._queue.advance_waiting(key, _BATCH)
+                if part is None:
                     continue
-                if key.partition == _UNKNOWN_PARTITION:
-                    self._place(part, key._replace(partition=-1), flights)
+                if key.partition == UNKNOWN_PARTITION:
+                    placement.place(part, key._replace(partition=-1), flights, waited=True)
                 else:
-                    self._launch(part, key, flights)
+                    placement.launch_waiting(part, key, flights)
                 self._send(flights)
                 flights = []
         self._send(flights)
+
+    def _publish_paused(self, key: TargetKey) -> None:
+        """Publish messages that have waited for the end of a pause, as many as may leave now."""
+        placement, waiting = self._placement, self._queue.waiting
+        left, blocked = self._gate.count(key), len(placement.blocked)
+        while left > 0 and waiting.count(key) and len(placement.blocked) == blocked:
+            flights: list[Flight] = []
+            before = waiting.count(key)
+            part = self._queue.advance_waiting(key, min(left, _BATCH))
+            left -= before - waiting.count(key)
+            if part is not None:
+                placement.place(part, key._replace(partition=-1), flights, waited=True)
+            self._send(flights)
 
     def process(self, answered_s: float | None = None) -> None:
         """Process the outcomes of messages that were sent; errors as for `publish`.
@@ -245,136 +301,6 @@ class BatchPublisher:
         """Close producers that are not used."""
         self._pool.close_idle()
 
-    # -- the way of a batch
-
-    def _place(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        """Launch a batch of one target, or let it wait."""
-        if not key.topic:
-            if self._limits.has_room_aside():
-                self._put_aside(batch, "", flights)
-            else:
-                self._blocked.append((batch, key))
-            return
-        aside = self._queue.refused_earlier(batch)
-        if aside and self._pool.refusal(key.topic, key.schema) is None:
-            rest = sorted(set(range(len(batch))) - set(aside))
-            parts = [batch] if not rest else self._queue.divide(batch, [aside, rest])
-            self._put_aside(parts[0], _REFUSED_EARLIER, flights)
-            if not rest:
-                return
-            batch = parts[1]
-        if self._partitions is None or key.partition >= 0:
-            self._launch_or_wait(batch, key, flights)
-            return
-        reason = self._pool.refusal(key.topic, key.schema)
-        unknown = key._replace(partition=_UNKNOWN_PARTITION)
-        partitions = self._partitions.count(key.topic)
-        if partitions is None and reason is None:
-            self._defer(batch, unknown, flights)
-            return
-        if reason is None and isinstance(partitions, str):
-            reason = partitions
-            self._pool.refuse(key.topic, key.schema, reason)
-        if reason is not None or isinstance(partitions, str):
-            if not self._limits.has_room_aside():
-                self._defer(batch, unknown, flights)
-                return
-            self._put_aside(batch, reason or str(partitions), flights)
-            return
-        for each, part in self._divider.by_partition(batch, key, partitions or 0):
-            self._launch_or_wait(part, each, flights)
-
-    def _plan(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        """Make a flight of a batch that is not due, or put it back."""
-        partitions: int | str | None = 0
-        if self._partitions is not None and key.topic:
-            partitions = self._partitions.count(key.topic)
-        if not isinstance(partitions, int) or not self._is_plannable(batch, key):
-            self._queue.put_back(batch)
-            return
-        for each, part in self._divider.by_partition(batch, key, partitions):
-            if self._is_behind(part, each):
-                self._cut_target(each)
-                self._queue.put_back(part)
-            elif self._is_ready(each) and not self._limits.is_slow(each):
-                self._pool.producer(each).open()  # it is not idle
-                flights.append(Flight(part, each, left=len(part)))
-            else:
-                self._queue.put_back(part)
-
-    def _is_plannable(self, batch: DueBatch, key: TargetKey) -> bool:
-        """Return True if messages need nothing but their target, and none of it wait."""
-        waits = self._queue.waiting.count
-        if not key.topic or waits(key) or waits(key._replace(partition=_UNKNOWN_PARTITION)):
-            return False
-        refused = self._pool.refusal(key.topic, key.schema) is not None
-        return not refused and not self._queue.refused_earlier(batch)
-
-    def _launch_or_wait(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        waiting = self._queue.waiting.count(key)
-        if waiting >= _BATCH and self._is_making_progress(key):
-            # All that is due would follow to where these wait, and back.
-            self._blocked.append((batch, key))
-        elif waiting:
-            self._defer(batch, key, flights)
-        elif self._is_behind(batch, key) and (
-            self._is_ready(key) or (key in self._outcomes.cutting and not self._limits.is_slow(key))
-        ):
-            self._cut_target(key)
-            self._behind_cut.add(key)
-            self._queue.put_back(batch)
-        elif self._is_ready(key):
-            self._launch(batch, key, flights)
-        elif self._limits.has_room(key) or self._limits.is_slow(key):
-            self._defer(batch, key, flights)
-        else:
-            self._blocked.append((batch, key))
-
-    def _is_ready(self, key: TargetKey) -> bool:
-        """Return True if messages of a target can be launched now, to be sent or set aside."""
-        if self._pool.refusal(key.topic, key.schema) is not None:
-            return self._limits.has_room_aside()
-        if key.partition == _UNKNOWN_PARTITION:
-            assert self._partitions is not None
-            return self._partitions.count(key.topic) is not None
-        if key in self._outcomes.cutting:
-            return False
-        producer = self._pool.producer(key)
-        if not producer.is_open:
-            producer.open()
-        if not producer.is_open or producer.is_unclear or not self._limits.has_room(key):
-            return False
-        # More messages would be refused, too, and memory has no room for them.
-        return self._limits.has_room_for_refusals(key)
-
-    def _is_making_progress(self, key: TargetKey) -> bool:
-        """Return True if a target takes messages, or may do so in a moment."""
-        if self._pool.producer(key).is_open:
-            return self._is_ready(key) or not (
-                self._limits.has_room(key) or self._limits.is_slow(key)
-            )
-        return self._pool.producer(key).opening_s < SLOW_S
-
-    def _launch(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        reason = self._pool.refusal(key.topic, key.schema)
-        if reason is not None:
-            self._put_aside(batch, reason, flights)
-        else:
-            flights.append(Flight(batch, key, left=len(batch)))
-
-    def _put_aside(self, batch: DueBatch, reason: str, flights: list[Flight]) -> None:
-        refused = dict.fromkeys(range(len(batch)), reason)
-        flights.append(Flight(batch, None, refused=refused))
-
-    def _defer(self, batch: DueBatch, key: TargetKey, flights: list[Flight]) -> None:
-        try:
-            self._queue.defer(batch, key)
-        except SpillError as error:
-            if not self._limits.has_room_aside():
-                self._blocked.append((batch, key._replace(partition=max(key.partition, -1))))
-                return
-            self._put_aside(batch, f"it is slow, and {error.reason}", flights)
-
     def _send(self, flights: list[Flight]) -> None:
         """Write the intents of flights, and send their messages once all intents are confirmed."""
         if not flights:
@@ -383,18 +309,3 @@ class BatchPublisher:
         self._sender.launch(flights)
         self._outcomes.add(flights)
         self._outcomes.take_refused(self._sender.take_refused())
-
-    # -- cuts
-
-    def _is_behind(self, batch: DueBatch, key: TargetKey) -> bool:
-        """Return True if later sequence IDs than those of a batch are in an intent already."""
-        if not self._numbered:
-            return False
-        last_ms = self._sender.last_due_ms(key)
-        return key in self._outcomes.cutting or (last_ms is not None and last_ms > batch.due_ms[0])
-
-    def _cut_target(self, key: TargetKey) -> None:
-        """Take back what is planned for a target."""
-        if key not in self._outcomes.cutting:
-            self._look_ahead.cut()
-            self._outcomes.withdraw(self._sender.cut(key))

@@ -18,6 +18,7 @@ from delaylevel.model.envelope import (
     CANCEL,
     COMPRESSION,
     DUE,
+    EXPIRES,
     ID,
     PREFIX,
     SCHEMA,
@@ -61,6 +62,7 @@ class WindowMessage(NamedTuple):
         key, ordering_key, event_ms, value: fields of the message as they were sent.
         properties: all properties of the published message.
         compression: compression of the message's producer, or empty.
+        expires_ms: time from which the message is not released, ms since the epoch; 0 for none.
     """
 
     id_key: str
@@ -76,6 +78,7 @@ class WindowMessage(NamedTuple):
     properties: dict[str, str]
     value: bytes | None
     compression: str = ""
+    expires_ms: int = 0
 
     @property
     def envelope(self) -> Envelope:
@@ -88,6 +91,7 @@ class WindowMessage(NamedTuple):
             schema,
             self.attempt,
             self.compression or None,
+            expires_ms=self.expires_ms,
         )
 
 
@@ -132,6 +136,11 @@ def identity(message_id: str, target: str, attempt: int) -> tuple[str, int]:
 @lru_cache(maxsize=4096)
 def _id_key(target: str, source: str, suffix: str) -> str:
     return f"{target}\n{source}{suffix}"
+
+
+def _is_time(text: str) -> bool:
+    """Return True if a time is spelled as nearly every one is."""
+    return len(text) == _DUE_DIGITS and text.isdecimal() and text.isascii() and text[0] != "0"
 
 
 class _Kind(NamedTuple):
@@ -198,6 +207,7 @@ class Recorder:
         due, own_id = properties.pop(DUE, ""), properties.pop(ID, None)
         target = properties.pop(TARGET, None)
         schema, compression = properties.pop(SCHEMA, None), properties.pop(COMPRESSION, None)
+        expires = properties.pop(EXPIRES, None)
         if self._known is not self._descriptions.latest():
             self._known = self._descriptions.latest()
             self._kinds = {}
@@ -207,6 +217,7 @@ class Recorder:
             or len(due) != _DUE_DIGITS
             or not (due.isdecimal() and due.isascii())
             or due[0] == "0"
+            or (expires is not None and not _is_time(expires))
             or any(map(_is_ours, properties))
         ):
             return self._record_checked(message, ledger, entry, batch)
@@ -237,6 +248,7 @@ class Recorder:
             properties,
             None if not value and message.has_null_value() else value,
             kind.compression,
+            int(expires) if expires else 0,
         )
 
     def _record_checked(
@@ -296,6 +308,7 @@ class Recorder:
             hop.delivered_properties(message, envelope),
             message.value,
             envelope.compression or "",
+            envelope.expires_ms,
         )
 
     def refresh(self) -> None:

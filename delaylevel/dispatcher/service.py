@@ -9,11 +9,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from delaylevel.cluster.failures import error_name, translate_errors
+from delaylevel.cluster.failures import translate_errors
 from delaylevel.cluster.partition_lock import PartitionLock
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
@@ -46,7 +46,8 @@ from .assignment import GroupState, Membership, assign
 from .history import ReleaseHistory
 from .leftovers import sweep
 from .owner import PartitionOwner
-from .owner_thread import FAILURES, OwnerThread
+from .owner_thread import OwnerThread
+from .served_topic import ServedTopic
 from .settings import DispatchSettings
 from .sources import window_sources
 from .stats import OwnerStats
@@ -59,40 +60,6 @@ _LOOK_S = 1.0
 _PROBE_S = 3.0
 # Time for which a partition is left to others after a failure.
 _RETRY_S = 2.0
-
-
-@dataclass(eq=False)
-class _ServedTopic:
-    """A level topic that is served, and the partitions of it that this process owns."""
-
-    descriptions: DescriptionCache
-    membership: Membership
-    warning: RepeatedWarning
-    owners: dict[int, OwnerThread] = field(default_factory=dict)
-    owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
-    retry_s: dict[int, float] = field(default_factory=dict)
-    group: GroupState | None = None
-    group_s: float = 0.0
-    probe_s: float = 0.0
-    probes: int = 0
-
-    @property
-    def description(self) -> LevelTopicDescription:
-        """The latest description of the level topic."""
-        return self.descriptions.latest()
-
-    def watch_owner(self, owner: OwnerThread) -> None:
-        """Log the failure of an owner, and the end of the failure once it releases messages."""
-        warning = self.owner_warnings.get(owner.partition)
-        if owner.is_alive():
-            if warning is not None and owner.stats.now().state == "releasing":
-                warning.over()
-        elif isinstance(owner.failure, FAILURES):
-            if warning is None:
-                partition = self.description.window_topic.partition(owner.partition).full
-                warning = RepeatedWarning(log, f"window partition {partition}")
-                self.owner_warnings[owner.partition] = warning
-            warning.failed(str(owner.failure) or error_name(owner.failure))
 
 
 @dataclass(frozen=True)
@@ -153,7 +120,7 @@ class Dispatcher:
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._topics: list[_ServedTopic] = []
+        self._topics: list[ServedTopic] = []
         # Messages released from partitions that were given back since, by level topic.
         self._released: Counter[str] = Counter()
         self._advertised: dict[str, str] = {}
@@ -224,13 +191,13 @@ class Dispatcher:
             with self._lock:
                 self._topics.remove(topic)
 
-    def _join(self, description: LevelTopicDescription) -> _ServedTopic:
+    def _join(self, description: LevelTopicDescription) -> ServedTopic:
         """Enter the group of dispatchers of a level topic."""
         membership = Membership(self._client, self._admin, description, self._settings.name)
         descriptions = DescriptionCache(
             partial(served, self._admin, description.topic), description
         )
-        return _ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
+        return ServedTopic(descriptions, membership, RepeatedWarning(log, description.topic))
 
     @property
     def silent_s(self) -> float:
@@ -301,7 +268,7 @@ class Dispatcher:
         """Request the end of `run`; safe in a signal handler and from any thread."""
         self._stopping.set()
 
-    def _reassign(self, topic: _ServedTopic) -> None:
+    def _reassign(self, topic: ServedTopic) -> None:
         """Read the group, and acquire or revoke partitions."""
         now = time.monotonic()
         for index, owner in list(topic.owners.items()):
@@ -311,6 +278,7 @@ class Dispatcher:
                 self._forget(topic, index)
                 topic.retry_s[index] = now + _RETRY_S
         topic.descriptions.current()
+        topic.watch_pauses()
         group = topic.membership.read_group()
         topic.group, topic.group_s = group, time.monotonic()
         moves = assign(
@@ -329,7 +297,7 @@ class Dispatcher:
             if now >= topic.retry_s.get(index, 0.0):
                 self._acquire(topic, index)
 
-    def _acquire(self, topic: _ServedTopic, index: int) -> None:
+    def _acquire(self, topic: ServedTopic, index: int) -> None:
         sources = window_sources(topic.description, index)
         try:
             properties = {NAME_PROPERTY: topic.membership.name, **self._advertised}
@@ -354,7 +322,7 @@ class Dispatcher:
             topic.owners[index] = thread
         thread.start()
 
-    def _revoke(self, partitions: Sequence[tuple[_ServedTopic, int]]) -> None:
+    def _revoke(self, partitions: Sequence[tuple[ServedTopic, int]]) -> None:
         """Stop owners, all at the same time, and wait for their end."""
         for topic, index in partitions:
             topic.owners[index].stop()
@@ -363,7 +331,7 @@ class Dispatcher:
             topic.watch_owner(topic.owners[index])
             self._forget(topic, index)
 
-    def _forget(self, topic: _ServedTopic, index: int) -> None:
+    def _forget(self, topic: ServedTopic, index: int) -> None:
         """Remove an owner that has ended."""
         with self._lock:
             owner = topic.owners.pop(index)

@@ -32,10 +32,12 @@ class OwnerStats:
         held: number of messages in the held topic, by target.
         dead: number of messages in the dead-letter topic.
         dropped: number of messages that were deleted because their target does not exist.
+        expired: number of messages that were not released because of their expiry.
         outcomes: number of outcomes of cancellations, by ``cancelled``, ``too late``, ``unknown``.
         pending: number of messages that wait for their due time.
         in_flight: number of messages that are being published.
-        next_due_ms: earliest due time of the pending messages, ms since the epoch, or None.
+        next_due_ms: earliest due time of the pending messages, ms since the epoch, or None; without
+            those that wait for the end of a pause.
         lateness: counts of messages by lateness: one for each bound of `LATENESS_BOUNDS_MS`, and
             one for messages beyond the last bound.
         lateness_ms: sum of the lateness of all messages, in ms.
@@ -54,6 +56,7 @@ class OwnerStats:
     held: dict[str, int] = field(default_factory=dict)
     dead: int = 0
     dropped: int = 0
+    expired: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
     pending: int = 0
     in_flight: int = 0

@@ -15,6 +15,7 @@ from delaylevel.structures.segments.pending import PendingSegments
 
 from .attribute import MessageAttribute
 from .batches import Columns, DueBatch, MessageRecord, joined
+from .pause_gate import PAUSED_PARTITION
 from .pending import PendingIndex
 
 # A target that is being opened needs no more than this; a slow one may use the disk.
@@ -162,8 +163,15 @@ class WaitingQueues:
 
     @property
     def first_due_ms(self) -> int | None:
-        """Earliest due time of the first messages, ms since the epoch; None without messages."""
-        found = (queue.first_due_ms for queue in self._queues.values())
+        """Earliest due time of the first messages, ms since the epoch; None without messages.
+
+        Those that wait for the end of a pause, and not for their target, do not count.
+        """
+        found = (
+            queue.first_due_ms
+            for key, queue in self._queues.items()
+            if key.partition != PAUSED_PARTITION
+        )
         return min((due_ms for due_ms in found if due_ms is not None), default=None)
 
     def loose(self) -> list[Columns]:

@@ -59,7 +59,7 @@ class ReleaseOnce:
             for description in self._dispatcher.descriptions
             for index in self._unfinished(description.topic, description.window_partitions, found)
         ]
-        ended = sum(sum(s.held.values()) + s.dead + s.dropped for s in found.values())
+        ended = sum(sum(s.held.values()) + s.dead + s.dropped + s.expired for s in found.values())
         progress = (-len(self._missing), self._dispatcher.released().total() + ended)
         now_s = time.monotonic()
         if progress > self._progress:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from delaylevel.cluster.repeated_warning import RepeatedWarning
-from delaylevel.dispatcher.service import _ServedTopic
+from delaylevel.dispatcher.served_topic import ServedTopic
 from delaylevel.dispatcher.stats import SharedOwnerStats
 from delaylevel.errors import BrokerError
 from delaylevel.model.level_topic import FinalWindow
@@ -36,7 +36,7 @@ def test_failing_owners_of_a_partition_log_once_and_the_next_one_logs_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unused: Any = None
-    topic = _ServedTopic(
+    topic = ServedTopic(
         DescriptionCache(lambda: DESCRIPTION),
         unused,
         RepeatedWarning(logging.getLogger(__name__), "orders"),

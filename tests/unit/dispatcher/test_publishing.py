@@ -72,6 +72,7 @@ def test_few_messages_are_set_aside_at_a_time(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
     run = Simulation(numbered, tmp_path)
     run.broker.topics[ORDERS].refuses = True
     run.send(200, ORDERS, too_big=False)
@@ -162,6 +163,7 @@ def test_few_messages_that_are_too_large_are_set_aside_at_a_time(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 20)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
     run = Simulation(numbered, tmp_path)
     run.send(200, ORDERS, too_big=True)
     run.send(5, INVOICES, too_big=False)
@@ -181,6 +183,7 @@ def test_a_burst_waits_for_an_opening_in_the_delay_queue(
 ) -> None:
     """Not where messages of slow targets wait, from which all of it would have to come back."""
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 5)
+    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 5)
     run = Simulation(False, tmp_path)
     run.send(100, ORDERS, too_big=False)
     run.wait(0.02)

@@ -32,12 +32,12 @@ from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.cluster.targets.send_state import SendOutcome, SendState
 from delaylevel.dispatcher.cancellation_queue import CancellationQueue
 from delaylevel.dispatcher.cancellations import Cancellations
+from delaylevel.dispatcher.cuts import PlanCuts
 from delaylevel.dispatcher.delay_queue import DelayQueue
 from delaylevel.dispatcher.flights import Flight
 from delaylevel.dispatcher.journal.records import Refused
 from delaylevel.dispatcher.outcome_topic import OutcomeTopic
 from delaylevel.dispatcher.outcomes import FlightOutcomes
-from delaylevel.dispatcher.publishing import BatchPublisher
 from delaylevel.dispatcher.sending import FlightSender
 
 ACTIONS = (
@@ -240,6 +240,7 @@ def test_nothing_is_lost_or_published_twice_with_little_room(
 ) -> None:
     monkeypatch.setattr("delaylevel.dispatcher.in_flight.IN_FLIGHT_MESSAGES", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
     monkeypatch.setattr("delaylevel.dispatcher.waiting._IN_MEMORY", 4)
     search_runs(numbered, False, shrinking=True, partitions=partitions)
 
@@ -252,6 +253,7 @@ def test_nothing_is_lost_or_published_twice_in_a_burst(
     monkeypatch.setattr("delaylevel.dispatcher.sending._MANY", 1)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._PREPARED", 4)
     monkeypatch.setattr("delaylevel.dispatcher.publishing._BATCH", 3)
+    monkeypatch.setattr("delaylevel.dispatcher.placement._MANY_WAITING", 3)
     small_entries(monkeypatch)
     search_runs(numbered, False, shrinking=True)
 
@@ -451,7 +453,7 @@ def late_arrivals_overtake_planned_messages(patch: pytest.MonkeyPatch) -> Iterat
         return send(self, key, flights[::-1], now_ms)
 
     patch.setattr(FlightSender, "_send_target", latest_first)
-    patch.setattr(BatchPublisher, "_is_behind", lambda self, batch, key: False)
+    patch.setattr(PlanCuts, "is_behind", lambda self, batch, key: False)
     yield
 
 

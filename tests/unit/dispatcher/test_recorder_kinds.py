@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaylevel.dispatcher.record import Recorder
-from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, REASON, SCHEMA, TARGET
+from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, EXPIRES, ID, REASON, SCHEMA, TARGET
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.message import parked_message
 from delaylevel.model.unreadable import RAW_KEY
@@ -79,6 +79,7 @@ PROPERTIES = st.fixed_dictionaries(
         DUE: DUES,
         TARGET: st.sampled_from([ORDERS, "orders", "persistent://public/default/other", "", "a b"]),
         ID: IDS,
+        EXPIRES: DUES,
         SCHEMA: st.sampled_from(["AVRO:0123456789abcdef", "", "AVRO", "KEY_VALUE:1"]),
         COMPRESSION: st.sampled_from(["LZ4", "ZSTD", "brotli", ""]),
         ATTEMPT: st.sampled_from(["0", "2", "x"]),

@@ -1,0 +1,58 @@
+"""A level topic that a dispatcher serves."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from delaylevel.cluster.failures import error_name
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.model.level_topic import LevelTopicDescription
+from delaylevel.topics.description_cache import DescriptionCache
+
+from .assignment import GroupState, Membership
+from .owner_thread import FAILURES, OwnerThread
+from .pause_log import PauseLog
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class ServedTopic:
+    """A level topic that is served, and the partitions of it that this process owns."""
+
+    descriptions: DescriptionCache
+    membership: Membership
+    warning: RepeatedWarning
+    owners: dict[int, OwnerThread] = field(default_factory=dict)
+    owner_warnings: dict[int, RepeatedWarning] = field(default_factory=dict)
+    retry_s: dict[int, float] = field(default_factory=dict)
+    group: GroupState | None = None
+    group_s: float = 0.0
+    probe_s: float = 0.0
+    probes: int = 0
+    pauses: PauseLog = field(default_factory=PauseLog)
+
+    @property
+    def description(self) -> LevelTopicDescription:
+        """The latest description of the level topic."""
+        return self.descriptions.latest()
+
+    def watch_pauses(self) -> None:
+        """Log pauses that have begun or ended, and let the owners look at them at once."""
+        if self.pauses.note(self.description):
+            for owner in self.owners.values():
+                owner.owner.events.wake()
+
+    def watch_owner(self, owner: OwnerThread) -> None:
+        """Log the failure of an owner, and the end of the failure once it releases messages."""
+        warning = self.owner_warnings.get(owner.partition)
+        if owner.is_alive():
+            if warning is not None and owner.stats.now().state == "releasing":
+                warning.over()
+        elif isinstance(owner.failure, FAILURES):
+            if warning is None:
+                partition = self.description.window_topic.partition(owner.partition).full
+                warning = RepeatedWarning(log, f"window partition {partition}")
+                self.owner_warnings[owner.partition] = warning
+            warning.failed(str(owner.failure) or error_name(owner.failure))
