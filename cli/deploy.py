@@ -42,6 +42,7 @@ _INSTANCES = (
     Column("parked_again", "number"),
     Column("held", "number"),
     Column("dead_lettered", "number"),
+    Column("expired", "number", wide=True),
     Column("given_back", "number", wide=True),
     Column("late_ms", "duration"),
     Column("error", wide=True),

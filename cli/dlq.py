@@ -41,6 +41,7 @@ _REPLAYED = (
     Column("window", "number", head="HANDED OFF"),
     Column("due", "number", head="DELIVERED"),
     Column("held", "number"),
+    Column("expired", "number", wide=True),
     Column("refused", "number", head="STILL DEAD"),
 )
 _DISCARDED = (Column("topic", head="LEVEL TOPIC"), Column("discarded", "number"))
@@ -166,6 +167,7 @@ def replay(
         "window": forwarded.window,
         "due": forwarded.due,
         "held": forwarded.held.total(),
+        "expired": forwarded.expired.total(),
         "refused": report.refused.total(),
     }
     emit_one(view, _REPLAYED, output)

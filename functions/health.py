@@ -25,6 +25,7 @@ _COUNTS = {
     "parked_again": ("parked",),
     "held": ("held",),
     "dead_lettered": ("dead",),
+    "expired": ("expired",),
     "given_back": ("given_back",),
 }
 _CONSUMER = "delaylevel-function@"
@@ -42,7 +43,7 @@ class InstanceStatus:
         worker: id of the worker that runs it.
         exceptions: the latest exceptions, a line each.
         counts: messages since its start, by name: ``forwarded``, ``parked_again``, ``held``,
-            ``dead_lettered``, ``given_back``.
+            ``dead_lettered``, ``expired``, ``given_back``.
         late_ms: mean lateness at hand-off in ms; None if nothing was handed off.
     """
 

@@ -27,6 +27,7 @@ from delaylevel.cluster.targets.send_state import SendOutcome
 from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.envelope import SchemaRef
+from delaylevel.model.expiry import reason_if_expired
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import parked_message
 from delaylevel.model.report import ForwardReport
@@ -262,6 +263,11 @@ class Relay:
         assert envelope is not None
         assert item.message is not None
         assert item.properties is not None
+        due_ms, now_ms = envelope.due_ms, self._clock.now_ms()
+        expired = reason_if_expired(self._router.description, due_ms, envelope.expires_ms, now_ms)
+        if expired is not None:
+            self._hold(item, expired)
+            return
         arguments = (envelope.target, envelope.schema, envelope.compression)
         key = self._keys.get(arguments)
         if key is None:
@@ -280,7 +286,7 @@ class Relay:
         producer.send(item, item.message, item.properties, item.deliver_at_ms)
 
     def _hold(self, item: Item, reason: str) -> None:
-        """Set a message aside whose target cannot be written now."""
+        """Set a message aside that has expired, or whose target cannot be written now."""
         assert item.message is not None
         assert item.envelope is not None
         description, now_ms = self._router.description, self._clock.now_ms()

@@ -106,6 +106,7 @@ def batch_line(batch: BatchStats, backlogs: dict[str, Backlog] | None) -> str:
             ("held", "held"),
             ("dead", "dead letters"),
             ("dropped", "dropped"),
+            ("expired", "expired"),
         )
         if (count := sum(counts.get(outcome, 0) for counts in by_topic))
     ]

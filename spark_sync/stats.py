@@ -15,7 +15,7 @@ from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Role
 from delaylevel.topics.stats import LevelTopicStats, read_stats
 
-OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped")
+OUTCOMES = ("parked", "window", "due", "held", "dead", "dropped", "expired")
 #: Upper bounds of the lateness histogram, ms; one more bucket holds everything above the last.
 LATENESS_BOUNDS_MS = (100, 1_000, 5_000, 15_000, 60_000, 300_000, 600_000, 3_600_000, 86_400_000)
 # Minimum interval between two requests to the broker, however many batches and scrapes there are.

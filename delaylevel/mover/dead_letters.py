@@ -22,6 +22,8 @@ from delaylevel.errors import EnvelopeError, LevelTopicError, StillPendingError
 from delaylevel.model import envelope as env
 from delaylevel.model.chunks import ChunkJoiner, Letter
 from delaylevel.model.clock import Clock, SystemClock
+from delaylevel.model.due_time import LATEST_DUE_MS
+from delaylevel.model.expiry import is_expired
 from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Role
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
@@ -77,10 +79,13 @@ class DeadLetter:
         """Return the message as it was before, with another target or due time if given.
 
         It keeps its id. A message without one gets the id that the mover would have given it, from
-        the place where it was read. A control record has the id of its message, or none.
+        the place where it was read. A control record has the id of its message, or none. An expired
+        message does not expire again.
         """
         properties = dict(self.message.properties)
-        properties.pop(env.REASON, None)
+        if is_expired(properties.pop(env.REASON, "")):
+            # This also overrides the default of the level topic.
+            properties[env.EXPIRES] = str(LATEST_DUE_MS)
         source = properties.pop(env.SOURCE, "")
         if target is not None:
             properties[env.TARGET] = target

@@ -21,6 +21,7 @@ from delaylevel.errors import DelayLevelError, EnvelopeError, UnknownTargetError
 from delaylevel.model.clock import Clock, SystemClock, monotonic_s
 from delaylevel.model.delivery import Delivery, Sequence
 from delaylevel.model.envelope import Envelope, compression_of
+from delaylevel.model.expiry import reason_if_expired
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Mover
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
@@ -225,7 +226,7 @@ class Forwarder:
             if now_ms - due_ms > self._report.latest_ms:
                 self._report.latest_ms = now_ms - due_ms
             if not self._tracked:
-                self._hand_off(message, envelope, hop_kind is Hop.DUE, number)
+                self._hand_off(message, envelope, hop_kind is Hop.DUE, number, now_ms)
                 return
             partition = hop.window_partition(self.description, message, envelope)
         deliver_at_ms = None
@@ -264,13 +265,22 @@ class Forwarder:
             self._store_in_order(letter, message, number)
 
     def _hand_off(
-        self, message: ParkedMessage, envelope: Envelope, due: bool, number: int | None
+        self,
+        message: ParkedMessage,
+        envelope: Envelope,
+        due: bool,
+        number: int | None,
+        now_ms: int,
     ) -> None:
         if self.sequencer is not None and self.sequencer.was_held(
             envelope.id, envelope.attempt + 1, envelope.compression
         ):
             # An earlier run of the same batch has held it, and the target has recovered since.
             self._report.held[envelope.target] += 1
+            return
+        expired = reason_if_expired(self.description, envelope.due_ms, envelope.expires_ms, now_ms)
+        if expired is not None:
+            self._expire(message, envelope, expired, number)
             return
         hand_off = HandOff(message, envelope, due, number or 0)
         self._hand_offs.send(hand_off, hop.delivered_properties(message, envelope))
@@ -281,6 +291,18 @@ class Forwarder:
             self._flush()
         elif not self._epoch_messages % _POLL_EVERY:
             self._hand_offs.poll()
+
+    def _expire(
+        self, message: ParkedMessage, envelope: Envelope, reason: str, number: int | None
+    ) -> None:
+        """Set a message aside that is not released any more."""
+        aside = hop.set_aside(self.description, message, envelope, reason, self._clock.now_ms())
+        # With sequence IDs, an earlier run of the same batch may have handed it off, and stored
+        # dead letters that came later: only the producer of `_store_in_order` has none of these
+        # before the outcome of this message is known.
+        in_order = self.sequencer is not None and aside.topic
+        if in_order or not self._set_aside(message, aside, number):
+            self._store_in_order(aside, message, number)
 
     def _bury(
         self, message: ParkedMessage, envelope: Envelope, topic: str, number: int | None
@@ -337,7 +359,7 @@ class Forwarder:
             () if self.sequencer is None else [number or 0 for _, _, number in letters],
         )
         for aside, _, _ in letters:
-            self._report.dead[aside.counted_by] += 1
+            getattr(self._report, aside.counter)[aside.counted_by] += 1
 
     def _flush(self) -> None:
         """Wait for targets, set refused messages aside, then flush our own topics.

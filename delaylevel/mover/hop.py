@@ -16,7 +16,14 @@ from delaylevel.model import envelope as env
 from delaylevel.model.cancellation import cancellation_partition
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.envelope import Envelope
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.expiry import is_expired
+from delaylevel.model.level_topic import (
+    Expired,
+    FinalWindow,
+    LevelTopicDescription,
+    MissingTarget,
+    Mover,
+)
 from delaylevel.model.message import ParkedMessage, Payload
 from delaylevel.model.router import Router
 
@@ -99,7 +106,7 @@ def parked_until_ms(
 class SetAside(NamedTuple):
     """The place of a message that cannot be handed off, and its entry in the report."""
 
-    counter: str  # field of ForwardReport: held, dead or dropped
+    counter: str  # field of ForwardReport: held, dead, dropped or expired
     counted_by: str  # key in that counter: the target or the reason
     topic: str  # full name of a partition of our own; empty for a message that is dropped
     properties: dict[str, str]
@@ -125,6 +132,11 @@ def set_aside(
     """
     if is_too_large(reason):
         return too_large(description, message, envelope, envelope.target)
+    if is_expired(reason):
+        if description.expired is Expired.DROP:
+            return SetAside("expired", envelope.target, "", {}, None)
+        letter = _readable_dead_letter(description, message, envelope, reason)
+        return letter._replace(counter="expired", counted_by=envelope.target)
     policy = description.on_missing_target if reason == NO_TOPIC else MissingTarget.HOLD
     if policy is MissingTarget.DROP:
         return SetAside("dropped", envelope.target, "", {}, None)

@@ -21,8 +21,23 @@ from delaylevel.functions.ack_order import AckOrder
 from delaylevel.functions.recent_ids import RecentIds
 from delaylevel.functions.relay import SLOW, SLOW_S, Relay
 from delaylevel.model.chunks import ChunkJoiner
-from delaylevel.model.envelope import ATTEMPT, COMPRESSION, DUE, ID, KIND, REASON, TARGET
-from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    COMPRESSION,
+    DUE,
+    EXPIRES,
+    ID,
+    KIND,
+    REASON,
+    TARGET,
+)
+from delaylevel.model.level_topic import (
+    Expired,
+    FinalWindow,
+    LevelTopicDescription,
+    MissingTarget,
+    Mover,
+)
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
@@ -549,6 +564,29 @@ def test_refused_messages_are_held_for_the_pause_and_others_are_sent(
     assert world.opened(BILLS) == 2
     assert world[BILLS].sent[0].properties[ID].endswith("partition-0:7:0:-1"), "another ID"
     assert ATTEMPT not in world[BILLS].sent[0].properties
+
+
+@pytest.mark.parametrize("policy", Expired)
+def test_an_expired_message_is_not_handed_off(policy: Expired) -> None:
+    world = RelayWorld(expired=policy, expire_after_ms=5_000)
+    relay = world.relay()
+    relay.offer(parked(0, due_ms=T0 - 5_000))
+    relay.offer(parked(1, due_ms=T0 - 4_000))
+    properties = {DUE: str(T0 - 4_000), TARGET: ORDERS, EXPIRES: str(T0), ATTEMPT: "1"}
+    relay.offer(received(2, properties, topic=HELD, published_ms=T0 - 60_000))
+    settle(relay)
+    world[ORDERS].answer()
+    settle(relay)
+    if policy is Expired.DEAD_LETTER:
+        assert world.acknowledged == [1]
+        assert len(world[DEAD].sent) == 2
+        assert all(each.properties[REASON].startswith("expired at ") for each in world[DEAD].sent)
+        world[DEAD].answer()
+        settle(relay)
+    assert sorted(world.acknowledged) == [0, 1, 2]
+    assert len(world[ORDERS].sent) == 1
+    report = relay.take_report()
+    assert (report.expired, report.due, report.dead.total()) == ({ORDERS: 2}, 1, 0)
 
 
 def test_a_deleted_target_is_not_created_again(world: RelayWorld) -> None:

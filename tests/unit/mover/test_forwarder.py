@@ -13,8 +13,18 @@ from delaylevel.cluster.publisher import BULK_SETTINGS, PRODUCER_SETTINGS
 from delaylevel.cluster.values import SchemaVersion
 from delaylevel.errors import BrokerError, InvalidInputError
 from delaylevel.model.delivery import Delivery, Sequence
-from delaylevel.model.envelope import ATTEMPT, DUE, ID, REASON, SCHEMA, SOURCE, TARGET, SchemaRef
-from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.envelope import (
+    ATTEMPT,
+    DUE,
+    EXPIRES,
+    ID,
+    REASON,
+    SCHEMA,
+    SOURCE,
+    TARGET,
+    SchemaRef,
+)
+from delaylevel.model.level_topic import Expired, FinalWindow, Mover
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.report import ForwardReport
 from delaylevel.model.source_partition import SourcePartition, source_partitions
@@ -598,3 +608,40 @@ def test_reports_add_up() -> None:
     assert one.parked == {("a", 0, 0): 3}
     assert one.held == {"t": 1}
     assert one.dead == {"r": 1}
+
+
+@pytest.mark.parametrize("policy", Expired)
+def test_an_expired_message_is_not_handed_off(policy: Expired) -> None:
+    bench = Bench(expired=policy, expire_after_ms=5_000)
+    now_ms = str(T0 - 1)
+    bench.forward(
+        bench.message(T0 - 5_000),
+        bench.message(T0 - 4_999),
+        bench.message(T0 - 1_000, **{EXPIRES: str(T0)}),
+        bench.message(T0 - 60_000, **{EXPIRES: str(T0 + 1)}),
+        bench.message(T0 + 60_000, BILLS, **{EXPIRES: now_ms}),
+    )
+    report = bench.forwarder.flush()
+    assert report.expired == {ORDERS: 2, BILLS: 1}
+    assert (report.due, report.total) == (2, 5)
+    assert all(EXPIRES not in sent.properties for sent in bench.client.to(ORDERS))
+    letters = bench.client.to(DEAD)
+    assert len(letters) == (3 if policy is Expired.DEAD_LETTER else 0)
+    assert not report.dead
+    for letter in letters:
+        assert letter.properties[REASON].startswith("expired at ")
+        assert letter.properties[TARGET] in (ORDERS, BILLS)
+
+
+def test_a_held_message_expires_at_its_next_attempt(bench: Bench) -> None:
+    bench.admin.missing.add(ORDERS)
+    message = bench.message(T0, **{EXPIRES: str(T0 + 60_000)})
+    bench.forward(message)
+    assert bench.forwarder.flush().held == {ORDERS: 1}
+    (held,) = bench.client.to(HELD)
+    assert held.properties[EXPIRES] == str(T0 + 60_000)
+    bench.clock.advance(timedelta(minutes=1))
+    again = bench.message(properties=held.properties)
+    bench.forward(again, source="-held-partition-0")
+    report = bench.forwarder.flush()
+    assert report.counts() == {**dict.fromkeys(report.counts(), 0), "expired": 1}

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from delaylevel.cluster.targets import pool
 from delaylevel.errors import BrokerError
 from delaylevel.model.delivery import Sequence, sequence_id
-from delaylevel.model.envelope import ATTEMPT, DUE, ID, SCHEMA, TARGET, SchemaRef
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.envelope import ATTEMPT, DUE, EXPIRES, ID, SCHEMA, TARGET, SchemaRef
+from delaylevel.model.level_topic import Expired, FinalWindow
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.source_partition import source_partitions
 from delaylevel.mover import forwarder as forwarder_module
@@ -30,7 +30,10 @@ from fakes import FakeAdmin, describe
 from .test_forwarder import BILLS, DEAD, HELD, ORDERS, T0, Waiting
 
 DESCRIPTION = describe(
-    targets=("orders", "bills"), final_window=FinalWindow.BROKER, hold_pause_ms=1000
+    targets=("orders", "bills"),
+    final_window=FinalWindow.BROKER,
+    hold_pause_ms=1000,
+    expired=Expired.DEAD_LETTER,
 )
 SOURCE = source_partitions(DESCRIPTION)[0]
 UNKNOWN = "persistent://public/default/unknown"  # not a target of the level topic
@@ -158,12 +161,14 @@ def run(
     admin: FakeAdmin | None = None,
     epoch: int = 10_000,
     pause_ms: int = 0,
+    now_ms: int = T0,
 ) -> Any:
     """Forward a batch in a new process.
 
     Args:
         epoch: number of messages between two flushes.
         pause_ms: time between two messages.
+        now_ms: present time for routing, ms since the epoch.
     """
     clock = ManualClock(T0)
     given: Any = admin or FakeAdmin()
@@ -177,7 +182,7 @@ def run(
         patch.object(forwarder_module, "EPOCH_MESSAGES", epoch),
     ):
         for each in messages:
-            made.forward(SOURCE, each, T0)
+            made.forward(SOURCE, each, now_ms)
             clock.advance(timedelta(milliseconds=pause_ms))
         report = made.flush()
     made.close()
@@ -314,3 +319,37 @@ def test_every_message_is_in_one_place_once(
         for number, (target, size) in enumerate(batch, 1)
         if size > LIMIT or target == UNKNOWN
     }
+
+
+@given(
+    batches,
+    st.sets(st.integers(1, 40)),
+    runs,
+    st.sampled_from([2, 3, 10_000]),
+    st.integers(0, 3),
+)
+def test_messages_that_expire_between_two_runs_are_not_lost(
+    batch: list[tuple[str, int]],
+    expiring: set[int],
+    attempts: list[tuple[list[Exception | None], list[tuple[int, int] | None], int]],
+    epoch: int,
+    expires_in: int,
+) -> None:
+    broker = Broker()
+    expiry = {EXPIRES: str(T0 + expires_in)}
+    messages = [
+        message(number, *each, properties=expiry if number in expiring else {})
+        for number, each in enumerate(batch, 1)
+    ]
+    for index, (given_openings, given_faults, crash_after) in enumerate([*attempts, ([], [], -1)]):
+        broker.openings, broker.flushes = list(given_openings), list(given_faults)
+        broker.crash_after = crash_after
+        with suppress(BrokerError, Crash):
+            run(broker, messages, first_run=index == 0, epoch=epoch, now_ms=T0 + index)
+            break
+    found = Counter(broker.ids(ORDERS, BILLS, HELD, DEAD))
+    assert set(found) == {str(number) for number in range(1, len(batch) + 1)}
+    # A message that an earlier run has handed off may expire, too.
+    again = {int(each) for each, count in found.items() if count > 1}
+    assert again <= expiring
+    assert max(found.values(), default=0) <= 2
