@@ -17,6 +17,7 @@ from delaylevel.model.level_topic import (
     LEVEL_SUFFIX,
     MOST_WINDOW_PARTITIONS,
     SIZE_ATTRIBUTE,
+    Expired,
     FinalWindow,
     LevelTopicDescription,
     MissingTarget,
@@ -31,6 +32,7 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .lifecycle import delete, drain, expand, orphans, set_
 from .output import emit, emit_one, note
+from .pausing import pause, resume
 from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_duration, parse_unit
 from .views.levels import (
     DESCRIBE,
@@ -135,6 +137,8 @@ def levels() -> None:
     help="Pause before a message is sent again to a target that refused it.",
 )
 @options.on_missing_target(default=MissingTarget.HOLD.value)
+@options.expire_after(default="0s")
+@options.expired(default=Expired.DROP.value)
 @options.features
 @options.attribute(default=SIZE_ATTRIBUTE)
 @options.output
@@ -248,5 +252,5 @@ def describe(settings: Settings, topic: str, output: str) -> None:
         note(f"{len(rows) - len(shown)} empty partitions are not shown; -o wide shows them.")
 
 
-for _command in (expand, set_, drain, delete, orphans):
+for _command in (expand, set_, pause, resume, drain, delete, orphans):
     levels.add_command(_command)

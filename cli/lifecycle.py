@@ -10,7 +10,7 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, StillPendingError
-from delaylevel.model.level_topic import LevelTopicDescription, MissingTarget, Mover
+from delaylevel.model.level_topic import Expired, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
@@ -28,6 +28,7 @@ _DRAINED = (
     Column("due", "number", head="DELIVERED"),
     Column("dead", "number", head="DEAD LETTERS"),
     Column("dropped", "number", wide=True),
+    Column("expired", "number", wide=True),
     Column("left", "number", head="STILL HELD"),
 )
 _DELETED = (
@@ -132,6 +133,7 @@ def drain(settings: Settings, topic: str, allow_early: bool, output: str) -> Non
         "due": report.due,
         "dead": report.dead.total(),
         "dropped": report.dropped.total(),
+        "expired": report.expired.total(),
         "left": left,
     }
     emit_one(view, _DRAINED, output)
@@ -202,13 +204,15 @@ def delete(
 
 @examples(
     "delaylevel levels set orders --on-missing-target dead-letter",
-    "delaylevel levels set orders --on-missing-target hold",
+    "delaylevel levels set orders --expire-after 1h --expired dead-letter",
     "delaylevel levels set orders --feature cancel",
     "delaylevel levels set orders --attribute amount",
 )
 @click.command("set")
 @click.argument("topic")
 @options.on_missing_target()
+@options.expire_after()
+@options.expired()
 @options.features
 @options.attribute()
 @options.output
@@ -217,6 +221,8 @@ def set_(
     settings: Settings,
     topic: str,
     on_missing_target: MissingTarget | None,
+    expire_after_ms: int | None,
+    expired: Expired | None,
     features: tuple[str, ...],
     attribute: str | None,
     output: str,
@@ -230,9 +236,11 @@ def set_(
     to a version that knows it: earlier ones stop, and versions from before features would deliver
     its records as messages.
     """
-    if on_missing_target is None and attribute is None and not features:
+    expiry = expire_after_ms is not None or expired is not None
+    if on_missing_target is None and not expiry and attribute is None and not features:
         raise InvalidInputError(
-            "nothing to change: give --on-missing-target, --attribute or --feature"
+            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
+            "or --feature"
         )
     with Admin.from_connection(settings.connection()) as admin:
         after = topics.describe(admin, topic, search=True)
@@ -240,6 +248,10 @@ def set_(
             after = lifecycle.set_on_missing_target(admin, after.topic, on_missing_target)
         if attribute is not None:
             after = set_attribute(admin, after.topic, attribute)
+        if expiry:
+            after = lifecycle.set_expiry(
+                admin, after.topic, expire_after_ms=expire_after_ms, expired=expired
+            )
         for feature in features:
             after = lifecycle.add_feature(admin, after.topic, feature)
     emit_one(description_view(after), DESCRIPTION, output)

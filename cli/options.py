@@ -11,7 +11,7 @@ import click
 
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.features import FEATURES
-from delaylevel.model.level_topic import FinalWindow, MissingTarget, Mover
+from delaylevel.model.level_topic import Expired, FinalWindow, MissingTarget, Mover
 from delaylevel.model.topic_name import parse_namespace
 
 from .output import FORMATS
@@ -108,6 +108,19 @@ on_missing_target = functools.partial(
     "--on-missing-target",
     type=OneOf(MissingTarget),
     help="Action for messages whose business topic does not exist.",
+)
+expire_after = functools.partial(
+    click.option,
+    "--expire-after",
+    "expire_after_ms",
+    type=DURATION_MS,
+    help="Longest time from due time to release of messages without their own expiry; 0s for any.",
+)
+expired = functools.partial(
+    click.option,
+    "--expired",
+    type=OneOf(Expired),
+    help="Action for messages that would be released after their expiry.",
 )
 features = click.option(
     "--feature",

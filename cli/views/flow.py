@@ -8,6 +8,7 @@ from delaylevel.cli.output import Column, render
 from delaylevel.inspection.flow import Flow, Rates, Stage, quantile, rates
 from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import Role
+from delaylevel.model.pauses import ALL
 
 from .text import local, shortened
 
@@ -24,6 +25,7 @@ def flow_view(before: Flow | None, now: Flow) -> dict[str, Any]:
         "late_p50_ms": quantile(now.late_ms, 0.5),
         "late_max_ms": quantile(now.late_ms, 1.0),
         "stages": [_stage_view(stage, changes[stage.name]) for stage in now.stages],
+        "paused": {"all" if name == ALL else name: since_ms for name, since_ms in now.paused},
     }
 
 
@@ -46,7 +48,7 @@ def flow_text(before: Flow | None, now: Flow, width: int) -> str:
     )
     lines = [f"{local(now.topic)} at {format_instant(now.now_ms)[:19]}Z", ""]
     lines += render(rows, columns).splitlines()
-    lines += ["", *_processes(now), _lateness(now)]
+    lines += ["", *_processes(now), _lateness(now), *_pauses(now)]
     return "\n".join(shortened(line, width) for line in lines)
 
 
@@ -76,6 +78,14 @@ def _lateness(now: Flow) -> str:
         f"lateness:     median {format_duration(middle)}, at most {format_duration(most)}, "
         f"of the last {len(now.late_ms)} messages"
     )
+
+
+def _pauses(now: Flow) -> list[str]:
+    return [
+        f"paused:       {'all targets' if name == ALL else shortened(local(name), 30)} since "
+        f"{format_instant(since_ms)[:19]}Z"
+        for name, since_ms in now.paused
+    ]
 
 
 def _stage_view(stage: Stage, change: Rates) -> dict[str, Any]:

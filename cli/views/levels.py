@@ -7,6 +7,7 @@ from typing import Any
 
 from delaylevel.cli.output import Column
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
+from delaylevel.model.pauses import ALL
 from delaylevel.topics.registry import FoundLevelTopic
 from delaylevel.topics.status import LevelTopicStatus, PartitionStatus
 
@@ -21,7 +22,10 @@ DESCRIPTION = (
     Column("hold_pause_ms", "duration", wide=True),
     Column("on_missing_target", wide=True),
     Column("attribute", wide=True),
+    Column("expire_after_ms", "duration", wide=True),
+    Column("expired", wide=True),
     Column("features", wide=True),
+    Column("paused"),
 )
 STATE = (
     Column("backlog_entries", "number", head="BACKLOG"),
@@ -72,7 +76,10 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
         "hold_pause_ms": description.hold_pause_ms,
         "attribute": description.attribute,
         "on_missing_target": description.on_missing_target.value,
+        "expire_after_ms": description.expire_after_ms or None,
+        "expired": description.expired.value,
         "features": list(description.features),
+        "paused": ["all" if name == ALL else name for name, _ in description.pauses.paused],
     }
 
 

@@ -43,6 +43,7 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("features", feature_check.features),
     ("mover", running_checks.mover),
     ("dispatcher", running_checks.dispatcher),
+    ("pauses", running_checks.pauses),
     ("hand-offs", running_checks.lateness),
     ("lead", running_checks.lead),
     ("producer clocks", running_checks.producer_clocks),

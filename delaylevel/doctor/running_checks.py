@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 
 from delaylevel.errors import DelayLevelError
-from delaylevel.model.formatting import format_duration
+from delaylevel.model.formatting import format_duration, format_instant
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover, Role
+from delaylevel.model.pauses import ALL
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.status import PartitionStatus
 
@@ -84,6 +85,20 @@ def _unattended(
     missing: str, idle: Sequence[PartitionStatus], rows: Sequence[PartitionStatus], remedy: str
 ) -> Problem:
     return Problem(f"{missing}: {len(idle)} of {len(rows)} partitions have no consumer", remedy)
+
+
+def pauses(context: LevelTopicContext) -> CheckResult:
+    """Check that no targets are paused."""
+    description = context.description
+    return CheckResult.of(
+        Problem(
+            f"{'all targets are' if name == ALL else f'{name} is'} paused since "
+            f"{format_instant(since_ms)}: due messages wait in the window",
+            f"`delaylevel levels resume {description.topic}"
+            + ("`" if name == ALL else f" --target {name}`"),
+        )
+        for name, since_ms in description.pauses.paused
+    )
 
 
 def lateness(context: LevelTopicContext) -> CheckResult:

@@ -24,6 +24,7 @@ from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Rol
 from delaylevel.model.position import Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.model.unreadable import properties_of
+from delaylevel.topics.registry import describe
 from delaylevel.topics.stats import MemberStats, read_stats
 
 _THREADS = 8
@@ -76,6 +77,7 @@ class Flow:
         producers: number of producers connected to the levels, including movers.
         late_ms: lateness of the last messages of the business topics when they were published or
             delivered by us, sorted; 0 for those that the broker still holds or held back itself.
+        paused: name of each paused target, or ``*`` for all, and the begin, ms since the epoch.
     """
 
     topic: str
@@ -83,6 +85,7 @@ class Flow:
     stages: tuple[Stage, ...]
     producers: int
     late_ms: tuple[int, ...]
+    paused: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ def read_flow(
 ) -> Flow:
     """Return the state of every stage; nothing is acknowledged or moved.
 
-    The ``pulsar.Client`` reads the last messages of the business topics.
+    The ``pulsar.Client`` reads the last messages of the business topics. The description is read
+    again, for its pauses.
     """
+    description = describe(admin, description.topic)
     level_topic = read_stats(admin, description)
     targets = [TopicName.parse(target) for target in description.targets]
     with ThreadPoolExecutor(_THREADS, "delaylevel-top") as pool:
@@ -125,7 +130,8 @@ def read_flow(
         *(_stage(member, now_ms) for member in level_topic.of(Role.OUTCOMES)),
     )
     producers = {name for member in level_topic.of(Role.LEVEL) for name in member.producers}
-    return Flow(description.topic, now_ms, stages, len(producers), late_ms)
+    paused = description.pauses.paused
+    return Flow(description.topic, now_ms, stages, len(producers), late_ms, paused)
 
 
 def rates(before: Flow | None, now: Flow) -> Mapping[str, Rates]:

@@ -162,6 +162,7 @@ def test_the_keys_of_json_are_fixed() -> None:
         "late_p50_ms",
         "late_max_ms",
         "stages",
+        "paused",
     ]
     assert view["stages"][0] == {
         "stage": "DAY",
