@@ -31,10 +31,14 @@ class BatchesInFlight:
         """Return all batches."""
         return list(self._batches.values())
 
+    def take_number(self) -> int:
+        """Return a number that no batch has, for an intent without a batch."""
+        self._next_number += 1
+        return self._next_number - 1
+
     def put(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> DueBatch:
         """Add messages as a new batch; due times and packed positions have shape (n,)."""
-        batch = DueBatch(self._next_number, due_ms, positions, records)
-        self._next_number += 1
+        batch = DueBatch(self.take_number(), due_ms, positions, records)
         self._batches[batch.number] = batch
         return batch
 

@@ -25,8 +25,9 @@ from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
 from .batches import Columns, MessageRecord, is_cancellation
+from .batches_in_flight import BatchesInFlight
 from .cancellations import CancelDecision, Cancellations
-from .ids import IdMemory, id_columns, remove_ids, seen_ids
+from .ids import IdMemory, Mask, id_columns, remove_ids, seen_ids
 from .open_positions import OpenPositions
 from .passed_over import PassedOver
 from .pending import PendingIndex
@@ -44,6 +45,7 @@ class CancellationQueue:
         pending_ids: IDs of the messages that are pending or in flight.
         open_positions: positions of these messages, and of the cancellations.
         unresolved: intents of an earlier owner.
+        in_flight: the batches in flight, which number the intents.
         releases: times of the last releases.
         grace_ms: time after its due time until which a message is waited for, ms.
     """
@@ -55,6 +57,7 @@ class CancellationQueue:
         pending_ids: RemovableIds,
         open_positions: OpenPositions,
         unresolved: UnresolvedIntents,
+        in_flight: BatchesInFlight,
         releases: RecentReleases,
         clock: Clock,
         grace_ms: int,
@@ -65,6 +68,7 @@ class CancellationQueue:
         self._pending_ids = pending_ids
         self._open = open_positions
         self._unresolved = unresolved
+        self._in_flight = in_flight
         self._clock = clock
 
     @property
@@ -238,6 +242,31 @@ class CancellationQueue:
         record = Disposition(kind, intent.id_keys, intent.key_index[some], intent.ids[some])
         self._state.apply(record)
         return record
+
+    def keep_uncertain(self, number: int, stored: Mask) -> Intent | None:
+        """Return an intent of what an earlier owner may still send, to precede a Resolved record.
+
+        Its client sends it again once the name of its producer is free, and no higher sequence ID
+        came. So these messages are not cancelled before they are released.
+
+        Args:
+            number: number of an unresolved intent.
+            stored: which of its messages the broker has stored, shape (n,).
+
+        Returns:
+            An intent without sequence IDs, which stays open; None if nothing is uncertain.
+        """
+        intent = self._state.open_intents[number]
+        index = np.flatnonzero((intent.sequence_ids() > 0) & ~stored)
+        if self._state.dispositions is None or not index.size:
+            return None
+        columns = intent.positions, intent.key_index, intent.ids
+        positions, key_index, ids = (column[index] for column in columns)
+        number = self._in_flight.take_number()
+        uncertain = Intent(number, positions, intent.id_keys, key_index, ids)
+        self._state.apply(uncertain)
+        self._unresolved.keep_open(uncertain)
+        return uncertain
 
     def close_reopened(self) -> list[Resolved]:
         """Close the intents whose messages were pending again, and are all released now."""

@@ -95,9 +95,9 @@ class DelayQueue:
         self._unresolved = UnresolvedIntents(state)
         self.releases = releases or RecentReleases(clock.now_ms)
         state.on_release = self.releases
-        ids, opened, unresolved = self._pending_ids, self._open, self._unresolved
+        ids, opened, flown = self._pending_ids, self._open, (self._unresolved, self._in_flight)
         self.cancelling = CancellationQueue(
-            state, self.pending, ids, opened, unresolved, self.releases, clock, grace_ms
+            state, self.pending, ids, opened, *flown, self.releases, clock, grace_ms
         )
         self.arrived_due_ms: int | None = None
 

@@ -68,4 +68,7 @@ class EarlierIntents:
         mask = np.zeros(recall.intent.positions.size, dtype=np.bool_)
         mask[list(recall.stored)] = True
         del self._recalls[number]
+        uncertain = self._queue.cancelling.keep_uncertain(number, mask)
+        if uncertain is not None:
+            self._journal.append_soon(uncertain)
         self._journal.append_soon(self._queue.resolve(number, mask))

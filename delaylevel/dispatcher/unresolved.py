@@ -109,12 +109,17 @@ class UnresolvedIntents:
         positions = np.array(pending, dtype=np.int64)
         return due_ms, positions, [record for _, record in again]
 
+    def keep_open(self, intent: Intent) -> None:
+        """Add an open intent whose messages are pending again, or will be."""
+        self._reopened.append(intent)
+
     def released_again(self) -> list[Intent]:
         """Return the intents that are not closed although all of their messages are released."""
         found = [
             intent for intent in self._reopened if self._state.is_released(intent.positions).all()
         ]
-        self._reopened = [intent for intent in self._reopened if intent not in found]
+        closed = {intent.number for intent in found}
+        self._reopened = [each for each in self._reopened if each.number not in closed]
         return found
 
     def _positions(self) -> BitMap64:

@@ -107,6 +107,9 @@ class World:
         for intent in self.queue.unresolved_intents():
             if intent.targets:
                 stored = intent.stored({"orders": self.last})
+                uncertain = self.queue.cancelling.keep_uncertain(intent.number, stored)
+                if uncertain is not None:
+                    self.append(uncertain)
                 self.append(self.queue.resolve(intent.number, stored))
             elif state.dispositions is None:
                 nothing = np.zeros(intent.ids.size, dtype=np.bool_)
