@@ -1,0 +1,104 @@
+"""Tests of cancellations of what an earlier owner may have sent, or may still send."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delaylevel.dispatcher.batches import FetchedBatch
+from delaylevel.dispatcher.cancellations import CancelDecision
+from delaylevel.dispatcher.delay_queue import DelayQueue
+from delaylevel.dispatcher.journal.records import Record, encode
+from delaylevel.dispatcher.journal.state import JournalState
+from delaylevel.dispatcher.record import Cancellation, WindowMessage, identity
+from delaylevel.structures.segments.pending import PendingSegments
+from delaylevel.testing import ManualClock
+
+T0 = 1_700_000_000_000
+TARGET = "persistent://public/default/orders"
+GRACE_MS = 2_000
+
+
+class Owner:
+    """A delay queue from the records of a journal, and what it appends to them."""
+
+    def __init__(self, directory: Path, journal: list[bytes], clock: ManualClock) -> None:
+        self.journal = journal
+        segments = PendingSegments(
+            directory, budget_bytes=1 << 20, precision_ms=1, clock=clock.now_ms
+        )
+        state = JournalState.read(journal, 10_000)
+        self.queue = DelayQueue(state, segments, clock=clock, grace_ms=GRACE_MS)
+
+    def append(self, *records: Record | None) -> None:
+        self.journal += [encode(record) for record in records if record is not None]
+
+    def read(self, entry: int, name: str, due_ms: int, *, cancels: bool = False) -> None:
+        key, number = identity(name, TARGET, 0)
+        record: tuple[object, ...] = Cancellation(key, number, due_ms, TARGET, name)
+        if not cancels:
+            message = WindowMessage(
+                key, number, due_ms, TARGET, "", 0, name, "", "", 0, {}, b"x"
+            )
+            record = tuple(message)
+        self.queue.offer(
+            FetchedBatch([3], [entry << 10], [due_ms], [record], cancellations=int(cancels))
+        )
+
+    def decide(self) -> list[CancelDecision]:
+        records, decisions = self.queue.cancelling.decide()
+        self.append(*records)
+        return decisions
+
+    def launch(self, until_ms: int, first: int = 0) -> int:
+        """Write an intent of what is due; with sequence IDs from ``first`` on, if it is not 0."""
+        batch = self.queue.advance(until_ms)
+        assert batch is not None
+        targets = ([("orders", first)], [0] * len(batch)) if first else ((), ())
+        self.append(self.queue.intent(batch, *targets))
+        return batch.number
+
+    def resolve(self, number: int, stored: list[bool]) -> None:
+        mask = np.array(stored)
+        uncertain = self.queue.cancelling.keep_uncertain(number, mask)
+        self.append(uncertain, self.queue.resolve(number, mask))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(T0)
+
+
+def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    # The client of a suspended process keeps its messages. It sends them as soon as nobody else
+    # uses the name of its producer, and the broker takes them if no higher sequence ID came.
+    first = Owner(tmp_path / "first", [], clock)
+    first.append(*first.queue.cancelling.start())
+    clock.advance(timedelta(minutes=1))
+    due_ms = clock.now_ms()
+    first.read(1, "stored", due_ms)
+    first.read(2, "kept by the client", due_ms)
+    number = first.launch(due_ms, first=1)
+    second = Owner(tmp_path / "second", first.journal, clock)
+    second.resolve(number, [True, False])
+    second.read(2, "kept by the client", due_ms)
+    second.read(3, "kept by the client", due_ms, cancels=True)
+    second.read(4, "stored", due_ms, cancels=True)
+    assert [each.outcome for each in second.decide()] == ["too late"]
+    third = Owner(tmp_path / "third", second.journal, clock)
+    for intent in third.queue.unresolved_intents():
+        third.queue.reopen(intent.number)
+    third.read(2, "kept by the client", due_ms)
+    third.read(3, "kept by the client", due_ms, cancels=True)
+    assert third.decide() == []
+    again = third.launch(due_ms, first=3)
+    assert again > number + 1
+    third.append(third.queue.commit(again))
+    assert [each.outcome for each in third.decide()] == ["too late"]
+    third.append(*third.queue.cancelling.close_reopened())
+    assert not third.queue.state.open_intents
