@@ -127,6 +127,10 @@ class CancelRace:
     Args:
         description: description of a level topic with one target and the feature ``cancel``.
         directory: directory for logs and spill files.
+
+    Attributes:
+        processes: the dispatchers that were started.
+        padding: number of bytes by which the messages are longer.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class CancelRace:
         self._directory.mkdir(exist_ok=True)
         self.admin = Admin.from_connection(connection)
         self.client = quiet_client(connection)
+        self.padding = 0
         self._waking: list[threading.Timer] = []
         if delivery is Delivery.EFFECTIVELY_ONCE:
             name = TopicName.parse(self.target)
@@ -196,6 +201,12 @@ class CancelRace:
     def owned(self) -> bool:
         """Return True if every window partition has an owner."""
         return len(self.owners()) == self.description.window_partitions
+
+    def owned_by(self, process: subprocess.Popen[bytes]) -> bool:
+        """Return True if a dispatcher owns every window partition."""
+        return self.owned() and set(self.owners().values()) == {
+            name for name in self.owners().values() if name.endswith(f":{process.pid}")
+        }
 
     def disturb(
         self,
@@ -275,7 +286,7 @@ class CancelRace:
             if cancels:
                 properties[env.KIND] = env.CANCEL
                 index = cancellation_partition(self.description, "", name)
-            body = PAYLOAD if cancels else name.encode()
+            body = PAYLOAD if cancels else name.encode() + b" " * self.padding
             producers[index].send_async(body, stored, properties=properties)
         for producer in producers:
             producer.flush()

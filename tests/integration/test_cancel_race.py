@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from cancel_race import CancelRace, audit, now_ms, race_plan, random_seed
+from cancel_race import CancelRace, Plan, audit, now_ms, race_plan, random_seed
 from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
+from delaylevel.model.topic_name import TopicName
 from world import MakeLevelTopic, eventually, quiet_client
 
 pytestmark = pytest.mark.broker
 
-LEVELS = Levels([PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))])
+LEVELS = Levels(
+    [PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=4))]
+)
 TARGET = "persistent://public/default/orders"
 CANCELLATIONS = 10_000
 SPREAD_MS = 50_000
@@ -108,3 +114,44 @@ def test_ten_thousand_cancellations_while_everything_is_killed(
         counts += audit(race, plan)
     record_property("counts", dict(counts))
     print(f"{delivery.value}, seed {seed}: {dict(counts)}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_a_suspended_dispatcher_releases_nothing_that_was_cancelled(
+    delivery: Delivery, level_topic: MakeLevelTopic, connection: Connection, tmp_path: Path
+) -> None:
+    # The target takes one message per second, so the dispatcher's client has sent messages that
+    # the broker has not read. It sends them again when it goes on, and nobody else uses the name
+    # of its producer then. The broker takes them if no higher sequence ID came.
+    description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
+    target = TopicName.parse(description.targets[0]).rest_path
+    with (
+        CancelRace(connection, description, delivery, tmp_path / "race") as race,
+        closing(Rest(connection.admin_url)) as rest,
+    ):
+        slow = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
+        rest.post(f"{target}/publishRate", slow)
+        eventually(lambda: rest.get(f"{target}/publishRate", applied="true") == slow, "the limit")
+        first = race.start()
+        eventually(race.owned, "an owner")
+        begin_ms = now_ms() + 7_000  # what is due 5 s after the first record is never cancelled
+        names = {f"m-{number}": begin_ms for number in range(1_500)}
+        plan = Plan(names, [(0, name) for name in names])
+        race.padding = 4_000
+        race.send(plan)
+        eventually(lambda: race.released(), "the first message")
+        first.send_signal(signal.SIGSTOP)
+        plan.messages, plan.cancellations = [], [(0, name) for name in names]
+        race.send(plan)
+        before = len(race.released())
+        race.start()
+        eventually(lambda: race.owned_by(race.processes[1]), "a takeover")
+        rest.delete(f"{target}/publishRate")
+        eventually(lambda: race.decided(plan), "all outcomes", 120)
+        found = f"{target}/stats"
+        eventually(lambda: not rest.get(found)["publishers"], "no producer of the target")
+        first.send_signal(signal.SIGCONT)
+        eventually(lambda: len(set(race.owners().values())) == 2, "shares of both")
+        print(f"{before} of {len(names)} released before", dict(audit(race, plan)))

@@ -40,9 +40,7 @@ class Owner:
         key, number = identity(name, TARGET, 0)
         record: tuple[object, ...] = Cancellation(key, number, due_ms, TARGET, name)
         if not cancels:
-            message = WindowMessage(
-                key, number, due_ms, TARGET, "", 0, name, "", "", 0, {}, b"x"
-            )
+            message = WindowMessage(key, number, due_ms, TARGET, "", 0, name, "", "", 0, {}, b"x")
             record = tuple(message)
         self.queue.offer(
             FetchedBatch([3], [entry << 10], [due_ms], [record], cancellations=int(cancels))
