@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,25 @@ from delaylevel.structures.rows import Int64s
 
 #: Number of messages of which the time is known, at least.
 _MESSAGES = 100_000
+# A lookup goes through all blocks. Releases of a few messages are joined to blocks of this size.
+_BLOCK = 1_000
+_SINGLE = 200
+
+
+class _Block(NamedTuple):
+    """Messages that were released one after another.
+
+    Attributes:
+        keys: distinct keys.
+        key_index: index of each message's key, shape (n,).
+        ids: ID of each message, shape (n,).
+        at_ms: time of each release, ms since the epoch, shape (n,).
+    """
+
+    keys: Sequence[str]
+    key_index: npt.NDArray[np.integer]
+    ids: Int64s
+    at_ms: Int64s
 
 
 class RecentReleases:
@@ -27,28 +47,49 @@ class RecentReleases:
         self.now_ms = now_ms
         self._most = most
         self._size = 0
-        self._releases: deque[tuple[Sequence[str], npt.NDArray[np.integer], Int64s, int]] = deque()
+        self._blocks: deque[_Block] = deque()
+        self._last: list[_Block] = []  # those that are not joined yet
+        self._last_size = 0
 
     def __call__(
         self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
     ) -> None:
         """Remember released messages; the arguments are those of ``save_ids``."""
         at_ms = self.now_ms() if self.at_ms is None else self.at_ms
-        self._releases.append((keys, key_index, ids, at_ms))
+        self._last.append(_Block(keys, key_index, ids, np.full(ids.size, at_ms)))
         self._size += ids.size
-        while self._size - self._releases[0][2].size >= self._most:
-            self._size -= self._releases.popleft()[2].size
+        self._last_size += ids.size
+        if self._last_size >= _BLOCK or len(self._last) >= _SINGLE:
+            self._blocks.append(_joined(self._last))
+            self._last, self._last_size = [], 0
+        while self._blocks and self._size - self._blocks[0].ids.size >= self._most:
+            self._size -= self._blocks.popleft().ids.size
 
     def times_of(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the release times that are known, ms since the epoch, by key and ID."""
         found: dict[tuple[str, int], int] = {}
         numbers = np.array([number for _, number in wanted], dtype=np.int64)
         identities = set(wanted)
-        for keys, key_index, ids, at_ms in reversed(self._releases):
+        for block in (*reversed(self._last), *reversed(self._blocks)):
             if len(found) == len(identities):
                 break
-            for index in np.flatnonzero(np.isin(ids, numbers)).tolist():
-                identity = keys[int(key_index[index])], int(ids[index])
+            for index in reversed(np.flatnonzero(np.isin(block.ids, numbers)).tolist()):
+                identity = block.keys[int(block.key_index[index])], int(block.ids[index])
                 if identity in identities:
-                    found.setdefault(identity, at_ms)
+                    found.setdefault(identity, int(block.at_ms[index]))
         return found
+
+
+def _joined(parts: Sequence[_Block]) -> _Block:
+    """Return successive releases as one block."""
+    lookup: dict[str, int] = {}
+    indices = []
+    for part in parts:
+        numbers = [lookup.setdefault(key, len(lookup)) for key in part.keys]
+        indices.append(np.array(numbers, dtype=np.int64)[part.key_index])
+    return _Block(
+        list(lookup),
+        np.concatenate(indices),
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.at_ms for part in parts]),
+    )

@@ -1,0 +1,43 @@
+"""Tests of the release times of the last messages."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from delaylevel.dispatcher.releases import RecentReleases
+
+
+def release(times: RecentReleases, at_ms: int, *ids: int, key: str = "k") -> None:
+    times.at_ms = at_ms
+    times([key], np.zeros(len(ids), dtype=np.uint16), np.array(ids, dtype=np.int64))
+
+
+def test_the_last_release_of_each_message_is_known() -> None:
+    times = RecentReleases(lambda: 0, most=10_000)
+    for number in range(3_000):
+        release(times, number, 2 * number, 2 * number + 1, key=f"k{number % 3}")
+    release(times, 9_999, 0, key="k0")
+    wanted = [("k0", 0), ("k0", 1), ("k1", 2), ("k2", 2), ("k2", 5_999)]
+    found = times.times_of(wanted)
+    assert found == {("k0", 0): 9_999, ("k0", 1): 0, ("k1", 2): 1, ("k2", 5_999): 2_999}
+
+
+def test_at_least_the_given_number_is_known() -> None:
+    times = RecentReleases(lambda: 0, most=2_500)
+    for number in range(20_000):
+        release(times, number, number)
+    known = [number for number in range(20_000) if times.times_of([("k", number)])]
+    assert known == list(range(known[0], 20_000))
+    assert 2_500 <= len(known) <= 2_500 + 2_000
+
+
+def test_a_lookup_after_many_single_releases_takes_milliseconds() -> None:
+    # The thread that publishes waits for it; a scan of single releases took seconds.
+    times = RecentReleases(lambda: 0)
+    for number in range(100_000):
+        release(times, number, 7 * number)
+    started_s = time.process_time()
+    assert times.times_of([("k", -1)]) == {}
+    assert time.process_time() - started_s < 0.5
