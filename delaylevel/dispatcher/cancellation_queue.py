@@ -122,7 +122,7 @@ class CancellationQueue:
             self._cancellations.unclear(*id_columns(records, old))
         if not len(self._cancellations.early):
             return
-        early = seen_ids(self._cancellations.early, *id_columns(records, index))
+        early = self._cancellations.early.seen(*id_columns(records, index))
         for each in index[early].tolist():
             message = WindowMessage._make(records[each][: len(WindowMessage._fields)])
             self._cancellations.arrived(Cancellation(*message[:4], message.message_id))
@@ -197,7 +197,9 @@ class CancellationQueue:
         Args:
             until_ms: time of the next decision, ms since the epoch.
         """
-        self._keep([(each.cancellation, each.position, until_ms) for each in decisions])
+        again = [each for each in decisions if each.position is not None]
+        self._cancellations.wait_for([each.cancellation for each in again])
+        self._keep([(each.cancellation, each.position, until_ms) for each in again])
 
     def answered(self, positions: Int64s) -> Answered:
         """Return the record of cancellations whose outcomes are stored, and release them.

@@ -50,7 +50,8 @@ from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import Int64s
 
-from .ids import Mask, remove_ids, save_ids, seen_ids
+from .awaited_ids import AwaitedIds
+from .ids import Mask, id_columns, remove_ids, save_ids, seen_ids
 from .passed_over import PassedOver
 from .record import Cancellation
 from .releases import RecentReleases
@@ -144,10 +145,11 @@ class Cancellations:
         self._pending_ids = pending_ids
         self._releases = releases
         self._grace_ms = grace_ms
-        self.early = RemovableIds()
+        self.early = AwaitedIds()
         self.rows = self.revoked = 0
         self.passed_over = PassedOver()
         self._undecided: list[Request] = []
+        self._ended: list[Cancellation] = []
         self._awaited: dict[Identity, list[Request]] = {}
         self._unproven: list[Request] = []
         # IDs of pending messages that an earlier owner may have sent or set aside.
@@ -243,11 +245,8 @@ class Cancellations:
         records = self.start(now_ms)
         dispositions = self._state.dispositions
         assert dispositions is not None
-        lookup: dict[str, int] = {}
-        index = [lookup.setdefault(each.identity[0], len(lookup)) for each in requests]
-        key_index = np.array(index, dtype=np.int64)
-        ids = np.array([each.identity[1] for each in requests], dtype=np.int64)
-        keys = list(lookup)
+        keys, key_index, ids = id_columns([each.cancellation for each in requests], None)
+        kinds = dispositions.kinds_of(keys, key_index, ids)
         cancelled, released, earlier, unclear, pending = (
             seen_ids(memory, keys, key_index, ids).tolist()
             for memory in (
@@ -267,8 +266,8 @@ class Cancellations:
             identity = request.identity
             if cancelled[row] or identity in revoked:
                 decisions.append(self._decided(request, CANCELLED, now_ms))
-            elif kind := dispositions.kind_of(identity[1], identity[0]):
-                decisions.append(self._decided(request, UNKNOWN, now_ms, _REASONS[kind]))
+            elif row in kinds:
+                decisions.append(self._decided(request, UNKNOWN, now_ms, _REASONS[kinds[row]]))
             elif released[row]:
                 late.append(request)
             elif earlier[row]:
@@ -293,9 +292,20 @@ class Cancellations:
         for request in late:
             decision = self._decided(request, TOO_LATE, now_ms)
             decisions.append(decision._replace(released_ms=times.get(request.identity)))
-        for request in early:
-            self.early.save(request.identity[1], request.identity[0])
+        self._forget_waited()
+        self.wait_for([each.cancellation for each in early])
         return records, decisions, early
+
+    def wait_for(self, cancellations: Sequence[Cancellation]) -> None:
+        """Take note of cancellations that are put among the pending messages."""
+        if cancellations:
+            self.early.add(*id_columns(cancellations, None))
+
+    def _forget_waited(self) -> None:
+        """Take note of decisions on cancellations that come from among the pending messages."""
+        ended, self._ended = self._ended, []
+        if ended:
+            self.early.remove(*id_columns(ended, None))
 
     def _find_unclear_until_ms(self, now_ms: int) -> int:
         if self._state.dispositions is not None:
@@ -313,7 +323,7 @@ class Cancellations:
         self, request: Request, outcome: str, now_ms: int, reason: str = ""
     ) -> CancelDecision:
         if request.waited:
-            self.early.remove(request.identity[1], request.identity[0])
+            self._ended.append(request.cancellation)
         return CancelDecision(
             request.cancellation, outcome, request.position, now_ms, reason=reason
         )
@@ -332,16 +342,18 @@ class Cancellations:
     def _intended(self, keys: list[str], key_index: npt.NDArray[np.integer], ids: Int64s) -> Mask:
         """Return which IDs are in open intents, shape (n,)."""
         mask = np.zeros(ids.size, dtype=np.bool_)
+        listed: set[Identity] = set()
         for intent in self._state.open_intents.values():
             found = np.isin(intent.ids, ids)
             if not found.any():
                 continue
-            listed = {
+            listed.update(
                 (intent.id_keys[index], number)
                 for index, number in zip(
                     intent.key_index[found].tolist(), intent.ids[found].tolist(), strict=True
                 )
-            }
-            for row, number in enumerate(ids.tolist()):
-                mask[row] |= (keys[int(key_index[row])], number) in listed
+            )
+        if listed:
+            rows = zip(key_index.tolist(), ids.tolist(), strict=True)
+            mask[:] = [(keys[index], number) in listed for index, number in rows]
         return mask

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import numpy.typing as npt
 
-from delaylevel.dispatcher.ids import Mask, save_ids
+from delaylevel.dispatcher.ids import Mask, save_ids, seen_ids
 from delaylevel.dispatcher.record import identity
 from delaylevel.structures.deduplicator import Deduplicator
+from delaylevel.structures.rows import Int64s
 
 from .codec import Reader, Writer
 from .records import Disposition, DispositionKind
@@ -127,12 +131,19 @@ class Dispositions:
         key, number = identity(message_id, target, attempt)
         return self.cancelled.is_duplicate(number, key)
 
-    def kind_of(self, id: int, key: str) -> DispositionKind | None:  # noqa: A002
-        """Return the reason for which a message was not published; None without one."""
-        for kind, ids in self._others.items():
-            if ids.is_duplicate(id, key):
-                return kind
-        return None
+    def kinds_of(
+        self, keys: Sequence[str], key_index: npt.NDArray[np.integer], ids: Int64s
+    ) -> dict[int, DispositionKind]:
+        """Return the reasons for which messages were not published, by index of the ID.
+
+        Those that were cancelled are left out. The arguments are those of ``save_ids``.
+        """
+        found: dict[int, DispositionKind] = {}
+        for kind, memory in self._others.items():
+            seen = seen_ids(memory, keys, key_index, ids)
+            for row in np.flatnonzero(seen).tolist():
+                found.setdefault(row, kind)
+        return found
 
     def write(self, writer: Writer) -> None:
         """Add everything to a snapshot."""

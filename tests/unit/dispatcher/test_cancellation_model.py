@@ -507,7 +507,7 @@ def open_intents_do_not_matter(patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def held_messages_count_as_released(patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(dispositions.Dispositions, "kind_of", lambda self, number, key: None)
+    patch.setattr(dispositions.Dispositions, "kinds_of", lambda self, keys, key_index, ids: {})
     yield
 
 
