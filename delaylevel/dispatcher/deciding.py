@@ -29,6 +29,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.source_partition import SourcePartition
 
+from .cancellations import CancelDecision
 from .delay_queue import DelayQueue
 from .outcome_topic import OutcomeTopic, expire_outcomes
 from .stats import SharedOwnerStats
@@ -41,6 +42,8 @@ _ANSWERS = 2_000
 # Beyond this number of outcomes that are not confirmed, further ones are decided again later.
 _UNCONFIRMED = 20_000
 _POSTPONED_MS = 5_000
+# Number of these decisions per second.
+_AGAIN_PER_S = 10_000
 # Time between two looks at a journal that has to confirm, and at unanswered calls.
 _LOOK_S = 0.001
 _RETRY_S = 1.0
@@ -101,6 +104,7 @@ class CancellationDesk:
         self._now_s = now_s
         self._answered: list[int] = []
         self._answer_s = 0.0
+        self._again_ms = 0  # no further decisions are postponed to an earlier time
         self._proof: _Proof | None = None
         self._proof_s = 0.0
         self._expire_s = now_s() + _EXPIRE_EVERY_S
@@ -177,8 +181,16 @@ class CancellationDesk:
         room = max(_UNCONFIRMED - len(self._outcomes), 0)
         self._outcomes.add(decisions[:room], number)
         if len(decisions) > room:
-            later_ms = self._clock.now_ms() + _POSTPONED_MS
-            self._cancelling.postpone(decisions[room:], later_ms)
+            self._postpone(decisions[room:])
+
+    def _postpone(self, decisions: list[CancelDecision]) -> None:
+        """Let decisions be made again, each of them about once."""
+        at_ms = max(self._again_ms, self._clock.now_ms() + _POSTPONED_MS)
+        for start in range(0, len(decisions), _AGAIN_PER_S):
+            some = decisions[start : start + _AGAIN_PER_S]
+            self._cancelling.postpone(some, at_ms)
+            at_ms += len(some) * 1000 // _AGAIN_PER_S
+        self._again_ms = at_ms
 
     def _publish(self) -> None:
         self._outcomes.send(self._journal.stored)

@@ -23,13 +23,7 @@ from delaylevel.structures.removable_ids import RemovableIds
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 
-from .batches import (
-    Columns,
-    DueBatch,
-    FetchedBatch,
-    OfferResult,
-    joined,
-)
+from .batches import Columns, DueBatch, FetchedBatch, OfferResult, joined
 from .batches_in_flight import BatchesInFlight
 from .cancellation_queue import CancellationQueue
 from .ids import Mask, id_columns, save_ids, unseen_ids
@@ -40,6 +34,9 @@ from .record import Cancellation
 from .releases import RecentReleases
 from .unresolved import UnresolvedIntents
 from .waiting import WaitingQueues
+
+# A call that finds only cancelled messages takes this many times the wanted number of them.
+_LOOKS = 20
 
 
 class DelayQueue:
@@ -155,6 +152,8 @@ class DelayQueue:
     def advance(self, now_ms: int, max_messages: int = 1000) -> DueBatch | None:
         """Return messages that are due, and put them in flight; None if there are none.
 
+        After many cancelled ones, it leaves the next ones to the next call.
+
         Args:
             now_ms: latest due time to return, ms since the epoch.
             max_messages: maximum number of messages.
@@ -164,11 +163,11 @@ class DelayQueue:
         """
         parts: list[Columns] = []
         left = max_messages
-        while left > 0 and (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
-            part = self.pending.take(now_ms, left)
-            if not part[2]:
+        for _ in range(_LOOKS):
+            due_ms = self.next_due_ms()
+            if left <= 0 or due_ms is None or due_ms > now_ms:
                 break
-            part = self.cancelling.filter(part)
+            part = self.cancelling.filter(self.pending.take(now_ms, left))
             if part[2]:
                 parts.append(part)
             left -= len(part[2])
