@@ -53,7 +53,8 @@ class JournalState:
         dispositions: IDs of messages that are not published; None before the first record of them.
             From then on, ``memory`` has the IDs of the messages that were released since.
         on_release: function that is called with the keys, key index and IDs of the messages that
-            a Commit or Resolved record releases; None for none.
+            a Commit record releases; None for none. Those of a Resolved record may have been
+            released long before.
     """
 
     def __init__(self, capacity: int = 100_000_000) -> None:
@@ -149,8 +150,8 @@ class JournalState:
                 self.dispositions = Dispositions(self.memory.capacity, self.memory, record.due_ms)
                 self.memory = type(self.memory)(self.memory.capacity)
         elif isinstance(record, Disposition):
-            assert self.dispositions is not None  # the owner writes the start first
-            self.dispositions.add(record, self.low_watermark)
+            if self.dispositions is not None:  # otherwise, a snapshot that follows covers it
+                self.dispositions.add(record, self.low_watermark)
         elif isinstance(record, Answered):
             self._release(record.positions)
 
@@ -257,7 +258,7 @@ class JournalState:
         save_ids(self.memory, intent.id_keys, key_index, ids)
         if self.dispositions is not None:
             self._forget_earlier(intent.id_keys)
-        if self.on_release is not None:
+        if self.on_release is not None and released is None:
             self.on_release(intent.id_keys, key_index, ids)
 
     def _release(self, positions: Int64s) -> None:

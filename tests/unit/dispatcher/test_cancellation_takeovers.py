@@ -87,7 +87,9 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     second.read(2, "kept by the client", due_ms)
     second.read(3, "kept by the client", due_ms, cancels=True)
     second.read(4, "stored", due_ms, cancels=True)
-    assert [each.outcome for each in second.decide()] == ["too late"]
+    (late,) = second.decide()
+    assert late.outcome == "too late"
+    assert late.released_ms is None, "it may have been released long before the takeover"
     third = Owner(tmp_path / "third", second.journal, clock)
     for intent in third.queue.unresolved_intents():
         third.queue.reopen(intent.number)
@@ -100,3 +102,80 @@ def test_what_a_suspended_owner_may_still_send_is_not_cancelled(
     assert [each.outcome for each in third.decide()] == ["too late"]
     third.append(*third.queue.cancelling.close_reopened())
     assert not third.queue.state.open_intents
+
+
+def test_a_cancellation_of_another_due_time_does_not_end_the_wait_of_a_later_one(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    owner = Owner(tmp_path / "first", [], clock)
+    now_ms = clock.now_ms()
+    owner.read(1, "late", now_ms, cancels=True)  # a wrong due time
+    owner.read(2, "late", now_ms + 60_000, cancels=True)
+    assert owner.decide() == []
+    clock.advance(timedelta(milliseconds=GRACE_MS))
+    assert owner.queue.advance(clock.now_ms()) is None
+    assert owner.decide() == []
+    owner.queue.cancelling.everything_is_read(clock.now_ms())
+    assert [each.outcome for each in owner.decide()] == ["unknown"]
+    owner.read(3, "late", now_ms + 60_000)
+    assert [each.outcome for each in owner.decide()] == ["cancelled"]
+
+
+def test_a_cancellation_whose_outcome_waits_does_not_end_the_wait_of_another_one(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    owner = Owner(tmp_path / "first", [], clock)
+    now_ms = clock.now_ms()
+    owner.read(1, "gone", now_ms, cancels=True)
+    owner.decide()
+    clock.advance(timedelta(milliseconds=GRACE_MS))
+    owner.queue.advance(clock.now_ms())
+    owner.decide()
+    owner.queue.cancelling.everything_is_read(clock.now_ms())
+    owner.queue.cancelling.postpone(owner.decide(), clock.now_ms() + 100)
+    owner.read(2, "gone", now_ms + 60_000, cancels=True)
+    owner.decide()
+    clock.advance(timedelta(milliseconds=100))
+    owner.queue.advance(clock.now_ms())
+    owner.decide()
+    owner.queue.cancelling.everything_is_read(clock.now_ms())
+    assert [each.outcome for each in owner.decide()] == ["unknown"]
+    owner.read(3, "gone", now_ms + 60_000)
+    assert [each.outcome for each in owner.decide()] == ["cancelled"]
+
+
+def test_many_cancelled_messages_leave_the_queue_in_several_calls(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    owner = Owner(tmp_path / "first", [], clock)
+    due_ms = clock.now_ms() + 1
+    for number in range(50):
+        owner.read(2 * number, f"m-{number}", due_ms)
+        owner.read(2 * number + 1, f"m-{number}", due_ms, cancels=True)
+    owner.read(100, "kept", due_ms)
+    assert len(owner.decide()) == 50
+    assert owner.queue.advance(due_ms, 1) is None
+    assert 0 < owner.queue.cancelling.passed_over < 50
+    found = None
+    while found is None:
+        found = owner.queue.advance(due_ms, 1)
+    assert [each.message_id for each in found.messages] == ["kept"]
+    assert owner.queue.cancelling.passed_over == 0
+
+
+def test_an_interleaved_disposition_is_read_with_the_snapshot(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(tmp_path / "first", [], clock)
+    owner.read(1, "m", clock.now_ms())
+    owner.append(*owner.queue.cancelling.start())
+    monkeypatch.setattr("delaylevel.dispatcher.journal.state._CHUNK_BYTES", 40)
+    chunks = owner.queue.state.snapshot()
+    assert len(chunks) > 1
+    owner.journal = []
+    owner.read(2, "m", clock.now_ms(), cancels=True)
+    assert [each.outcome for each in owner.decide()] == ["cancelled"]
+    state = JournalState.read([chunks[0], *owner.journal, *chunks[1:]], 10_000)
+    assert state.dispositions is not None
+    key, number = identity("m", TARGET, 0)
+    assert state.dispositions.cancelled.is_duplicate(number, key)
