@@ -120,7 +120,10 @@ Recovery
    last sequence ID of the target: the messages up to there are stored, except refused ones. Only a
    topic that does not exist has stored nothing. While a target refuses to be opened, its intents
    stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
-   written when all messages of its intent have an answer.
+   written when all messages of its intent have an answer. The client of an earlier owner, which was
+   suspended, may still send what is not stored, once nobody else uses the producer's name. After a
+   DispositionStart record, an intent of these messages without sequence IDs therefore precedes the
+   Resolved record, and stays open as without deduplication.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.
