@@ -172,15 +172,16 @@ class CancelRace:
 
     # -- processes
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start a dispatcher."""
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a dispatcher, or another command that includes one."""
         connection = self._connection
         log = (self._directory / f"dispatcher-{len(self.processes)}.log").open("wb")
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "delaylevel"),
                 *("--service-url", connection.service_url, "--admin-url", connection.admin_url),
-                *("dispatcher", "run", self.description.topic),
+                *(command or ("dispatcher", "run")),
+                self.description.topic,
                 *("--delivery", self.delivery.value),
                 *("--spill-dir", str(self._directory / "spill")),
             ],
