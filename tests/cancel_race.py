@@ -281,7 +281,7 @@ class CancelRace:
         dues = {**plan.due, **plan.missing}
         for at_ms, name, cancels in sorted(steps):
             if at_ms > now_ms():
-                time.sleep((at_ms - now_ms()) / 1000)
+                time.sleep(max(at_ms - now_ms(), 0) / 1000)
             properties = {env.DUE: str(dues[name]), env.TARGET: self.target, env.ID: name}
             index = self.description.window_partition("", name)
             if cancels:
