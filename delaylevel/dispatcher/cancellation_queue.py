@@ -262,10 +262,13 @@ class CancellationQueue:
         index = np.flatnonzero((intent.sequence_ids() > 0) & ~stored)
         if self._state.dispositions is None or not index.size:
             return None
-        columns = intent.positions, intent.key_index, intent.ids
-        positions, key_index, ids = (column[index] for column in columns)
-        number = self._in_flight.take_number()
-        uncertain = Intent(number, positions, intent.id_keys, key_index, ids)
+        uncertain = Intent(
+            self._in_flight.take_number(),
+            intent.positions[index],
+            intent.id_keys,
+            intent.key_index[index],
+            intent.ids[index],
+        )
         self._state.apply(uncertain)
         self._unresolved.keep_open(uncertain)
         return uncertain
