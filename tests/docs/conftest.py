@@ -80,6 +80,13 @@ def _files(reader: Any) -> None:
     (reader.folder / "reminders.jsonl").write_text(f"{line}\n" * 3, encoding="utf-8")
 
 
+def _reminded(reader: Any) -> None:
+    """Send 120 reminders."""
+    line = json.dumps({"body": "pay me", "after": "3d", "properties": {"kind": "reminder"}})
+    (reader.folder / "many.jsonl").write_text(f"{line}\n" * 120, encoding="utf-8")
+    reader.type("delaylevel send orders --jsonl many.jsonl")
+
+
 def _identified(reader: Any) -> None:
     """Replace the ID in an example with the ID of an existing message."""
     first = json.loads(reader.type("delaylevel pending list orders -o jsonl").splitlines()[0])
@@ -237,6 +244,13 @@ PENDING = (
     "--property kind=invoice --property amount=12 --property invoice=2030-117",
     "delaylevel send orders 'pay me' --after 3d --property customer=initech",
 )
+CANCELLABLE = (
+    _nothing,
+    _files,
+    "delaylevel levels create orders --overflow recirculate --feature cancel",
+    "delaylevel send orders 'renew' --after 3d --id renewal-4711",
+    "delaylevel send orders --jsonl reminders.jsonl",
+)
 DEDUPLICATED = _admin("POST", "namespaces/public/default/deduplication", json=True)
 TARGET_GONE = _admin("DELETE", "persistent/public/default/orders", fields={"force": "true"})
 
@@ -283,7 +297,32 @@ EXPECTED = Expected(
             "delaylevel dlq show orders 12:0:-1": (_dead("due", "due"),),
         },
         "docs/cli.md horizon": {"": PENDING},
-        "docs/cli.md pending": {"": (*PENDING, _identified)},
+        "docs/cli.md pending": {
+            "": PENDING,
+            (
+                "delaylevel pending list orders "
+                "--id public/default/_orders-delay-level-partition-3:12:7:0"
+            ): (_nothing, *PENDING, _identified),
+            **dict.fromkeys(
+                (
+                    "delaylevel pending cancel orders --key customer-7 --count 3",
+                    "delaylevel pending cancel orders --key customer-7 --count 3 --timeout 1s",
+                    "delaylevel pending cancel orders renewal-4711",
+                    "delaylevel pending cancel orders renewal-4711 --at 2030-01-31T12:00:00Z",
+                    "delaylevel pending fire orders --key customer-7 --count 3 --timeout 1s",
+                    "delaylevel pending fire orders renewal-4711",
+                    "delaylevel pending outcome orders",
+                    "delaylevel pending reschedule orders --key customer-7 --count 3 "
+                    "--at 2030-01-31T12:00:00Z",
+                    "delaylevel pending reschedule orders renewal-4711 --at +2d",
+                ),
+                CANCELLABLE,
+            ),
+            (
+                "delaylevel pending cancel orders "
+                "--where \"properties['kind'] = 'reminder'\" --count 120"
+            ): (*CANCELLABLE, _reminded),
+        },
         "docs/cli.md top": {"": PENDING},
         "docs/dispatcher.md": {
             "": BRIEF,
@@ -326,6 +365,7 @@ EXPECTED = Expected(
     },
     exits={
         "delaylevel doctor orders": 1,  # no mover runs
+        "delaylevel pending outcome orders renewal-4711 -o json": 1,  # no dispatcher runs
         "delaylevel doctor orders --delivery effectively-once --trigger 10s": 1,
     },
     printed={"docs/getting-started.md": _came_in_time},

@@ -642,7 +642,7 @@ def test_create_list_and_describe_by_command(
     assert value["levels"][1] == {"unit_ms": 500, "maximum_ms": 2000, "lead_ms": 100}
     assert value["overflow"] == "recirculate"
     assert (value["final_window"], value["window_partitions"]) == ("tracker", 2)
-    assert "delaylevel dispatcher run" in made.stderr
+    assert "delaylevel run" in made.stderr
     level_topic = TopicName.parse(value["topic"])
     client.create_producer(level_topic.partition(2).full).send(b"x")
 

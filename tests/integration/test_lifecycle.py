@@ -367,6 +367,7 @@ def test_the_commands_for_expanding_and_draining(
         "due": 0,
         "dead": 0,
         "dropped": 0,
+        "expired": 0,
         "left": 0,
     }
     assert lifecycle.pending_entries(world.admin, description).total == 0
