@@ -83,7 +83,7 @@ def test_a_topic_terminated_during_a_send(
     assert len(stored(client, admin, topic)) == MESSAGES
 
 
-@pytest.mark.parametrize("timeout_ms", [30_000, 1000])
+@pytest.mark.parametrize("timeout_ms", [pytest.param(30_000, marks=pytest.mark.long), 1000])
 def test_a_broker_killed_during_a_send(private_broker: Callable[..., Any], timeout_ms: int) -> None:
     # With the shorter timeout the client drops its queue, but sends later messages.
     broker = private_broker()
