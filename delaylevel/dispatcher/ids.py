@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -100,12 +100,7 @@ def save_ids(
         key_index: index of each ID's key, shape (n,).
         ids: IDs, shape (n,).
     """
-    for key, where in _groups(keys, key_index):
-        if where.size <= _FEW:
-            for value in ids[where].tolist():
-                memory.save(value, key)
-        else:
-            memory.save_all(ids[where], key)
+    _apply(memory.save, memory.save_all, keys, key_index, ids)
 
 
 def remove_ids(
@@ -115,12 +110,23 @@ def remove_ids(
     ids: Int64s,
 ) -> None:
     """Remove IDs; the arguments are those of ``save_ids``."""
+    _apply(memory.remove, memory.remove_all, keys, key_index, ids)
+
+
+def _apply(
+    one: Callable[[int, str], object],
+    many: Callable[[Int64s, str], object],
+    keys: Sequence[str],
+    key_index: npt.NDArray[np.integer],
+    ids: Int64s,
+) -> None:
+    """Call a function with the IDs of each key, in their order: the faster one of two."""
     for key, where in _groups(keys, key_index):
         if where.size <= _FEW:
             for value in ids[where].tolist():
-                memory.remove(value, key)
+                one(value, key)
         else:
-            memory.remove_all(ids[where], key)
+            many(ids[where], key)
 
 
 def seen_ids(

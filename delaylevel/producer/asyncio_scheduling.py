@@ -11,7 +11,7 @@ from typing import Any
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.cancellation import PAYLOAD
-from delaylevel.model.envelope import application_properties, check_id
+from delaylevel.model.envelope import check_id
 from delaylevel.model.features import CANCEL
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 
@@ -174,17 +174,7 @@ class AsyncScheduling(BaseProducer):
                 f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
                 "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
             )
-        application = application_properties(message.properties)
-        route = self._cache.routed(
-            lambda routing: routing.route_again(
-                due_ms, envelope, application, message_id, message.key
-            )
-        )
-        arguments = self._arguments(
-            route, message.key or None, message.ordering_key or None, message.event_ms or None
-        )
-        size_limit = self._cache.routing.size_limit
-        size_limit.check(message.value, route.properties, message.key, message.ordering_key)
+        route, arguments = self._parked_again(message, envelope, due_ms, message_id)
         stored = await self._partition(route).send(message.value, **arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 

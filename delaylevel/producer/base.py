@@ -12,7 +12,7 @@ from pulsar.schema import BytesSchema
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.due_time import due_time_ms
-from delaylevel.model.envelope import DUE, Envelope
+from delaylevel.model.envelope import DUE, Envelope, application_properties
 from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage
@@ -162,6 +162,30 @@ class BaseProducer:
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
         return now_ms if due_ms is None else due_ms
+
+    def _parked_again(
+        self, message: ParkedMessage, envelope: Envelope, due_ms: int, message_id: str
+    ) -> tuple[Route, dict[str, Any]]:
+        """Return the route of a message that was read back, and the arguments of its message.
+
+        Args:
+            due_ms: the new due time, ms since the epoch.
+            message_id: the new ID.
+
+        Raises:
+            MessageTooLargeError: the message is too large for later hops.
+        """
+        application = application_properties(message.properties)
+        route = self._cache.routed(
+            lambda routing: routing.route_again(
+                due_ms, envelope, application, message_id, message.key
+            )
+        )
+        size_limit = self._cache.routing.size_limit
+        size_limit.check(message.value, route.properties, message.key, message.ordering_key)
+        return route, self._arguments(
+            route, message.key or None, message.ordering_key or None, message.event_ms or None
+        )
 
     def _check_cancellable(self) -> None:
         """Raise an error if messages cannot be cancelled; it may read the description."""

@@ -10,7 +10,7 @@ from typing import Any
 import pulsar
 
 from delaylevel.model.cancellation import PAYLOAD
-from delaylevel.model.envelope import application_properties, check_id
+from delaylevel.model.envelope import check_id
 from delaylevel.model.outcome import Outcome, Receipt, Rescheduled
 
 from .base import BaseProducer
@@ -56,6 +56,7 @@ class Scheduling(BaseProducer):
             content, properties, partition_key, ordering_key, event_timestamp, deliver_at,
                 deliver_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
             message_id: ID given by the application; a random one by default.
+            expires_at, expires_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
 
         Raises:
             InvalidDelayError: neither a due time nor a delay is given. A due time in the past is
@@ -241,17 +242,7 @@ class Scheduling(BaseProducer):
     def _store_again(self, old: Receipt, due_ms: int, message_id: str) -> Receipt:
         """Send a parked message with another due time, and return its receipt."""
         message, envelope = self._read_back(old)
-        application = application_properties(message.properties)
-        route = self._cache.routed(
-            lambda routing: routing.route_again(
-                due_ms, envelope, application, message_id, message.key
-            )
-        )
-        arguments = self._arguments(
-            route, message.key or None, message.ordering_key or None, message.event_ms or None
-        )
-        size_limit = self._cache.routing.size_limit
-        size_limit.check(message.value, route.properties, message.key, message.ordering_key)
+        route, arguments = self._parked_again(message, envelope, due_ms, message_id)
         stored = self._partition(route).send(message.value, arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 
