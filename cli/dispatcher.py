@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import signal
 import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +19,7 @@ from delaylevel.cluster.connection import Connection
 from . import options
 from .command import examples, pass_connection, settings_of
 from .output import Column, emit, is_live, note
-from .serving import serve_metrics
+from .serving import serve_metrics, stop_on_signals
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings
@@ -83,11 +81,7 @@ def run(
         admin = stack.enter_context(Admin.from_connection(connection))
         service = Dispatcher(client, admin, topics, settings, target_client=open_client)
 
-        def stop(signum: int, frame: FrameType | None) -> None:
-            service.stop()
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        stop_on_signals(service.stop)
         if metrics_port is not None:
             from delaylevel.dispatcher.metrics import DispatchCollector
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +21,7 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .output import is_live, note
-from .serving import serve_metrics
+from .serving import serve_metrics, stop_on_signals
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -172,7 +170,7 @@ def run(
     job = SparkSyncJob(connection, settings, steps=own_steps)
     signals = 0
 
-    def stop(signum: int, frame: FrameType | None) -> None:
+    def stop() -> None:
         nonlocal signals
         signals += 1
         if signals == 1:
@@ -182,8 +180,7 @@ def run(
             note("Stopping at once.")
             job.stop_at_once()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    stop_on_signals(stop)
     for description in job.descriptions:
         note(f"Moving {description.topic} ({description.levels})")
     if not settings.once:
@@ -242,11 +239,7 @@ def _run_local(
             client, admin, described, trigger_ms=trigger_ms, target_client=open_client
         )
 
-        def stop(signum: int, frame: FrameType | None) -> None:
-            service.stop()
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        stop_on_signals(service.stop)
         if metrics_port is not None:
             from delaylevel.mover.metrics import MoverCollector
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import time
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +20,7 @@ from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
 from .mover import MoverStates
 from .output import is_live, note
-from .serving import serve_metrics
+from .serving import serve_metrics, stop_on_signals
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats
@@ -97,11 +95,7 @@ def run(
 
         stack.callback(service.close)
 
-        def stop(signum: int, frame: FrameType | None) -> None:
-            service.stop()
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        stop_on_signals(service.stop)
         if metrics_port is not None:
             from delaylevel.run.metrics import ServiceCollector
 

@@ -1,9 +1,12 @@
-"""The HTTP service of a command that runs until it is stopped."""
+"""A command that runs until it is stopped: its HTTP service, and the signals that end it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from .output import note
@@ -26,3 +29,17 @@ def serve_metrics(
         note(f"Status page at http://{address}:{port}/")
     else:
         note(f"Status page and live queries need {TOKEN_VARIABLE} in the environment.")
+
+
+def stop_on_signals(stop: Callable[[], None]) -> None:
+    """Call a function when this process is asked to end, by SIGTERM or Ctrl-C.
+
+    Args:
+        stop: function that is safe in a signal handler.
+    """
+
+    def stopped(signum: int, frame: FrameType | None) -> None:
+        stop()
+
+    signal.signal(signal.SIGTERM, stopped)
+    signal.signal(signal.SIGINT, stopped)
