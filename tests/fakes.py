@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pulsar
 
+from delaylevel import topics
 from delaylevel.cluster.values import (
     LedgerInfo,
     PartitionStats,
@@ -30,6 +32,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
 from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
+from delaylevel.testing import MemoryPulsar
 
 # -- clocks
 
@@ -420,3 +423,15 @@ class SmallDisk:
                 inner.truncate(size)
 
         return File()
+
+
+@contextmanager
+def cancellable_orders() -> Iterator[MemoryPulsar]:
+    """Run an in-memory Pulsar with a level topic of ``orders`` whose messages can be cancelled."""
+    with MemoryPulsar() as memory:
+        described = LevelTopicDescription(
+            "orders-delay-level", Levels(days_and_hours(10)), ("orders",), features=("cancel",)
+        )
+        memory.client().subscribe("orders", "app")
+        topics.create(memory.admin, described)
+        yield memory

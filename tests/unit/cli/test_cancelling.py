@@ -18,7 +18,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.strategy import Levels
 from delaylevel.testing import MemoryPulsar
 from delaylevel.topics.settings import add_feature
-from fakes import days_and_hours
+from fakes import cancellable_orders, days_and_hours
 from pending_commands import pending_commands
 
 Run = Callable[..., Result]
@@ -26,12 +26,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as memory:
-        described = LevelTopicDescription(
-            "orders-delay-level", Levels(days_and_hours(10)), ("orders",), features=("cancel",)
-        )
-        memory.client().subscribe("orders", "app")
-        topics.create(memory.admin, described)
+    with cancellable_orders() as memory:
         yield memory
 
 

@@ -10,25 +10,17 @@ import pytest
 
 pytest.importorskip("duckdb")
 
-from delaylevel import topics
 from delaylevel.inspection import Inspector, Selection, Window
 from delaylevel.inspection import inspector as inspecting
-from delaylevel.model.level_topic import LevelTopicDescription
-from delaylevel.model.strategy import Levels
 from delaylevel.testing import MemoryPulsar
-from fakes import days_and_hours
+from fakes import cancellable_orders, days_and_hours
 
 HOUR, DAY = 3_600_000, 86_400_000
 
 
 @pytest.fixture
 def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as memory:
-        described = LevelTopicDescription(
-            "orders-delay-level", Levels(days_and_hours(10)), ("orders",), features=("cancel",)
-        )
-        memory.client().subscribe("orders", "app")
-        topics.create(memory.admin, described)
+    with cancellable_orders() as memory:
         yield memory
 
 
