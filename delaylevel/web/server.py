@@ -6,6 +6,7 @@ and no thread. A few other threads build the answers.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -89,12 +90,28 @@ class HttpServer:
 
     def close(self) -> None:
         """Close all connections, and wait for the answers in work."""
-        from waitress import wasyncore
-
-        # The loop of the thread ends when it has no connection left.
-        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._connections))
+        trigger = self._server.trigger
+        trigger.pull_trigger(self._close_connections)
         self._thread.join()
         self._server.task_dispatcher.shutdown()
+        if not self._server.task_dispatcher.threads:
+            trigger.close()
+
+    def _close_connections(self) -> None:
+        """Close everything except the trigger, whose file other threads may be writing to.
+
+        The number of its closed file could belong to a connection of another part of the process.
+        The loop of the thread ends when it has no connection left.
+        """
+        from waitress.wasyncore import dispatcher
+
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(OSError):
+                if connection is self._server:
+                    dispatcher.close(connection)  # its own method would close the trigger, too
+                elif connection is not self._server.trigger:
+                    connection.close()
+        self._connections.clear()
 
     def _maintain(self, now: float) -> None:
         """Close connections that are idle, or whose request is not complete for too long."""

@@ -144,6 +144,23 @@ def test_malformed_and_huge_requests_are_refused(port: int, sent: bytes, status:
     assert get(port, "/healthz").status == 200
 
 
+def test_a_thread_that_wakes_the_server_late_writes_to_no_closed_file(part: Reporting) -> None:
+    server = server_module.HttpServer(lambda _environ, _start: [], "127.0.0.1", 0)
+    trigger = server._server.trigger
+    pull = trigger._physical_pull
+
+    def pull_late() -> None:
+        pull()  # as another thread does at the same moment
+        server._thread.join(20)
+        pull()
+
+    trigger._physical_pull = pull_late
+    server.start()
+    server.close()
+    with pytest.raises(OSError, match="Bad file"):
+        pull()
+
+
 def test_slow_clients_delay_nobody_and_are_closed(
     monkeypatch: pytest.MonkeyPatch, part: Reporting
 ) -> None:
