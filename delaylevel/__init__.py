@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from delaylevel import _moved
 from delaylevel.errors import DelayLevelError, MissingExtraError
-from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
 
 if TYPE_CHECKING:
     from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
+    from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
     from delaylevel.producer.client import DelayLevelClient, wrap
     from delaylevel.producer.producer import DelayLevelProducer
     from delaylevel.structures.deduplicator import Deduplicator
@@ -36,10 +36,13 @@ __all__ = [
 ]
 
 # Name -> (module, required extra or None). Loaded on first use, so that importing the package
-# stays cheap.
+# stays cheap: pytest imports it in every run, for the plugin in `delaylevel.testing`.
 _LAZY: dict[str, tuple[str, str | None]] = {
     "DelayLevelClient": ("delaylevel.producer.client", None),
     "DelayLevelProducer": ("delaylevel.producer.producer", None),
+    "Levels": ("delaylevel.model.strategy", None),
+    "PartitionBy": ("delaylevel.model.strategy", None),
+    "PartitionStrategy": ("delaylevel.model.strategy", None),
     "Outcome": ("delaylevel.model.outcome", None),
     "OutcomeStatus": ("delaylevel.model.outcome", None),
     "Receipt": ("delaylevel.model.outcome", None),

@@ -19,18 +19,22 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
-import urllib3
 
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.connection import Connection
-from delaylevel.errors import PrerequisiteError
+from delaylevel.testing.embedded import (
+    CONF,
+    HEAP_MB,
+    own_namespace,
+    small_broker,
+    start_or_skip,
+)
 from world import quiet_client
 
 # PySpark's workers run in the Python that runs the tests.
@@ -39,12 +43,11 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 FAST_CONF: dict[str, str | int | float | bool] = {
+    **CONF,
     "brokerDeduplicationEnabled": False,
-    "forceDeleteNamespaceAllowed": True,
-    "journalSyncData": False,  # kill -9 loses nothing; only a crash of the machine would
     "backlogQuotaCheckIntervalInSeconds": 1,
 }
-TEST_HEAP_MB = 256
+TEST_HEAP_MB = HEAP_MB
 _BROKER_FIXTURES = {
     "broker",
     "broker_with",
@@ -53,6 +56,8 @@ _BROKER_FIXTURES = {
     "namespace",
     "client",
     "started",
+    "embedded_broker",
+    "embedded_pulsar",
 }
 
 BrokerFactory = Callable[..., EmbeddedBroker]
@@ -90,21 +95,10 @@ def _own_environment(
     monkeypatch.setenv("XDG_STATE_HOME", str(nowhere / "state"))
 
 
-def _started(broker: EmbeddedBroker) -> EmbeddedBroker:
-    """Start a broker. Without Java or Maven, skip the test on a laptop and fail it in CI."""
-    try:
-        broker.start()
-    except PrerequisiteError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    return broker
-
-
 @pytest.fixture(scope="session")
 def started() -> Callable[[EmbeddedBroker], EmbeddedBroker]:
     """Starter of brokers that a test configures itself; the test has to remove them."""
-    return _started
+    return start_or_skip
 
 
 def _embedded(
@@ -113,14 +107,8 @@ def _embedded(
     functions: bool = False,
     heap_mb: int = TEST_HEAP_MB,
 ) -> EmbeddedBroker:
-    return EmbeddedBroker(
-        "test",
-        directory=directory,
-        conf={**FAST_CONF, **(conf or {})},
-        functions=functions,
-        heap_mb=heap_mb,
-        follow_parent=True,
-    )
+    settings = {**FAST_CONF, **(conf or {})}
+    return small_broker(directory, conf=settings, functions=functions, heap_mb=heap_mb)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +122,7 @@ def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFact
         key = (tuple(sorted({**FAST_CONF, **(conf or {})}.items())), functions)
         if key not in shared:
             directory = tmp_path_factory.mktemp("broker")
-            shared[key] = _started(_embedded(directory, conf, functions))
+            shared[key] = start_or_skip(_embedded(directory, conf, functions))
         return shared[key]
 
     try:
@@ -150,6 +138,12 @@ def broker(broker_with: BrokerFactory) -> EmbeddedBroker:
     return broker_with()
 
 
+@pytest.fixture(scope="session")
+def embedded_broker(broker: EmbeddedBroker) -> EmbeddedBroker:
+    """The broker of the plugin's ``embedded_pulsar``: here, the one that tests share."""
+    return broker
+
+
 @pytest.fixture
 def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerFactory]:
     """``private_broker(conf, functions=False, heap_mb=…)``: a started broker of the test's own."""
@@ -162,7 +156,7 @@ def private_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerF
     ) -> EmbeddedBroker:
         broker = _embedded(tmp_path_factory.mktemp("private"), conf, functions, heap_mb)
         made.append(broker)
-        return _started(broker)
+        return start_or_skip(broker)
 
     try:
         yield make
@@ -190,21 +184,8 @@ def connection(request: pytest.FixtureRequest) -> Connection:
 @pytest.fixture
 def namespace(connection: Connection) -> Iterator[str]:
     """A new namespace, so that tests do not affect each other."""
-    name = f"public/test-{uuid.uuid4().hex[:12]}"
-    url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
-    http = urllib3.PoolManager(timeout=30)
-    answer = http.request("PUT", url)
-    assert answer.status == 204, answer.data
-    yield name
-    if http.request("DELETE", url, fields={"force": "true"}).status == 405:
-        # On a developer's own cluster, only topics may be deleted by force.
-        admin = f"{connection.admin_url}/admin/v2"
-        for partitions in ("/partitioned", ""):
-            topics = http.request("GET", f"{admin}/persistent/{name}{partitions}").json()
-            for topic in topics:
-                path = topic.replace("://", "/") + partitions.replace("ed", "s")
-                http.request("DELETE", f"{admin}/{path}", fields={"force": "true"})
-        http.request("DELETE", url)
+    with own_namespace(connection) as name:
+        yield name
 
 
 @pytest.fixture

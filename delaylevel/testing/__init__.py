@@ -15,10 +15,46 @@ Example::
 No call blocks: a call that would have to wait raises ``pulsar.Timeout`` at once.
 """
 
-from delaylevel.testing.memory.client import MemoryClient
+from __future__ import annotations
 
-from .admin import MemoryAdmin
-from .clock import ManualClock
-from .pulsar import MemoryPulsar, TopicMessage
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ManualClock", "MemoryAdmin", "MemoryClient", "MemoryPulsar", "TopicMessage"]
+if TYPE_CHECKING:
+    from delaylevel.testing.memory.client import MemoryClient
+
+    from .admin import MemoryAdmin
+    from .clock import ManualClock
+    from .embedded import EmbeddedPulsar
+    from .pulsar import MemoryPulsar, TopicMessage
+
+__all__ = [
+    "EmbeddedPulsar",
+    "ManualClock",
+    "MemoryAdmin",
+    "MemoryClient",
+    "MemoryPulsar",
+    "TopicMessage",
+]
+
+# Name -> module. Loaded on first use: pytest imports this package in every run, for the plugin.
+_LAZY = {
+    "EmbeddedPulsar": "delaylevel.testing.embedded",
+    "ManualClock": "delaylevel.testing.clock",
+    "MemoryAdmin": "delaylevel.testing.admin",
+    "MemoryClient": "delaylevel.testing.memory.client",
+    "MemoryPulsar": "delaylevel.testing.pulsar",
+    "TopicMessage": "delaylevel.testing.pulsar",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'delaylevel.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -37,8 +37,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
-    "testing": ("dispatcher", "mover", "producer", "topics", "cluster", "structures", "model"),
     "broker": ("cluster",),
+    "testing": (
+        *("run", "broker", "dispatcher", "mover", "producer", "topics"),
+        *("cluster", "structures", "model"),
+    ),
     "doctor": (
         *("spark_sync", "functions", "inspection", "dispatcher", "mover", "producer", "topics"),
         *("cluster", "structures", "model"),

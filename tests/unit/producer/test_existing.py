@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -39,14 +38,8 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as memory:
-        yield memory
-
-
-@pytest.fixture
-def client(memory: MemoryPulsar) -> Any:
-    return memory.client()
+def client(memory_pulsar: MemoryPulsar) -> Any:
+    return memory_pulsar.client()
 
 
 def forget(producer: Any) -> Any:
@@ -68,11 +61,11 @@ def warned(call: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_known_options_are_refused(memory: MemoryPulsar, client: Any, name: str) -> None:
+def test_known_options_are_refused(memory_pulsar: MemoryPulsar, client: Any, name: str) -> None:
     producer = client.create_producer("orders", **{name: REFUSED[name]})
     with pytest.raises(UnsupportedOptionError, match=name):
         wrap(producer, client, partition_strategy=WEEK)
-    assert memory.admin.list_partitioned_topics("public/default") == []
+    assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
     producer.send(b"works on")
 
 
@@ -133,9 +126,9 @@ def test_the_broker_tells_access_mode_and_properties(client: Any) -> None:
 
 
 def test_the_broker_tells_about_producers_of_all_partitions(
-    memory: MemoryPulsar, client: Any
+    memory_pulsar: MemoryPulsar, client: Any
 ) -> None:
-    memory.admin.create_partitioned(TopicName.parse("orders"), 3)
+    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
     producer = client.create_producer(
         "orders", access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
     )
@@ -143,8 +136,10 @@ def test_the_broker_tells_about_producers_of_all_partitions(
         wrap(forget(producer), client, **CONFIRMED)
 
 
-def test_one_warning_names_everything_that_is_assumed(memory: MemoryPulsar, client: Any) -> None:
-    memory.admin.create_partitioned(TopicName.parse("orders"), 3)
+def test_one_warning_names_everything_that_is_assumed(
+    memory_pulsar: MemoryPulsar, client: Any
+) -> None:
+    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
     producer = forget(client.create_producer("orders"))
     (text,) = warned(lambda: wrap(producer, client, partition_strategy=WEEK))
     for part in (
@@ -157,8 +152,8 @@ def test_one_warning_names_everything_that_is_assumed(memory: MemoryPulsar, clie
     assert "access_mode" not in text
 
 
-def test_a_confirmation_silences_the_warning(memory: MemoryPulsar, client: Any) -> None:
-    memory.admin.create_partitioned(TopicName.parse("orders"), 3)
+def test_a_confirmation_silences_the_warning(memory_pulsar: MemoryPulsar, client: Any) -> None:
+    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
     producer = forget(client.create_producer("orders"))
     assert warned(lambda: wrap(producer, client, **CONFIRMED)) == []
     for name in CONFIRMED:
@@ -176,8 +171,8 @@ def test_a_router_has_no_choice_with_one_partition(client: Any) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_producer_of_one_partition(memory: MemoryPulsar, client: Any, known: bool) -> None:
-    memory.admin.create_partitioned(TopicName.parse("orders"), 3)
+def test_a_producer_of_one_partition(memory_pulsar: MemoryPulsar, client: Any, known: bool) -> None:
+    memory_pulsar.admin.create_partitioned(TopicName.parse("orders"), 3)
     producer = client.create_producer("orders-partition-1")
     if not known:
         forget(producer)
@@ -240,12 +235,12 @@ def test_asyncio_belongs_to_the_asyncio_wrap(client: Any) -> None:
         wrap(producer, pulsar.asyncio.Client.__new__(pulsar.asyncio.Client))
 
 
-def test_a_closed_producer_is_refused(memory: MemoryPulsar, client: Any) -> None:
+def test_a_closed_producer_is_refused(memory_pulsar: MemoryPulsar, client: Any) -> None:
     producer = client.create_producer("orders")
     producer.close()
     with pytest.raises(pulsar.AlreadyClosed, match="create a new one"):
         wrap(producer, client)
-    assert memory.admin.list_partitioned_topics("public/default") == []
+    assert memory_pulsar.admin.list_partitioned_topics("public/default") == []
 
 
 def test_a_producer_that_is_not_connected_is_not_closed() -> None:

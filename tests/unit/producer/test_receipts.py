@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -27,24 +26,18 @@ RECEIPT = Receipt("old", 1_900_000_000_000, ORDERS, f"{ORDERS}-delay-level")
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as found:
-        yield found
-
-
-@pytest.fixture
-def producer(memory: MemoryPulsar) -> Any:
+def producer(memory_pulsar: MemoryPulsar) -> Any:
     """A producer whose level topic allows cancellations."""
     description = LevelTopicDescription(
         f"{ORDERS}-delay-level", LEVELS, (ORDERS,), features=("cancel",)
     )
-    topics.create(memory.admin, description)
-    return memory.client().create_producer(ORDERS, enable_delay_level_topic=True)
+    topics.create(memory_pulsar.admin, description)
+    return memory_pulsar.client().create_producer(ORDERS, enable_delay_level_topic=True)
 
 
-def stored(memory: MemoryPulsar) -> int:
+def stored(memory_pulsar: MemoryPulsar) -> int:
     """Return the number of messages that were sent."""
-    return len(memory.pending(ORDERS)) + len(memory.delivered(ORDERS))
+    return len(memory_pulsar.pending(ORDERS)) + len(memory_pulsar.delivered(ORDERS))
 
 
 @pytest.mark.parametrize(
@@ -68,21 +61,23 @@ def stored(memory: MemoryPulsar) -> int:
     ],
 )
 def test_wrong_arguments_are_refused(
-    memory: MemoryPulsar, producer: Any, arguments: Any, expected: str
+    memory_pulsar: MemoryPulsar, producer: Any, arguments: Any, expected: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=expected):
         producer.cancel(**arguments)
-    assert stored(memory) == 0
+    assert stored(memory_pulsar) == 0
 
 
 @pytest.mark.parametrize("timeout", [-1, timedelta(seconds=-1), "1", True, float("nan")])
-def test_a_wrong_timeout_is_refused(memory: MemoryPulsar, producer: Any, timeout: Any) -> None:
+def test_a_wrong_timeout_is_refused(
+    memory_pulsar: MemoryPulsar, producer: Any, timeout: Any
+) -> None:
     receipt = producer.schedule(b"x", deliver_after=FAR)
     with pytest.raises(InvalidInputError, match="give a timedelta or seconds"):
         producer.cancel(receipt, timeout=timeout)
     with pytest.raises(InvalidInputError, match="give a timedelta or seconds"):
         producer.fire_now(receipt, timeout=timeout)
-    assert stored(memory) == 1
+    assert stored(memory_pulsar) == 1
 
 
 # -- failures to send
@@ -143,7 +138,7 @@ def test_ctrl_c_stays_ctrl_c() -> None:
 
 
 def test_a_failed_cancellation_of_a_reschedule_leaves_the_new_message(
-    memory: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
+    memory_pulsar: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receipt = producer.schedule(b"old", deliver_after=FAR)
     partition_of = producer._partition
@@ -163,7 +158,8 @@ def test_a_failed_cancellation_of_a_reschedule_leaves_the_new_message(
     assert stored_bodies == [b"cancel"]
     new = Receipt.parse(caught.value.receipt)  # type: ignore[attr-defined]
     bodies = {
-        message.properties["delaylevel.id"]: message.data for message in memory.pending(ORDERS)
+        message.properties["delaylevel.id"]: message.data
+        for message in memory_pulsar.pending(ORDERS)
     }
     assert bodies == {receipt.id: b"old", new.id: b"new"}
     monkeypatch.undo()
@@ -172,7 +168,7 @@ def test_a_failed_cancellation_of_a_reschedule_leaves_the_new_message(
 
 
 def test_nothing_is_cancelled_if_the_new_message_is_not_stored(
-    memory: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
+    memory_pulsar: MemoryPulsar, producer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receipt = producer.schedule(b"old", deliver_after=FAR)
     sent = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -47,15 +47,9 @@ class Counting:
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryPulsar]:
-    with MemoryPulsar() as memory:
-        yield memory
-
-
-@pytest.fixture
-def parked(memory: MemoryPulsar) -> LevelTopicDescription:
+def parked(memory_pulsar: MemoryPulsar) -> LevelTopicDescription:
     """Create a level topic with two entries by day, one by hour, and one in the window."""
-    client = memory.client()
+    client = memory_pulsar.client()
     producer = client.create_producer(
         "orders", enable_delay_level_topic=True, partition_strategy=[DAYS, HOURS]
     )
@@ -71,22 +65,22 @@ def parked(memory: MemoryPulsar) -> LevelTopicDescription:
 
 
 def test_statistics_need_one_request_for_each_member_topic(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     for as_described in (False, True):
-        admin = Counting(memory.admin)
+        admin = Counting(memory_pulsar.admin)
         read_stats(admin, parked, as_described=as_described)
         assert admin.requests == {"partitioned_stats": len(list(parked.members()))}
-    window = Counting(memory.admin)
+    window = Counting(memory_pulsar.admin)
     window_stats(window, parked)
     assert window.requests == {"partitioned_stats": 1}
 
 
 def test_values_are_derived_from_the_statistics(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    sent_ms = memory.clock.now_ms()
-    stats = read_stats(memory.admin, parked)
+    sent_ms = memory_pulsar.clock.now_ms()
+    stats = read_stats(memory_pulsar.admin, parked)
     assert [member.level_name for member in stats.members] == [
         "DAY",
         "HOUR",
@@ -118,28 +112,30 @@ def test_values_are_derived_from_the_statistics(
 
 
 def test_movers_dispatchers_and_producers_are_listed(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    client = memory.client()
+    client = memory_pulsar.client()
     level, window = parked.level_topic(1), parked.window_topic
     client.subscribe(level.partition(3).full, SUBSCRIPTION, consumer_name="mover")
     client.subscribe(level.partition(3).full, "another", consumer_name="somebody")
     client.subscribe(window.partition(1).full, SUBSCRIPTION, consumer_name="dispatcher")
     client.create_producer(level.partition(0).full, producer_name="application")
-    stats = read_stats(memory.admin, parked)
+    stats = read_stats(memory_pulsar.admin, parked)
     (_, hour), (found,) = stats.of(Role.LEVEL), stats.of(Role.WINDOW)
     assert (hour.consumers, hour.producers) == ({"mover"}, {"application"})
     assert (hour.owners, found.owners) == ({3: "mover"}, {1: "dispatcher"})
     with pytest.raises(LevelTopicError, match=r"consumer dispatcher .*producer application"):
-        lifecycle.delete(memory.admin, parked)
+        lifecycle.delete(memory_pulsar.admin, parked)
 
 
-def test_status_and_metrics_agree(memory: MemoryPulsar, parked: LevelTopicDescription) -> None:
-    memory.clock.advance(timedelta(hours=26))
-    now_ms = memory.clock.now_ms()
-    stats = read_stats(memory.admin, parked, as_described=True)
-    at = status(memory.admin, parked, now_ms)
-    assert at == status_of(memory.admin, stats, now_ms)
+def test_status_and_metrics_agree(
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
+) -> None:
+    memory_pulsar.clock.advance(timedelta(hours=26))
+    now_ms = memory_pulsar.clock.now_ms()
+    stats = read_stats(memory_pulsar.admin, parked, as_described=True)
+    at = status(memory_pulsar.admin, parked, now_ms)
+    assert at == status_of(memory_pulsar.admin, stats, now_ms)
     assert at.late
     assert Backlog.of(stats, now_ms) == Backlog(
         at.behind_ms, 3, 0, 0, at.window_entries, {"DAY": 2, "HOUR": 1}
@@ -148,26 +144,26 @@ def test_status_and_metrics_agree(memory: MemoryPulsar, parked: LevelTopicDescri
 
 
 def test_a_missing_topic_has_partitions_without_statistics(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    memory.admin.delete(parked.journal_topic)
-    memory.admin.delete(parked.window_topic)
-    stats = read_stats(memory.admin, parked)
+    memory_pulsar.admin.delete(parked.journal_topic)
+    memory_pulsar.admin.delete(parked.window_topic)
+    stats = read_stats(memory_pulsar.admin, parked)
     (window,) = stats.of(Role.WINDOW)
     assert window.reported == ()
     assert len(window.unreported) == parked.window_partitions
     assert (window.backlog_entries, window.messages_in, window.owners) == (0, 0, {})
-    assert len(status(memory.admin, parked, 0).problems) == 2 * parked.window_partitions
-    assert lifecycle.pending_entries(memory.admin, parked).total == 3
+    assert len(status(memory_pulsar.admin, parked, 0).problems) == 2 * parked.window_partitions
+    assert lifecycle.pending_entries(memory_pulsar.admin, parked).total == 3
     with pytest.raises(NotFoundError):
-        window_stats(memory.admin, parked)
+        window_stats(memory_pulsar.admin, parked)
 
 
 def test_only_status_requests_partitions_missing_in_the_bulk_answer(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
     name = parked.level_topic(0)
-    admin = Counting(memory.admin, {name: {1, 2}})
+    admin = Counting(memory_pulsar.admin, {name: {1, 2}})
     assert status(admin, parked, 0).backlog_entries == 3
     assert admin.requests["partition_stats"] == 2
 
@@ -179,13 +175,13 @@ def test_only_status_requests_partitions_missing_in_the_bulk_answer(
 
 
 def test_partitions_beyond_the_description_are_left_out_on_request(
-    memory: MemoryPulsar, parked: LevelTopicDescription
+    memory_pulsar: MemoryPulsar, parked: LevelTopicDescription
 ) -> None:
-    memory.admin.expand(parked.name, 5)
-    client = memory.client()
+    memory_pulsar.admin.expand(parked.name, 5)
+    client = memory_pulsar.client()
     client.create_producer(parked.name.partition(4).full).send(b"")
-    assert read_stats(memory.admin, parked).backlog_entries(Role.LEVEL) == 4
-    described = read_stats(memory.admin, parked, as_described=True)
+    assert read_stats(memory_pulsar.admin, parked).backlog_entries(Role.LEVEL) == 4
+    described = read_stats(memory_pulsar.admin, parked, as_described=True)
     assert described.backlog_entries(Role.LEVEL) == 3
     assert len(described.members[0].partitions) == parked.levels[0].partitions
 
@@ -206,12 +202,14 @@ def test_a_partition_without_the_subscription_has_no_backlog() -> None:
     assert {first(member) for member in stats.members} == {(None, 0, None, None)}
 
 
-def test_a_business_topic_has_statistics(memory: MemoryPulsar) -> None:
+def test_a_business_topic_has_statistics(memory_pulsar: MemoryPulsar) -> None:
     name = TopicName.parse("orders")
-    assert topic_stats(memory.admin, name) is None
-    memory.client().create_producer("orders").send(b"")
-    (item,) = (topic_stats(memory.admin, name) or {}).items()
+    assert topic_stats(memory_pulsar.admin, name) is None
+    memory_pulsar.client().create_producer("orders").send(b"")
+    (item,) = (topic_stats(memory_pulsar.admin, name) or {}).items()
     assert (item[0], item[1].messages_in) == (name, 1)
     many = TopicName.parse("many")
-    memory.admin.create_partitioned(many, 3)
-    assert set(topic_stats(memory.admin, many) or ()) == {many.partition(n) for n in range(3)}
+    memory_pulsar.admin.create_partitioned(many, 3)
+    assert set(topic_stats(memory_pulsar.admin, many) or ()) == {
+        many.partition(n) for n in range(3)
+    }

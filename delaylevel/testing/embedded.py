@@ -1,0 +1,197 @@
+"""A namespace on a real private broker, for tests of an application."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import urllib3
+
+from delaylevel.broker.embedded import EmbeddedBroker
+from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.errors import BrokerError, PrerequisiteError
+from delaylevel.producer.client import DelayLevelClient
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CONF: dict[str, str | int | float | bool] = {
+    "forceDeleteNamespaceAllowed": True,
+    "journalSyncData": False,  # only a crash of the machine would lose something
+}
+HEAP_MB = 256
+# A broker on a machine whose processors are busy takes longer than the client's default.
+_TIMEOUT_S = 60
+_START_S = 120.0
+
+
+def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
+    """Return a small broker that ends with this process; it is not started.
+
+    Args:
+        directory: directory for its data.
+        options: further arguments of `EmbeddedBroker`.
+    """
+    settings: dict[str, Any] = {"conf": CONF, "heap_mb": HEAP_MB, "follow_parent": True}
+    return EmbeddedBroker("test", directory=directory, **{**settings, **options})
+
+
+def start_or_skip(broker: EmbeddedBroker) -> EmbeddedBroker:
+    """Start a broker, and return it.
+
+    Without Java or Maven, the present test is skipped. It fails if the environment variable ``CI``
+    is set, so that a test environment that lacks them is noticed.
+    """
+    import pytest
+
+    try:
+        broker.start()
+    except PrerequisiteError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    return broker
+
+
+@contextmanager
+def own_namespace(connection: Connection) -> Iterator[str]:
+    """Create a namespace ``public/test-…``, yield its name, and delete it with its topics.
+
+    Raises:
+        BrokerError: the broker does not create it.
+    """
+    name = f"public/test-{uuid.uuid4().hex[:12]}"
+    url = f"{connection.admin_url}/admin/v2/namespaces/{name}"
+    with urllib3.PoolManager(timeout=30) as http:
+        answer = http.request("PUT", url)
+        if answer.status != 204:
+            raise BrokerError(
+                f"the broker does not create the namespace {name} (status {answer.status}): "
+                f"{answer.data.decode(errors='replace')[:200]}"
+            )
+        try:
+            yield name
+        finally:
+            if http.request("DELETE", url, fields={"force": "true"}).status == 405:
+                _empty(http, connection, name)
+                http.request("DELETE", url)
+
+
+def _empty(http: urllib3.PoolManager, connection: Connection, namespace: str) -> None:
+    """Delete all topics, on a cluster where only topics may be deleted by force."""
+    admin = f"{connection.admin_url}/admin/v2"
+    for partitions in ("/partitioned", ""):
+        topics = http.request("GET", f"{admin}/persistent/{namespace}{partitions}").json()
+        for topic in topics:
+            path = topic.replace("://", "/") + partitions.replace("ed", "s")
+            http.request("DELETE", f"{admin}/{path}", fields={"force": "true"})
+
+
+class EmbeddedPulsar:
+    """A namespace of a test's own on a real broker, as the fixture ``embedded_pulsar`` gives it.
+
+    Args:
+        connection: the address of the broker.
+
+    Attributes:
+        connection: the address of the broker; ``connection.service_url`` and
+            ``connection.admin_url`` are those of the settings of an application.
+        namespace: full name of the namespace, ``public/test-…``.
+        admin: admin interface of the broker.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        timeout = {"operation_timeout_seconds": _TIMEOUT_S}
+        self.connection = connection.model_copy(update=timeout)
+        self._stack = ExitStack()
+        try:
+            self.namespace = self._stack.enter_context(own_namespace(connection))
+            self.admin = self._stack.enter_context(Admin.from_connection(self.connection))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def topic(self, name: str) -> str:
+        """Return the full name of a topic in the namespace.
+
+        Args:
+            name: local name of the topic.
+        """
+        return f"persistent://{self.namespace}/{name}"
+
+    def client(self, **options: Any) -> DelayLevelClient:
+        """Return a new client with admin access; the end of the test closes it.
+
+        Args:
+            options: further arguments of the client.
+        """
+        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        settings = {"logger": quiet, **options}
+        client = DelayLevelClient.from_connection(self.connection, **settings)
+        self._stack.callback(client.shutdown)
+        return client
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Run a mover and a dispatcher for all level topics of the namespace during the block.
+
+        Level topics that exist at the beginning are served at once, later ones within 5 s.
+
+        Raises:
+            BrokerError: the service did not start, or it failed.
+        """
+        from delaylevel.dispatcher import DispatchSettings
+        from delaylevel.run import LocalService
+
+        started = threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                service.run(started.set)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                started.set()
+
+        with tempfile.TemporaryDirectory(prefix="delaylevel-") as directory:
+            settings = DispatchSettings(Path(directory))
+            service = LocalService(
+                self._open_client, self.admin, (), settings, namespace=self.namespace
+            )
+            with closing(service):
+                thread = threading.Thread(target=run, name="delaylevel-serving")
+                thread.start()
+                try:
+                    if not started.wait(_START_S):
+                        raise BrokerError(
+                            f"mover and dispatcher did not start within {_START_S:.0f} s"
+                        )
+                    yield
+                finally:
+                    service.stop()
+                    thread.join()
+        if failed:
+            raise BrokerError(f"mover and dispatcher failed: {failed[0]}") from failed[0]
+
+    def close(self) -> None:
+        """Close every client, and delete the namespace with its topics."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _open_client(self) -> pulsar.Client:
+        quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+        return self.connection.open_client(logger=quiet)
