@@ -9,7 +9,7 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock
-from delaylevel.model.formatting import exact_duration
+from delaylevel.model.formatting import exact_duration, parse_duration
 from delaylevel.model.level_topic import (
     DEFAULT_HOLD_PAUSE_MS,
     DEFAULT_WINDOW_PARTITIONS,
@@ -33,7 +33,7 @@ from .command import Settings, examples, pass_settings
 from .lifecycle import delete, drain, expand, orphans, set_
 from .output import emit, emit_one, note
 from .pausing import pause, resume
-from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_duration, parse_unit
+from .values import DURATION, DURATION_MS, UNIT, Parsed, parse_unit
 from .views.levels import (
     DESCRIBE,
     DESCRIPTION,

@@ -10,6 +10,7 @@ import click
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError, StillPendingError
+from delaylevel.model.formatting import parse_duration
 from delaylevel.model.level_topic import Expired, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.report import ForwardReport
 from delaylevel.topics import lifecycle
@@ -19,7 +20,7 @@ from delaylevel.topics.settings import set_attribute
 from . import options
 from .command import Settings, examples, pass_settings
 from .output import Column, emit, emit_one, note
-from .values import Parsed, parse_duration, parse_unit
+from .values import Parsed, parse_unit
 from .views.levels import DESCRIPTION, description_view
 
 _DRAINED = (

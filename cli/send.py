@@ -20,6 +20,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 from delaylevel.model.features import CANCEL
+from delaylevel.model.formatting import parse_duration
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
@@ -27,7 +28,7 @@ from delaylevel.model.topic_name import TopicName
 from . import options
 from .command import examples, pass_connection, settings_of
 from .output import Column, emit_one, note, progress
-from .values import DURATION, TIME, parse_duration, parse_time_ms
+from .values import DURATION, TIME, parse_time_ms
 
 _COLUMNS = (
     Column("topic"),

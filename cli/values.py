@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -12,28 +11,11 @@ from typing import Any
 import click
 
 from delaylevel.model.clock import duration_ms, instant_ms
+from delaylevel.model.formatting import parse_duration
 from delaylevel.model.strategy import PartitionBy
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 # Smaller numbers (before March 1973) are more likely seconds that were given by mistake.
 _SMALLEST_EPOCH_MS = 100_000_000_000
-
-
-def parse_duration(text: str) -> timedelta:
-    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``.
-
-    Raises:
-        ValueError: the text is not a duration.
-    """
-    compact = text.strip().lower()
-    parts = _DURATION.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"{text!r} is no duration: write 90s, 15m, 2h, 1h30m or 3d")
-    try:
-        return timedelta(milliseconds=sum(float(n) * _UNITS_MS[unit] for n, unit in parts))
-    except OverflowError:
-        raise ValueError(f"{text!r} is longer than any calendar: write less") from None
 
 
 def parse_unit(text: str) -> PartitionBy | timedelta:

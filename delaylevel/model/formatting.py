@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
 
+from delaylevel.errors import InvalidInputError
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|s|m|h|d|w))")
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -61,3 +66,42 @@ def format_instant(ms: int) -> str:
     except OverflowError:
         return f"{ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parse a duration such as ``90s``, ``15m``, ``2h``, ``1h30m``, ``250ms`` or ``3d``.
+
+    Raises:
+        ValueError: the text is not a duration.
+    """
+    compact = text.strip().lower()
+    parts = _DURATION.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError(f"{text!r} is no duration: write 90s, 15m, 2h, 1h30m or 3d")
+    try:
+        return timedelta(milliseconds=sum(float(n) * _UNITS_MS[unit] for n, unit in parts))
+    except OverflowError:
+        raise ValueError(f"{text!r} is longer than any calendar: write less") from None
+
+
+def parse_delay(value: timedelta | str, name: str) -> timedelta:
+    """Return a delay that an application gave as timedelta or as text.
+
+    Args:
+        name: name of the delay in the message of the error.
+
+    Raises:
+        InvalidInputError: it is neither, or negative.
+    """
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except ValueError as error:
+            raise InvalidInputError(f"{name}: {error}") from None
+    if not isinstance(value, timedelta):
+        raise InvalidInputError(
+            f'{name} is a timedelta or a text such as "15m", not {type(value).__name__}: {value!r}'
+        )
+    if value < timedelta():
+        raise InvalidInputError(f"{name} is negative ({value!r}): a delay is zero or more")
+    return value

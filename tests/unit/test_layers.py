@@ -35,16 +35,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dispatcher": ("mover.hop", "topics", "cluster", "structures", "model"),
     "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
+    "consumer": ("producer", "topics", "cluster", "structures", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
     "broker": ("cluster",),
     "testing": (
-        *("run", "broker", "dispatcher", "mover", "producer", "topics"),
+        *("run", "broker", "consumer", "dispatcher", "mover", "producer", "topics"),
         *("cluster", "structures", "model"),
     ),
     "doctor": (
-        *("spark_sync", "functions", "inspection", "dispatcher", "mover", "producer", "topics"),
-        *("cluster", "structures", "model"),
+        *("spark_sync", "functions", "inspection", "consumer", "dispatcher", "mover", "producer"),
+        *("topics", "cluster", "structures", "model"),
     ),
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
@@ -54,7 +55,7 @@ LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
 RE_EXPORTS = ("", "__main__", "_moved", "admin", "asyncio", "config", "metrics")
 #: Rooms that use the official Pulsar client. `cluster` translates its exceptions.
-USES_CLIENT = {"cluster", "producer", "testing", "functions", "demo"}
+USES_CLIENT = {"cluster", "producer", "consumer", "testing", "functions", "demo"}
 #: Imports that the table does not allow, each with the reason.
 EXEMPT = {
     # spark-submit runs this file as a program, which calls the command line.

@@ -17,8 +17,8 @@ from delaylevel.cli.output import (
     render,
     render_one,
 )
-from delaylevel.cli.values import DURATION, TIME, parse_duration, parse_time_ms
-from delaylevel.model.formatting import format_instant
+from delaylevel.cli.values import DURATION, TIME, parse_time_ms
+from delaylevel.model.formatting import format_instant, parse_duration
 
 COLUMNS = (
     Column("name"),

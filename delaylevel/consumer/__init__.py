@@ -1,0 +1,57 @@
+"""The receiving side of an application: listeners, with retry, deduplication and filters."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from delaylevel.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from .backoff import Backoff
+    from .listener import Listener
+    from .listeners import Listeners
+    from .message import ReceivedMessage
+    from .signals import Reject, Retry
+    from .stats import ListenerCounts
+
+__all__ = [
+    "Backoff",
+    "Listener",
+    "ListenerCounts",
+    "Listeners",
+    "ReceivedMessage",
+    "Reject",
+    "Retry",
+]
+
+# Name -> (module, required extra or None). Loaded on first use.
+_LAZY: dict[str, tuple[str, str | None]] = {
+    "Backoff": ("backoff", None),
+    "Listener": ("listener", None),
+    "ListenerCounts": ("stats", None),
+    "Listeners": ("listeners", None),
+    "ReceivedMessage": ("message", None),
+    "Reject": ("signals", None),
+    "Retry": ("signals", None),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'delaylevel.consumer' has no attribute {name!r}")
+    module, extra = _LAZY[name]
+    try:
+        value = getattr(importlib.import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if extra is None or (error.name or "").partition(".")[0] == "delaylevel":
+            raise
+        raise MissingExtraError(
+            f"delaylevel.consumer.{name} needs {error.name}: pip install 'delaylevel[{extra}]'"
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

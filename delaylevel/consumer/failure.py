@@ -1,0 +1,68 @@
+"""A failed attempt, and the decision about its message."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import timedelta
+from typing import NamedTuple
+
+from .signals import Reject, Retry
+
+# A reason is one line of a log, and a property of a stored message.
+_LONGEST_REASON = 1_000
+
+
+class Failure(NamedTuple):
+    """A failed attempt to handle a message.
+
+    Attributes:
+        error: the exception; None if there was none.
+        reason: one line, at most 1,000 characters, e.g. ``ValueError: text``.
+        trace: the traceback of the exception; empty if the message is handled again.
+    """
+
+    error: BaseException | None
+    reason: str
+    trace: str = ""
+
+
+class Park(NamedTuple):
+    """The decision to handle a message again.
+
+    Attributes:
+        delay: time until the next attempt.
+        failure: the failed attempt.
+    """
+
+    delay: timedelta
+    failure: Failure
+
+
+class Bury(NamedTuple):
+    """The decision to move a message to the dead-letter topic.
+
+    Attributes:
+        failure: the last failed attempt.
+    """
+
+    failure: Failure
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an exception in one line of at most 1,000 characters."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # an application's own class of exceptions
+        text = "(its text cannot be read)"
+    if not isinstance(error, (Retry, Reject)):
+        kind = type(error).__name__
+        text = f"{kind}: {text}" if text else kind
+    return text[:_LONGEST_REASON]
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the traceback of an exception."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        return reason_of(error)

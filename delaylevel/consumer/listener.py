@@ -1,0 +1,307 @@
+"""The definition of a listener, and the checks of its options."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pulsar
+from pulsar import ConsumerType
+
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.topic_name import TopicName
+
+from .backoff import DEFAULT_BACKOFF, Backoff
+from .handling import HandledMessages, Handling
+from .stats import ListenerStats
+
+#: Options of :meth:`.Listeners.on` that are not options of the consumer.
+OWN_OPTIONS = (
+    *("subscription", "subscription_type", "schema", "retry", "deduplicate", "filter"),
+    *("concurrency", "batch"),
+)
+# Given by a listener, or without an effect on it.
+_TAKEN = {
+    "topic": "give it as the first argument",
+    "subscription_name": "write subscription",
+    "consumer_type": "write subscription_type",
+    "message_listener": "the handler takes its place",
+    "dead_letter_policy": "retry and the dead-letter topic of the listener take its place",
+    "batch_receive_policy": "write batch",
+}
+_TYPES = {
+    "exclusive": ConsumerType.Exclusive,
+    "shared": ConsumerType.Shared,
+    "failover": ConsumerType.Failover,
+    "keyshared": ConsumerType.KeyShared,
+}
+_POSITIONS = {
+    "earliest": pulsar.InitialPosition.Earliest,
+    "latest": pulsar.InitialPosition.Latest,
+}
+_MOST_AT_ONCE = 10_000
+_COROUTINES_AT_ONCE = 100
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A handler for the messages of one topic and subscription.
+
+    Attributes:
+        name: name in logs, metrics and configuration.
+        topic: full name of the business topic.
+        subscription: name of the subscription.
+        handler: function or coroutine function of one message, or of a list of them.
+        is_coroutine: True for a coroutine function.
+        subscription_type: the client's type of the subscription.
+        schema: schema of the messages.
+        backoff: delays between attempts; None if the first failure is final.
+        deduplication: configuration of the deduplication; None without.
+        condition: the filter; None for all messages.
+        concurrency: number of calls of the handler at the same time.
+        batch: largest number of messages of a call; 1 for a handler of single messages.
+        options: other arguments of ``pulsar.Client.subscribe``.
+        stats: counts since the start of the process.
+    """
+
+    name: str
+    topic: str
+    subscription: str
+    handler: Callable[[Any], Any]
+    is_coroutine: bool
+    subscription_type: Any
+    schema: Any
+    backoff: Backoff | None
+    deduplication: Any
+    condition: Callable[[Any], Any] | None
+    concurrency: int
+    batch: int
+    options: Mapping[str, Any]
+    stats: ListenerStats = field(default_factory=ListenerStats)
+
+    @property
+    def business_topic(self) -> str:
+        """Full name of the topic without a partition."""
+        return TopicName.parse(self.topic).without_partition.full
+
+    @property
+    def key_ordered(self) -> bool:
+        """True if messages with the same key are handled one after the other."""
+        return bool(self.subscription_type == ConsumerType.KeyShared)
+
+    @property
+    def consumers(self) -> int:
+        """Number of consumers of each topic."""
+        shared = self.is_coroutine or self.subscription_type == ConsumerType.Shared
+        # The broker keeps the order within a key or partition for each consumer.
+        return 1 if shared else self.concurrency
+
+    def handling(self, handled: HandledMessages | None) -> Handling:
+        """Return the rules for the messages of this listener."""
+        return Handling(self.backoff, self.condition, handled)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.topic}, {self.subscription})"
+
+
+def listeners_of(
+    handler: Any, topic: str | list[str], name: str | None, given: Mapping[str, Any]
+) -> list[Listener]:
+    """Return the listeners of a handler, one for each topic.
+
+    Args:
+        handler: function or coroutine function.
+        topic: one or several names of topics.
+        name: name of the listener; that of the handler by default.
+        given: options by name; None stands for the default.
+
+    Raises:
+        InvalidInputError: an option, topic or handler that cannot work.
+    """
+    name = name_of(handler) if name is None else name
+    if not isinstance(name, str) or not name:
+        raise InvalidInputError(f"name is a text, not {name!r}")
+    try:
+        is_coroutine = _check_handler(handler, given.get("batch") not in (None, 1))
+        options = {key: value for key, value in given.items() if value is not None}
+        topics = _topics(topic)
+        settings = _settings(options, is_coroutine)
+    except (InvalidInputError, TypeError) as error:
+        raise InvalidInputError(f"listener {name!r}: {error}") from None
+    return [
+        Listener(name=name, topic=each, handler=handler, is_coroutine=is_coroutine, **settings)
+        for each in topics
+    ]
+
+
+def name_of(handler: Any) -> str:
+    """Return the name of a handler."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return str(getattr(handler, "__name__", type(handler).__name__))
+
+
+def _topics(topic: str | list[str]) -> list[str]:
+    given = [topic] if isinstance(topic, str) else topic
+    if not isinstance(given, (list, tuple)) or not given:
+        raise InvalidInputError(f"topic is a name or a list of names, not {topic!r}")
+    names = []
+    for each in given:
+        if not isinstance(each, str):
+            raise InvalidInputError(f"topic is a name or a list of names, not {topic!r}")
+        names.append(TopicName.parse(each).full)
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"a topic is given twice: {', '.join(given)}")
+    return names
+
+
+def _check_handler(handler: Any, batched: bool) -> bool:
+    """Check the signature of a handler, and return True for a coroutine function."""
+    one = "a list of messages" if batched else "the message"
+    if not callable(handler):
+        raise InvalidInputError(f"the handler is a function of {one}, not {handler!r}")
+    is_function = inspect.isroutine(handler) or isinstance(handler, functools.partial)
+    inner = handler if is_function else type(handler).__call__
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise InvalidInputError("the handler has a yield, so a call runs nothing of it: remove it")
+    if isinstance(handler, type):
+        raise InvalidInputError("the handler is a class: give a function, or an object of it")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return False  # written in C
+    try:
+        signature.bind(None)
+    except TypeError:
+        hint = ""
+        if next(iter(signature.parameters), "") in ("self", "cls"):
+            hint = "; register a method when its object exists: app.on(...)(thing.method)"
+        raise InvalidInputError(
+            f"the handler takes exactly one positional argument, {one}, but this one is "
+            f"{name_of(handler)}{signature}{hint}"
+        ) from None
+    return inspect.iscoroutinefunction(inner)
+
+
+def _settings(options: dict[str, Any], is_coroutine: bool) -> dict[str, Any]:
+    """Return the checked options as arguments of :class:`Listener`."""
+    own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
+    subscription = own.get("subscription")
+    if not isinstance(subscription, str) or not subscription:
+        raise InvalidInputError(f"subscription is a name, not {subscription!r}: give one")
+    kind = _subscription_type(own.get("subscription_type", ConsumerType.Shared))
+    batch = _count("batch", own.get("batch", 1))
+    keyed_batches = kind == ConsumerType.KeyShared and batch > 1
+    ordered = kind in (ConsumerType.Exclusive, ConsumerType.Failover) or keyed_batches
+    several = _COROUTINES_AT_ONCE if is_coroutine and not ordered else 1
+    concurrency = _count("concurrency", own.get("concurrency", several))
+    if concurrency > 1 and kind == ConsumerType.Exclusive and not is_coroutine:
+        raise InvalidInputError(
+            "an Exclusive subscription has one consumer, so a function runs once at a time: write "
+            "concurrency=1, or another subscription_type"
+        )
+    if concurrency > 1 and keyed_batches and is_coroutine:
+        raise InvalidInputError(
+            "batches of a Key_Shared subscription are handled one after the other, to keep the "
+            "order within a key: write concurrency=1 or batch=1"
+        )
+    schema = own.get("schema", pulsar.schema.BytesSchema())
+    if not isinstance(schema, pulsar.schema.Schema):
+        hint = f": write {schema.__name__}(...)" if isinstance(schema, type) else ""
+        raise InvalidInputError(f"schema is a schema of the Pulsar client, not {schema!r}{hint}")
+    return {
+        "subscription": subscription,
+        "subscription_type": kind,
+        "schema": schema,
+        "backoff": _backoff(own.get("retry", True)),
+        "deduplication": _deduplication(own.get("deduplicate", False)),
+        "condition": _condition(own.get("filter")),
+        "concurrency": concurrency,
+        "batch": batch,
+        "options": _consumer_options(options),
+    }
+
+
+def _subscription_type(value: Any) -> Any:
+    if isinstance(value, str):
+        value = _TYPES.get(value.lower().replace("_", ""), value)
+    if not isinstance(value, ConsumerType):
+        raise InvalidInputError(
+            f"subscription_type is Shared, Key_Shared, Failover or Exclusive, not {value!r}"
+        )
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= _MOST_AT_ONCE:
+        raise InvalidInputError(f"{name} is 1 to {_MOST_AT_ONCE}, not {value!r}")
+    return int(value)
+
+
+def _backoff(value: Any) -> Backoff | None:
+    if value is False:
+        return None
+    if value is True:
+        return DEFAULT_BACKOFF
+    if isinstance(value, str):
+        return Backoff(value)
+    if isinstance(value, (list, tuple)):
+        return Backoff(*value)
+    if not isinstance(value, Backoff):
+        raise InvalidInputError(
+            'retry is Backoff("10s", "5m", ...), a list of delays, or False, not ' + repr(value)
+        )
+    return value
+
+
+def _deduplication(value: Any) -> Any:
+    if value is False:
+        return None
+    if value is True:
+        # It needs an extra.
+        from .deduplication import Deduplication
+
+        return Deduplication()
+    if not callable(getattr(value, "open", None)):
+        raise InvalidInputError(f"deduplicate is True, False or Deduplication(...), not {value!r}")
+    return value
+
+
+def _condition(value: Any) -> Callable[[Any], Any] | None:
+    if value is None:
+        return None
+    if not callable(value) or inspect.iscoroutinefunction(value):
+        raise InvalidInputError(f"filter is a function of the message, not {value!r}")
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError:
+        raise InvalidInputError(
+            f"filter takes exactly one positional argument, the message, but this one is "
+            f"{name_of(value)}{inspect.signature(value)}"
+        ) from None
+    except ValueError:
+        pass  # written in C
+    checked: Callable[[Any], Any] = value
+    return checked
+
+
+def _consumer_options(options: dict[str, Any]) -> dict[str, Any]:
+    known = set(inspect.signature(pulsar.Client.subscribe).parameters) - {"self", "schema"}
+    for name in options:
+        if name in _TAKEN:
+            raise InvalidInputError(f"{name} is not an option of a listener: {_TAKEN[name]}")
+        if name not in known:
+            close = difflib.get_close_matches(name, [*OWN_OPTIONS, *(known - set(_TAKEN))], 1)
+            hint = f"did you mean {close[0]}?" if close else "remove it"
+            raise InvalidInputError(f"{name} is not an option of a listener: {hint}")
+    position = options.get("initial_position")
+    if isinstance(position, str):
+        if position.lower() not in _POSITIONS:
+            raise InvalidInputError(f"initial_position is earliest or latest, not {position!r}")
+        options = {**options, "initial_position": _POSITIONS[position.lower()]}
+    return options

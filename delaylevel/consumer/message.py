@@ -1,0 +1,168 @@
+"""Messages as a handler receives them, and the properties of a retried copy."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from delaylevel.model import envelope as env
+from delaylevel.model.position import Position, stable_id
+from delaylevel.model.unreadable import properties_of, text_of
+
+# The names of the Java client, so that its consumers and tools understand a retried copy. None of
+# them starts with ``delaylevel.``, because routing removes such properties.
+#: Number of failed attempts so far.
+FAILED_ATTEMPTS = "RECONSUMETIMES"
+#: Business topic of the first message.
+REAL_TOPIC = "REAL_TOPIC"
+#: Subscription that the copy is for.
+REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
+#: Position of the first message.
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+#: ID of the first message, as in :attr:`ReceivedMessage.id`.
+RETRY_ID = "delaylevel-retry-id"
+#: Publish time of the first message, ms since the epoch.
+RETRY_PUBLISHED = "delaylevel-retry-published"
+#: Error of the last attempt, e.g. ``ValueError: text``.
+RETRY_ERROR = "delaylevel-retry-error"
+
+#: Prefix of our own properties of retried copies and of their dead letters.
+RETRY_PREFIX = "delaylevel-retry-"
+_JAVA = frozenset((FAILED_ATTEMPTS, REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID))
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_UNKNOWN: Any = object()
+
+
+class ReceivedMessage:
+    """A message of the business topic, or the retried copy of one.
+
+    Attributes:
+        raw: the message of the Pulsar client.
+        topic: full name of the business topic, without a partition; also of a retried copy.
+        subscription: name of the subscription that received it.
+        received_ms: time of receipt by the listener, ms since the epoch.
+    """
+
+    # A listener creates one for each message, so everything that costs time is read on demand.
+    __slots__ = ("_decoded", "_properties", "raw", "received_ms", "subscription", "topic")
+
+    def __init__(self, raw: Any, topic: str, subscription: str, received_ms: int) -> None:
+        self.raw = raw
+        self.topic = topic
+        self.subscription = subscription
+        self.received_ms = received_ms
+        self._properties: dict[str, str] | None = None
+        self._decoded = _UNKNOWN
+
+    @property
+    def value(self) -> Any:
+        """The content, decoded by the listener's schema; None for a null value."""
+        if self._decoded is _UNKNOWN:
+            self._decoded = None if self.raw.has_null_value() else self.raw.value()
+        return self._decoded
+
+    @property
+    def data(self) -> bytes:
+        """The payload as it was stored; empty for a null value."""
+        payload: bytes = self.raw.data()
+        return payload
+
+    @property
+    def all_properties(self) -> dict[str, str]:
+        """All properties, those of this package included."""
+        if self._properties is None:
+            self._properties = properties_of(self.raw)
+        return self._properties
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The application's properties."""
+        return {
+            name: value
+            for name, value in self.all_properties.items()
+            if name not in _JAVA and not name.startswith((env.PREFIX, RETRY_PREFIX))
+        }
+
+    @property
+    def key(self) -> str:
+        """The partition key; empty for none."""
+        return text_of(self.raw.partition_key)
+
+    @property
+    def ordering_key(self) -> str:
+        """The ordering key; empty for none."""
+        return text_of(self.raw.ordering_key)
+
+    @property
+    def event_timestamp_ms(self) -> int:
+        """The event time, ms since the epoch; 0 for none."""
+        return int(self.raw.event_timestamp())
+
+    @property
+    def message_id(self) -> Any:
+        """The client's ID of this message or copy: its position on the broker."""
+        return self.raw.message_id()
+
+    @property
+    def publish_ms(self) -> int:
+        """The publish time of this message or copy, ms since the epoch."""
+        return int(self.raw.publish_timestamp())
+
+    @property
+    def id(self) -> str:
+        """The stable ID, the same for all attempts.
+
+        It is the ID with which a delayed message was sent or stored first. For other messages it is
+        ``topic-partition:ledger:entry:batch``, the position in the business topic.
+        """
+        properties = self.all_properties
+        found = properties.get(RETRY_ID) or properties.get(env.ID)
+        return found or self.position_id
+
+    @property
+    def position_id(self) -> str:
+        """The position of this message or copy: ``topic-partition:ledger:entry:batch``."""
+        at = self.raw.message_id()
+        position = Position(at.ledger_id(), at.entry_id(), at.batch_index())
+        return stable_id(self.raw.topic_name(), position)
+
+    @property
+    def failed_attempts(self) -> int:
+        """The number of attempts that failed before this one."""
+        text = self.all_properties.get(FAILED_ATTEMPTS, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self.failed_attempts + 1
+
+    @property
+    def first_published_ms(self) -> int:
+        """The publish time of the message before its first attempt, ms since the epoch."""
+        text = self.all_properties.get(RETRY_PUBLISHED, "")
+        valid = text.isascii() and text.isdigit() and len(text) < 16
+        return int(text) if valid else self.publish_ms
+
+    @property
+    def first_published(self) -> datetime:
+        """The publish time of the message before its first attempt, in UTC."""
+        return _EPOCH + timedelta(milliseconds=self.first_published_ms)
+
+    @property
+    def due(self) -> datetime | None:
+        """The due time of a delayed message, in UTC; None for others.
+
+        For a retried copy it is the time for which this attempt was planned.
+        """
+        due_ms = env.due_of(self.all_properties)
+        return None if due_ms is None else _EPOCH + timedelta(milliseconds=due_ms)
+
+    @property
+    def lateness(self) -> timedelta | None:
+        """The time from the due time to the receipt; None without a due time."""
+        due_ms = env.due_of(self.all_properties)
+        return None if due_ms is None else timedelta(milliseconds=self.received_ms - due_ms)
+
+    def __repr__(self) -> str:
+        return f"<ReceivedMessage {self.id} of {self.topic}, attempt {self.attempt}>"

@@ -1,0 +1,92 @@
+"""Tests of the delays between attempts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.consumer import Backoff
+from delaylevel.errors import InvalidInputError
+
+SECOND = timedelta(seconds=1)
+
+
+def test_delays_are_given_as_text_or_timedelta() -> None:
+    backoff = Backoff("10s", timedelta(minutes=5), "1h30m")
+    assert backoff.delays == (10 * SECOND, 300 * SECOND, 5400 * SECOND)
+    assert backoff.attempts == 4
+
+
+def test_each_failed_attempt_has_its_delay_and_the_last_none() -> None:
+    backoff = Backoff("10s", "5m")
+    assert [backoff.delay(attempt) for attempt in (1, 2, 3, 9)] == [
+        10 * SECOND,
+        300 * SECOND,
+        None,
+        None,
+    ]
+
+
+def test_no_delays_means_one_attempt() -> None:
+    assert Backoff().attempts == 1
+    assert Backoff().delay(1) is None
+
+
+def test_exponential_delays_grow_to_the_longest() -> None:
+    backoff = Backoff.exponential("10s", "1m", attempts=5, jitter=0)
+    assert backoff.delays == (10 * SECOND, 20 * SECOND, 40 * SECOND, 60 * SECOND)
+    assert backoff.attempts == 5
+
+
+def test_a_large_factor_does_not_overflow() -> None:
+    backoff = Backoff.exponential("1s", "1d", attempts=3000, factor=1e9)
+    assert backoff.delays[-1] == timedelta(days=1)
+
+
+@pytest.mark.parametrize(("number", "seconds"), [(0.0, 9), (0.5, 10), (1.0, 11)])
+def test_jitter_makes_a_delay_shorter_or_longer(number: float, seconds: int) -> None:
+    assert Backoff("10s", jitter=0.1).delay(1, lambda: number) == seconds * SECOND
+
+
+def test_errors_decide_on_another_attempt() -> None:
+    backoff = Backoff("1s", retry_on=(OSError, KeyError), give_up_on=FileNotFoundError)
+    assert backoff.retries(ConnectionError())
+    assert not backoff.retries(FileNotFoundError())
+    assert not backoff.retries(ValueError())
+    assert Backoff("1s").retries(SystemExit())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("soon",), {}, "is no duration"),
+        ((10,), {}, "is a timedelta or a text"),
+        ((timedelta(-1),), {}, "is negative"),
+        (("1s",), {"jitter": 2}, "jitter is a number from 0 to 1"),
+        (("1s",), {"jitter": True}, "jitter"),
+        (("1s",), {"retry_on": "ValueError"}, "retry_on has classes of exceptions"),
+        (("1s",), {"give_up_on": (ValueError, int)}, "give_up_on has classes of exceptions"),
+        (("1s",) * 10_000, {}, "at most 10000 attempts"),
+    ],
+)
+def test_invalid_delays_are_refused(
+    arguments: tuple[Any, ...], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        Backoff(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"attempts": 0}, "attempts is 1 to"),
+        ({"attempts": 1.5}, "attempts is 1 to"),
+        ({"factor": 0.5}, "factor is a number of at least 1"),
+        ({"longest": "1s"}, "swap them"),
+    ],
+)
+def test_invalid_exponential_delays_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        Backoff.exponential(**{"first": "10s", "longest": "1h", "attempts": 3, **options})

@@ -1,0 +1,219 @@
+"""Tests of the registration of listeners, and of what it refuses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.consumer import Backoff, Listener, Listeners
+from delaylevel.errors import InvalidInputError
+
+
+def handle(message: Any) -> None:
+    """Do nothing."""
+
+
+async def await_message(message: Any) -> None:
+    """Do nothing."""
+
+
+def registered(handler: Callable[[Any], Any] = handle, **options: Any) -> Listener:
+    app = Listeners(None)
+    app.on("orders", **{"subscription": "billing", **options})(handler)
+    (listener,) = app.listeners
+    return listener
+
+
+def test_the_decorator_returns_the_function() -> None:
+    assert Listeners(None).on("orders", subscription="billing")(handle) is handle
+
+
+def test_the_defaults() -> None:
+    listener = registered()
+    assert (listener.name, listener.topic) == ("handle", "persistent://public/default/orders")
+    assert listener.subscription_type == pulsar.ConsumerType.Shared
+    assert listener.backoff == Backoff("10s", "1m", "10m", "1h")
+    assert (listener.concurrency, listener.batch, listener.consumers) == (1, 1, 1)
+    assert not listener.is_coroutine
+    assert listener.deduplication is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "concurrency"),
+    [("Shared", 100), ("Key_Shared", 100), ("Failover", 1), ("Exclusive", 1)],
+)
+def test_coroutines_run_at_once_unless_the_order_counts(kind: str, concurrency: int) -> None:
+    listener = registered(await_message, subscription_type=kind)
+    assert listener.is_coroutine
+    assert listener.concurrency == concurrency
+    assert listener.consumers == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "consumers"), [("Shared", 1), ("Key_Shared", 4), ("failover", 4), ("key_shared", 4)]
+)
+def test_the_broker_keeps_the_order_for_each_consumer(kind: str, consumers: int) -> None:
+    assert registered(subscription_type=kind, concurrency=4).consumers == consumers
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"),
+    [
+        (False, None),
+        (["1s", "2s"], Backoff("1s", "2s")),
+        ("1s", Backoff("1s")),
+        (Backoff("3s"), Backoff("3s")),
+    ],
+)
+def test_retry_is_configured_in_several_ways(retry: Any, expected: Backoff | None) -> None:
+    assert registered(retry=retry).backoff == expected
+
+
+def test_several_topics_are_several_listeners() -> None:
+    app = Listeners(None)
+    app.on(["orders", "my/ns/refunds"], subscription="billing")(handle)
+    assert [listener.topic for listener in app.listeners] == [
+        "persistent://public/default/orders",
+        "persistent://my/ns/refunds",
+    ]
+
+
+def test_arguments_override_configured_options() -> None:
+    configured = {"handle": {"subscription": "billing", "concurrency": 8, "retry": ["1s"]}}
+    app = Listeners(None, defaults=lambda name: configured[name])
+    app.on("orders", concurrency=2)(handle)
+    (listener,) = app.listeners
+    assert (listener.subscription, listener.concurrency) == ("billing", 2)
+    assert listener.backoff == Backoff("1s")
+
+
+def test_options_of_the_consumer_are_kept() -> None:
+    listener = registered(initial_position="earliest", receiver_queue_size=10)
+    assert listener.options == {
+        "initial_position": pulsar.InitialPosition.Earliest,
+        "receiver_queue_size": 10,
+    }
+
+
+class Service:
+    """An object with handlers."""
+
+    def method(self, message: Any) -> None:
+        pass
+
+    async def coroutine(self, message: Any) -> None:
+        pass
+
+    async def __call__(self, message: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("handler", "name", "is_coroutine"),
+    [
+        (Service().method, "method", False),
+        (Service().coroutine, "coroutine", True),
+        (Service(), "Service", True),
+        (functools.partial(await_message), "await_message", True),
+        (lambda message, more=1: None, "<lambda>", False),
+        (lambda *messages: None, "<lambda>", False),
+        ([].append, "append", False),
+        (print, "print", False),
+    ],
+)
+def test_every_callable_can_be_a_handler(handler: Any, name: str, is_coroutine: bool) -> None:
+    listener = registered(handler)
+    assert (listener.name, listener.is_coroutine) == (name, is_coroutine)
+
+
+def yielding(message: Any) -> Any:
+    yield message
+
+
+async def yielding_later(message: Any) -> Any:
+    yield message
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (
+            lambda: None,
+            r"exactly one positional argument, the message, but this one is <lambda>\(\)",
+        ),
+        (lambda message, more: None, r"\(message, more\)"),
+        (lambda *, message: None, "exactly one"),
+        (Service.method, r"app.on\(...\)\(thing.method\)"),
+        (yielding, "has a yield"),
+        (yielding_later, "has a yield"),
+        (Service, "is a class"),
+        ("handle", "is a function of the message"),
+    ],
+)
+def test_a_wrong_handler_is_refused(handler: Any, said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        registered(handler)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"subscription": None}, "subscription is a name, not None: give one"),
+        ({"subscription": ""}, "subscription is a name"),
+        ({"subscription_type": "Sharde"}, "Shared, Key_Shared, Failover or Exclusive"),
+        ({"subscription_type": "Exclusive", "concurrency": 2}, "write concurrency=1"),
+        ({"concurrency": 0}, "concurrency is 1 to"),
+        ({"concurrency": True}, "concurrency is 1 to"),
+        ({"batch": 0}, "batch is 1 to"),
+        ({"batch": "many"}, "batch"),
+        ({"retry": 5}, "retry is Backoff"),
+        ({"retry": ["soon"]}, "is no duration"),
+        ({"deduplicate": "yes"}, "deduplicate is True, False or Deduplication"),
+        ({"filter": "price > 5"}, "filter is a function of the message"),
+        ({"filter": await_message}, "filter is a function of the message"),
+        ({"filter": lambda: True}, "filter takes exactly one positional argument"),
+        ({"schema": pulsar.schema.StringSchema}, r"write StringSchema\(...\)"),
+        ({"initial_position": "first"}, "earliest or latest"),
+        ({"concurency": 3}, "did you mean concurrency"),
+        ({"receiver_queue": 3}, "did you mean receiver_queue_size"),
+        ({"frobnicate": 3}, "remove it"),
+        ({"message_listener": handle}, "the handler takes its place"),
+        ({"consumer_type": pulsar.ConsumerType.Shared}, "write subscription_type"),
+        ({"dead_letter_policy": 3}, "dead-letter topic of the listener"),
+    ],
+)
+def test_a_wrong_option_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInputError, match=said) as caught:
+        registered(**options)
+    assert str(caught.value).startswith("listener 'handle': ")
+
+
+def test_batches_of_keys_are_handled_one_after_the_other() -> None:
+    listener = registered(await_message, subscription_type="Key_Shared", batch=10)
+    assert listener.concurrency == 1
+    with pytest.raises(InvalidInputError, match="one after the other"):
+        registered(await_message, subscription_type="Key_Shared", batch=10, concurrency=2)
+
+
+@pytest.mark.parametrize("topic", ["", [], 5, ["orders", 5], "non-persistent://a/b/c", "a/b"])
+def test_a_wrong_topic_is_refused(topic: Any) -> None:
+    with pytest.raises(InvalidInputError, match="topic"):
+        Listeners(None).on(topic, subscription="billing")(handle)
+
+
+def test_a_topic_given_twice_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="given twice"):
+        Listeners(None).on(["a", "persistent://public/default/a"], subscription="b")(handle)
+
+
+def test_two_handlers_of_one_subscription_are_refused() -> None:
+    app = Listeners(None)
+    app.on("orders", subscription="billing")(handle)
+    app.on("orders", subscription="audit", name="audit")(handle)
+    with pytest.raises(InvalidInputError, match="'handle' handles topic"):
+        app.on("public/default/orders", subscription="billing")(await_message)
+    assert len(app.listeners) == 2
