@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import platformdirs
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError, field_validator
 
 from delaylevel.errors import BrokerUnreachableError, ConfigError
 
 from . import local_brokers
+from .config_file import ENVIRONMENT_PREFIX, TABLES, config_path, explain, read_config
 from .token import TokenSource, read_token_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 DEFAULT_ADMIN_URL = "http://localhost:8080"
-ENVIRONMENT_PREFIX = "DELAYLEVEL_"
 _CONNECT_TIMEOUT_S = 5.0
 
 _PATHS = ("token_file", "tls_trust_certs_file", "tls_certificate_file", "tls_private_key_file")
@@ -118,8 +111,9 @@ class Connection(BaseModel):
             for name in arguments
             if environ.get(ENVIRONMENT_PREFIX + name.upper())
         }
-        path, must_exist = _config_path(config_file, environ)
-        from_file = _read_config(path, tuple(arguments), must_exist=must_exist)
+        path, must_exist = config_path(config_file, environ)
+        contents = read_config(path, tuple(arguments), must_exist=must_exist)
+        from_file = _with_paths(contents, path)
 
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
@@ -142,7 +136,7 @@ class Connection(BaseModel):
         try:
             connection = cls(**values)
         except ValidationError as error:
-            raise ConfigError(_explain(error, places)) from None
+            raise ConfigError(explain(error, places, "connection")) from None
         connection._check_files()
         return connection
 
@@ -248,40 +242,15 @@ def _checked_url(value: str, schemes: tuple[str, ...]) -> str:
     return value
 
 
-def _config_path(
-    config_file: str | os.PathLike[str] | None, environ: Mapping[str, str]
-) -> tuple[Path, bool]:
-    chosen = config_file or environ.get(ENVIRONMENT_PREFIX + "CONFIG")
-    if chosen:
-        return Path(chosen).expanduser(), True
-    return Path(platformdirs.user_config_dir("delaylevel")) / "config.toml", False
-
-
-def _read_config(path: Path, known: tuple[str, ...], *, must_exist: bool) -> dict[str, Any]:
-    try:
-        settings: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if must_exist:
-            raise ConfigError(f"there is no configuration file {path}") from None
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        # Only the first line of the reason: later ones may quote the file, and so a secret.
-        raise ConfigError(f"{path} is not TOML: {str(error).splitlines()[0]}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
-    unknown = sorted(settings.keys() - set(known))
-    if unknown:
-        raise ConfigError(
-            f"{path} has unknown settings: {', '.join(unknown)} (known: {', '.join(known)})"
-        )
+def _with_paths(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the connection's settings of a file; paths in it are relative to it."""
+    found = {name: value for name, value in settings.items() if name not in TABLES}
     for name in _PATHS:
-        if isinstance(settings.get(name), str):
-            settings[name] = path.parent / Path(settings[name]).expanduser()
-        elif name in settings:
+        if isinstance(found.get(name), str):
+            found[name] = path.parent / Path(found[name]).expanduser()
+        elif name in found:
             raise ConfigError(f"{path}: {name} must be a string")
-    return settings
+    return found
 
 
 def _complete_addresses(values: dict[str, Any], places: Mapping[str, str]) -> None:
@@ -312,12 +281,3 @@ def _host(url: object) -> str:
     except ValueError:
         return "localhost"
     return f"[{host}]" if ":" in host else host
-
-
-def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
-    lines = []
-    for detail in error.errors(include_input=False, include_url=False, include_context=False):
-        name = str(detail["loc"][0]) if detail["loc"] else "connection"
-        message = detail["msg"].removeprefix("Value error, ")
-        lines.append(f"{name} (from {places.get(name, 'the defaults')}): {message}")
-    return "; ".join(lines)
