@@ -105,7 +105,7 @@ def _text(detail: Mapping[str, Any]) -> str:
     if kind == "value_error":
         return str(detail["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return "is not a setting"
+        return "is not a setting (remove it, or correct its name)"
     for prefix, text in _TEXTS.items():
         if kind == prefix or kind.startswith(f"{prefix}_"):
             return text

@@ -1,0 +1,214 @@
+"""Tests of the configuration of producers and listeners: sources, their order, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from delaylevel.consumer.backoff import Backoff
+from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
+from delaylevel.consumer.listener import listeners_of
+from delaylevel.errors import ConfigError
+
+Write = Callable[[str], Path]
+
+FILE = """
+service_url = "pulsar://broker.example:6650"
+
+[producer]
+enable_delay_level_topic = true
+compression_type = "LZ4"
+batching_max_messages = 100
+
+[listeners]
+subscription = "shop"
+concurrency = 2
+retry = ["10s", "5m"]
+
+[listeners.bill]
+concurrency = 8
+subscription_type = "key_shared"
+
+[listeners.ship]
+retry = { first = "10s", longest = "1d", attempts = 4, jitter = 0.0 }
+deduplicate = true
+initial_position = "earliest"
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Return a function that writes a configuration file."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "delaylevel.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_file_has_the_connection_producers_and_listeners(write: Write) -> None:
+    config = ApplicationConfig.load(write(FILE), environ={})
+    assert config.connection.service_url == "pulsar://broker.example:6650"
+    assert config.producer == {
+        "enable_delay_level_topic": True,
+        "compression_type": pulsar.CompressionType.LZ4,
+        "batching_max_messages": 100,
+    }
+    assert config.listener("other") == {
+        "subscription": "shop",
+        "concurrency": 2,
+        "retry": Backoff("10s", "5m"),
+    }
+    assert config.listener("bill") == {
+        **config.listener("other"),
+        "concurrency": 8,
+        "subscription_type": "Key_Shared",
+    }
+    ship = config.listener("ship")
+    assert ship["retry"] == Backoff("10s", "20s", "40s")
+    assert ship["deduplicate"] is True
+    assert ship["initial_position"] == "earliest"
+
+
+def test_the_connection_can_be_loaded_from_the_same_file(write: Write) -> None:
+    connection = Connection.load(config_file=write(FILE), environ={})
+    assert connection.service_url == "pulsar://broker.example:6650"
+
+
+def test_each_source_overrides_the_ones_below_it(write: Write) -> None:
+    environ = {"DELAYLEVEL_CONFIG": str(write(FILE))}
+    assert ApplicationConfig.load(environ=environ).listener("x")["concurrency"] == 2
+    environ["DELAYLEVEL_LISTENERS_CONCURRENCY"] = "3"
+    environ["DELAYLEVEL_PRODUCER_BATCHING_MAX_MESSAGES"] = "7"
+    config = ApplicationConfig.load(environ=environ)
+    assert config.listener("x")["concurrency"] == 3
+    assert config.listener("bill")["concurrency"] == 8, "the name overrides the defaults"
+    assert config.producer["batching_max_messages"] == 7
+    config = ApplicationConfig.load(
+        environ=environ, listeners={"concurrency": 4}, producer={"batching_max_messages": 8}
+    )
+    assert config.listener("x")["concurrency"] == 4
+    assert config.listener("bill")["concurrency"] == 8
+    assert config.producer["batching_max_messages"] == 8
+    environ["DELAYLEVEL_LISTENERS_BILL_CONCURRENCY"] = "16"
+    config = ApplicationConfig.load(environ=environ, listeners={"concurrency": 4})
+    assert config.listener("bill")["concurrency"] == 16
+    assert config.listener("x")["concurrency"] == 4
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "expected"),
+    [
+        ("RETRY", "10s, 5m,1d", "x", {"retry": Backoff("10s", "5m", "1d")}),
+        ("RETRY", "false", "x", {"retry": False}),
+        ("DEDUPLICATE", "yes", "x", {"deduplicate": True}),
+        ("SUBSCRIPTION_TYPE", "failover", "x", {"subscription_type": "Failover"}),
+        ("BILL_SUBSCRIPTION_TYPE", "Shared", "bill", {"subscription_type": "Shared"}),
+        ("BILL_SUBSCRIPTION_TYPE", "Shared", "x", {}),
+        ("SEND_INVOICES_BATCH", "5", "send-invoices", {"batch": 5}),
+        ("BATCH", "", "x", {}),
+    ],
+)
+def test_environment_variables(variable: str, text: str, name: str, expected: Any) -> None:
+    config = ApplicationConfig.load(environ={f"DELAYLEVEL_LISTENERS_{variable}": text})
+    assert config.listener(name) == expected
+
+
+def test_names_without_a_listener_are_known(write: Write) -> None:
+    environ = {"DELAYLEVEL_LISTENERS_BIL_BATCH": "2", "DELAYLEVEL_LISTENERS_SHIP_BATCH": "2"}
+    config = ApplicationConfig.load(write(FILE), environ=environ)
+    assert config.unused_names(["ship"]) == ["DELAYLEVEL_LISTENERS_BIL_BATCH", "[listeners.bill]"]
+    assert config.unused_names(["ship", "bill", "bil"]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[listeners]\nconcurency = 2", r"concurency \(from \[listeners\] in .*\) is not a setti"),
+        ("[listeners]\nconcurency = 2", r"did you mean concurrency\?"),
+        ("[listeners]\nzzz = 2", r"known are subscription, subscription_type, retry"),
+        ("[listeners.bill]\nconcurrency = 0", r"\[listeners.bill\] in .*: must be at least 1"),
+        ('[listeners]\nconcurrency = "2"', r"concurrency .*: must be a whole number"),
+        ("[listeners]\nconcurrency = true", r"concurrency .*: must be a whole number"),
+        ("[listeners]\nsubscription = 7", r"subscription .*: must be a text"),
+        ('[listeners]\nsubscription = " "', r"subscription .*: must not be empty"),
+        ("[listeners]\ndeduplicate = 1", r"deduplicate .*: must be true or false"),
+        ('[listeners]\nsubscription_type = "Share"', r"is one of Shared, Key_Shared, Failover"),
+        ('[listeners]\ninitial_position = "first"', r"is one of earliest, latest"),
+        ('[listeners]\nretry = ["10s", "5 parsecs"]', r"retry .*5 parsecs"),
+        ("[listeners]\nretry = [10]", r"retry .*a delay of Backoff is a timedelta or a text"),
+        ("[listeners]\nretry = 3", r"retry .*is a list of delays"),
+        ('[listeners]\nretry = { first = "1s" }', r"retry .*first, longest and attempts"),
+        (
+            '[listeners]\nretry = { first = "1h", longest = "1s", attempts = 3 }',
+            r"retry .*the longest delay \(1s\) is shorter",
+        ),
+        (
+            '[listeners]\nretry = { first = 1, longest = "1s", attempts = 3 }',
+            r"retry .*first is a timedelta",
+        ),
+        ('listeners = "bill"', r"listeners must be a table: write \[listeners\]"),
+        ("[listeners]\nbill = 3", r"bill .*is not a setting"),
+        ('[producer]\ncompression_type = "rar"', r"is one of none, lz4, zlib, zstd, snappy"),
+        ("[producer]\nbatching_max_messages = -1", r"\[producer\] in .*: must be at least 0"),
+        ("[consumer]\nx = 1", r"unknown settings: consumer .*\[producer\], \[listeners\]"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_our_own_words(write: Write, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        ApplicationConfig.load(write(text), environ={})
+    assert "Input should" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("LISTENERS_CONCURENCY", "2", "LISTENERS_CONCURENCY is not a setting: its name ends with"),
+        ("LISTENERS_CONCURRENCY", "two", r"LISTENERS_CONCURRENCY\): must be a whole number"),
+        ("LISTENERS_BILL_BATCH", "0", r"LISTENERS_BILL_BATCH\): must be at least 1"),
+        ("LISTENERS_DEDUPLICATE", "maybe", "must be true or false"),
+        ("PRODUCER_BILL_BATCHING_ENABLED", "1", "is not a setting"),
+    ],
+)
+def test_a_wrong_variable_is_refused(variable: str, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ApplicationConfig.load(environ={f"DELAYLEVEL_{variable}": text})
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"concurency \(from the call\) is not a setting"):
+        ApplicationConfig.load(listeners={"concurency": 1}, environ={})
+    with pytest.raises(ConfigError, match=r"unknown settings of the connection: concurrency"):
+        ApplicationConfig.load(concurrency=1, environ={})
+
+
+def test_errors_do_not_show_values(write: Write) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ApplicationConfig.load(write('[listeners]\nconcurrency = "hush"'), environ={})
+    assert "hush" not in str(caught.value)
+
+
+def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
+    values: dict[str, Any] = {
+        "subscription": "s",
+        "subscription_type": "Failover",
+        "retry": ["1s"],
+        "deduplicate": False,
+        "concurrency": 2,
+        "batch": 3,
+        "initial_position": "latest",
+        "receiver_queue_size": 10,
+    }
+    assert set(values) == set(ListenerSettings.model_fields)
+    options = ApplicationConfig.load(listeners=values, environ={}).listener("x")
+    (found,) = listeners_of(lambda message: None, "orders", "x", options)
+    assert (found.concurrency, found.batch, found.backoff) == (2, 3, Backoff("1s"))
+    assert found.options["receiver_queue_size"] == 10
