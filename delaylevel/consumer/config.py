@@ -12,10 +12,12 @@ from typing import Any
 import pulsar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from delaylevel.cluster import client_log
 from delaylevel.cluster.config_file import ENVIRONMENT_PREFIX, config_path, explain, read_config
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError, InvalidInputError
 from delaylevel.model.formatting import parse_delay
+from delaylevel.producer.client import DelayLevelClient
 
 from .backoff import Backoff
 
@@ -32,7 +34,7 @@ _POSITIONS = ("earliest", "latest")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-class _Settings(BaseModel):
+class _TableSettings(BaseModel):
     """Settings of one place; those that are not set are None."""
 
     # Strict, so that a number in quotes is noticed. Values may be addresses with credentials.
@@ -45,7 +47,7 @@ class _Settings(BaseModel):
         return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
 
 
-class ProducerSettings(_Settings):
+class ProducerSettings(_TableSettings):
     """Defaults of :meth:`.Listeners.create_producer`, the table ``[producer]``.
 
     Parameters:
@@ -84,7 +86,7 @@ class ProducerSettings(_Settings):
         return _at_least(value, 0)
 
 
-class ListenerSettings(_Settings):
+class ListenerSettings(_TableSettings):
     """Options of :meth:`.Listeners.on`, the tables ``[listeners]`` and ``[listeners.NAME]``.
 
     Parameters:
@@ -189,7 +191,8 @@ class ApplicationConfig:
         Raises:
             ConfigError: a value or file is invalid; the text names its source.
         """
-        unknown = connection.keys() - Connection.model_fields.keys()
+        known = Connection.model_fields.keys() - {"origin"}
+        unknown = connection.keys() - known
         if unknown:
             raise ConfigError(
                 f"unknown settings of the connection: {', '.join(sorted(unknown))}; defaults of "
@@ -197,7 +200,7 @@ class ApplicationConfig:
             )
         loaded = Connection.load(config_file=config_file, environ=environ, **connection)
         path, must_exist = config_path(config_file, environ)
-        contents = read_config(path, tuple(Connection.model_fields), must_exist=must_exist)
+        contents = read_config(path, sorted(known), must_exist=must_exist)
         defaults, by_name = _tables(_table(contents, _LISTENERS, path), path)
         variables = dict(_variables(_LISTENERS, ListenerSettings, environ))
         return cls(
@@ -226,6 +229,14 @@ class ApplicationConfig:
         """
         variables = self._variables.get(_variable(name), {})
         return {**self.listeners, **self.by_name.get(name, {}), **variables}
+
+    def open_client(self) -> DelayLevelClient:
+        """Return a new client; it logs warnings to stderr. The caller closes it.
+
+        Raises:
+            ConfigError: the token file cannot be read now, or is empty.
+        """
+        return DelayLevelClient.from_connection(self.connection, logger=client_log.to_stderr())
 
     def unused_names(self, names: Sequence[str]) -> list[str]:
         """Return the names that have settings, but no listener.
@@ -271,7 +282,7 @@ def _tables(
     )
 
 
-def _checked(model: type[_Settings], values: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _checked(model: type[_TableSettings], values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return settings of one place, checked.
 
     Raises:
@@ -290,7 +301,7 @@ def _checked(model: type[_Settings], values: Mapping[str, Any], place: str) -> d
 
 
 def _variables(
-    table: str, model: type[_Settings], environ: Mapping[str, str]
+    table: str, model: type[_TableSettings], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the settings in the environment: for all (name ""), and for each listener's name."""
     prefix = f"{ENVIRONMENT_PREFIX}{table.upper()}_"
@@ -317,7 +328,7 @@ def _variables(
     yield from found.items()
 
 
-def _parsed(model: type[_Settings], option: str, text: str, place: str) -> Any:
+def _parsed(model: type[_TableSettings], option: str, text: str, place: str) -> Any:
     """Return the value of an environment variable, of the type that a file has."""
     kind = str(model.model_fields[option].annotation)
     if "bool" in kind or option == "retry":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
 from .listener import Listener, listeners_of, name_of
+
+if TYPE_CHECKING:
+    from .config import ApplicationConfig
 
 Handler = TypeVar("Handler", bound=Callable[[Any], Any])
 
@@ -41,6 +45,58 @@ class Listeners:
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
         self.clock: Clock = clock or getattr(client, "_delaylevel_clock", None) or SystemClock()
         self._listeners: list[Listener] = []
+        # Set by `from_config`; then the client is our own.
+        self._config: ApplicationConfig | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        config_file: str | os.PathLike[str] | None = None,
+        *,
+        producer: Mapping[str, Any] | None = None,
+        listeners: Mapping[str, Any] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        stop_timeout: timedelta | str = timedelta(seconds=30),
+        **connection: Any,
+    ) -> Listeners:
+        """Return listeners with a client of their own and configured defaults.
+
+        The configuration file has the connection, as for the command line, and the tables
+        ``[producer]``, ``[listeners]`` and ``[listeners.NAME]``. The environment overrides it
+        (``DELAYLEVEL_LISTENERS_CONCURRENCY``), and arguments override both. The client is closed
+        when the application ends.
+
+        Args:
+            config_file: the file; by default ``DELAYLEVEL_CONFIG``, or ``delaylevel/config.toml``
+                in the user's configuration directory.
+            producer: defaults of :meth:`create_producer`.
+            listeners: defaults of :meth:`on`.
+            environ: the environment.
+            stop_timeout: time for running handlers to finish when the application stops.
+            connection: addresses and credentials, as in the file.
+
+        Raises:
+            ConfigError: a value or file is invalid; the text names its source, never a secret.
+        """
+        from .config import ApplicationConfig
+
+        config = ApplicationConfig.load(
+            config_file, producer=producer, listeners=listeners, environ=environ, **connection
+        )
+        app = cls(config.open_client(), defaults=config.listener, stop_timeout=stop_timeout)
+        app._config = config
+        return app
+
+    def create_producer(self, topic: str, **options: Any) -> Any:
+        """Create a producer with the configured defaults.
+
+        Args:
+            topic: the business topic.
+            options: arguments of :meth:`delaylevel.DelayLevelClient.create_producer`; they override
+                the configuration.
+        """
+        configured = {} if self._config is None else self._config.producer
+        return self.client.create_producer(topic, **{**configured, **options})
 
     @property
     def listeners(self) -> tuple[Listener, ...]:

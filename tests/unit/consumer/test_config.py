@@ -9,11 +9,15 @@ from typing import Any
 import pulsar
 import pytest
 
+from delaylevel import DelayLevelProducer
 from delaylevel.cluster.connection import Connection
 from delaylevel.consumer.backoff import Backoff
 from delaylevel.consumer.config import ApplicationConfig, ListenerSettings
 from delaylevel.consumer.listener import listeners_of
+from delaylevel.consumer.listeners import Listeners
+from delaylevel.consumer.message import ReceivedMessage
 from delaylevel.errors import ConfigError
+from delaylevel.testing import MemoryPulsar
 
 Write = Callable[[str], Path]
 
@@ -212,3 +216,34 @@ def test_every_setting_of_a_listener_is_an_option_of_a_listener() -> None:
     (found,) = listeners_of(lambda message: None, "orders", "x", options)
     assert (found.concurrency, found.batch, found.backoff) == (2, 3, Backoff("1s"))
     assert found.options["receiver_queue_size"] == 10
+
+
+def test_listeners_have_the_configured_options(write: Write) -> None:
+    app = Listeners.from_config(write(FILE), environ={"DELAYLEVEL_LISTENERS_BILL_BATCH": "5"})
+
+    @app.on("orders", concurrency=3)
+    def bill(messages: list[ReceivedMessage]) -> None: ...
+
+    @app.on("orders", subscription="own", retry=False, deduplicate=False)
+    def ship(message: ReceivedMessage) -> None: ...
+
+    first, second = app.listeners
+    app.client.close()
+    assert (first.subscription, first.concurrency, first.batch) == ("shop", 3, 5)
+    assert first.subscription_type == pulsar.ConsumerType.KeyShared
+    assert first.backoff == Backoff("10s", "5m")
+    assert (second.subscription, second.backoff) == ("own", None)
+    assert second.concurrency == 2
+    assert second.options["initial_position"] == pulsar.InitialPosition.Earliest
+
+
+def test_producers_have_the_configured_options(
+    write: Write, memory_pulsar: MemoryPulsar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ApplicationConfig, "open_client", lambda self: memory_pulsar.client())
+    app = Listeners.from_config(write(FILE), environ={})
+    assert isinstance(app.create_producer("orders"), DelayLevelProducer)
+    plain = app.create_producer("orders", enable_delay_level_topic=False)
+    assert not isinstance(plain, DelayLevelProducer)
+    unconfigured = Listeners(memory_pulsar.client()).create_producer("orders")
+    assert not isinstance(unconfigured, DelayLevelProducer)

@@ -1,0 +1,170 @@
+"""Metrics and probes of an application's listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol
+
+from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
+
+from .listener import Listener
+from .stats import BOUNDS_S
+
+_LABELS = ("topic", "subscription", "listener")
+_COUNTERS = (
+    ("received", "Messages and retried copies that were received."),
+    ("handled", "Attempts that succeeded."),
+    ("failed", "Attempts that failed."),
+    ("retried", "Copies that were stored for another attempt."),
+    ("dead", "Messages that were moved to the dead-letter topic."),
+    ("filtered", "Messages that the filter left out."),
+    ("duplicates", "Messages that were handled before."),
+)
+
+
+class ListenerHealth(NamedTuple):
+    """The state of a listener.
+
+    Attributes:
+        alive: True while everything that calls the handler runs.
+        subscribed: True while all consumers are open and connected.
+    """
+
+    alive: bool
+    subscribed: bool
+
+
+class ReportingApp(Protocol):
+    """The part of `Listeners` that metrics and probes are about."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """The registered listeners."""
+
+    def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
+        """Return the state of each listener that runs, by its topic and subscription."""
+
+
+class ListenerCollector:
+    """Metrics of an application's listeners, read at each scrape.
+
+    Register it with ``prometheus_client.REGISTRY.register(…)`` if the application has metrics of
+    its own, or pass it to :func:`delaylevel.metrics.serve`.
+
+    Args:
+        app: the listeners.
+
+    Attributes:
+        reporters: what else the HTTP service tells about the listeners.
+    """
+
+    def __init__(self, app: ReportingApp) -> None:
+        self._app = app
+        self.reporters = (ListenerReporter(app),)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every metric family."""
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
+
+        found = [
+            ((each.business_topic, each.subscription, each.name), each.stats.counts())
+            for each in self._app.listeners
+        ]
+        for name, text in _COUNTERS:
+            counter = CounterMetricFamily(f"delaylevel_listener_{name}", text, labels=_LABELS)
+            for labels, counts in found:
+                counter.add_metric(labels, getattr(counts, name))
+            yield counter
+        progress = GaugeMetricFamily(
+            "delaylevel_listener_in_progress",
+            "Messages that a handler has now.",
+            labels=_LABELS,
+        )
+        durations = HistogramMetricFamily(
+            "delaylevel_listener_duration_seconds",
+            "Duration of the calls of the handler.",
+            labels=_LABELS,
+        )
+        bounds = [*map(str, BOUNDS_S), "+Inf"]
+        for labels, counts in found:
+            progress.add_metric(labels, counts.in_progress)
+            buckets = list(zip(bounds, accumulate(counts.durations), strict=True))
+            durations.add_metric(labels, buckets, counts.duration_s)
+        yield from (progress, durations)
+        subscribed = GaugeMetricFamily(
+            "delaylevel_listener_subscribed",
+            "1 while all consumers of the listener are open and connected.",
+            labels=_LABELS,
+        )
+        health = self._app.health()
+        for each in self._app.listeners:
+            labels = (each.business_topic, each.subscription, each.name)
+            state = health.get((each.topic, each.subscription))
+            subscribed.add_metric(labels, int(state is not None and state.subscribed))
+        yield subscribed
+
+
+class ListenerReporter:
+    """Reporter of listeners, for probes and status page. It has no window to query."""
+
+    def __init__(self, app: ReportingApp) -> None:
+        self._app = app
+
+    def alive(self) -> Sequence[ProbeCheck]:
+        return [
+            ProbeCheck(
+                f"threads of {listener}",
+                state is None or state.alive,
+                "they run"
+                if state is None or state.alive
+                else "a thread ended: the log of this process has the reason; restart it",
+            )
+            for listener, state in self._states()
+        ]
+
+    def ready(self) -> Sequence[ProbeCheck]:
+        return [_subscribed(listener, state) for listener, state in self._states()]
+
+    def status(self) -> Sequence[StatusSection]:
+        return [_section(listener, state) for listener, state in self._states()]
+
+    def answer(self, question: str, parameters: Mapping[str, str]) -> LiveAnswer | None:
+        return None
+
+    def served_at(self, url: str) -> None:
+        pass
+
+    def _states(self) -> list[tuple[Listener, ListenerHealth | None]]:
+        health = self._app.health()
+        return [(each, health.get((each.topic, each.subscription))) for each in self._app.listeners]
+
+
+def _subscribed(listener: Listener, state: ListenerHealth | None) -> ProbeCheck:
+    name = f"consumers of {listener}"
+    if state is None:
+        return ProbeCheck(name, False, "the listener has not started, or it has stopped")
+    if not state.subscribed:
+        text = "not subscribed; it tries again: the log of this process has the reason"
+        return ProbeCheck(name, False, text)
+    return ProbeCheck(name, True, "subscribed")
+
+
+def _section(listener: Listener, state: ListenerHealth | None) -> StatusSection:
+    counts = listener.stats.counts()
+    facts = {
+        "Topic": listener.business_topic,
+        "Subscription": f"{listener.subscription} ({listener.subscription_type.name})",
+        "In progress": f"{counts.in_progress:,}",
+        **{name.capitalize(): f"{getattr(counts, name):,}" for name, _ in _COUNTERS},
+    }
+    calls = sum(counts.durations)
+    if calls:
+        facts["Mean duration"] = f"{counts.duration_s / calls * 1000:,.1f} ms"
+    check = _subscribed(listener, state)
+    problems = () if check.ok else (ProblemLine(check.name, check.text),)
+    return StatusSection(title=listener.name, facts=facts, problems=problems)
