@@ -9,31 +9,46 @@ from delaylevel.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from .backoff import Backoff
+    from .deduplication import Deduplication
+    from .file_ids import FileIdStore
+    from .handled_ids import HandledIds
+    from .ids import InvalidIdError
     from .listener import Listener
     from .listeners import Listeners
     from .message import ReceivedMessage
     from .signals import Reject, Retry
     from .stats import ListenerCounts
+    from .topic_ids import TopicIdStore
 
 __all__ = [
     "Backoff",
+    "Deduplication",
+    "FileIdStore",
+    "HandledIds",
+    "InvalidIdError",
     "Listener",
     "ListenerCounts",
     "Listeners",
     "ReceivedMessage",
     "Reject",
     "Retry",
+    "TopicIdStore",
 ]
 
 # Name -> (module, required extra or None). Loaded on first use.
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Backoff": ("backoff", None),
+    "Deduplication": ("deduplication", None),
+    "FileIdStore": ("file_ids", "window"),
+    "HandledIds": ("handled_ids", "window"),
+    "InvalidIdError": ("ids", None),
     "Listener": ("listener", None),
     "ListenerCounts": ("stats", None),
     "Listeners": ("listeners", None),
     "ReceivedMessage": ("message", None),
     "Reject": ("signals", None),
     "Retry": ("signals", None),
+    "TopicIdStore": ("topic_ids", "window"),
 }
 
 

@@ -191,6 +191,14 @@ class Deduplicator:
         self.forget(key)
         self.save_all(values, key)
 
+    def ids(self, key: str) -> npt.NDArray[np.int64]:
+        """Return the remembered IDs of a key, for ``reconstruct``: the older generation first.
+
+        Within a generation they are sorted. An ID in both generations occurs twice.
+        """
+        found = self._keys.get(_checked_key(key)) or _Generations()
+        return np.concatenate((found.previous.all(), found.current.all())).astype(np.int64)
+
     def snapshot(self, key: str) -> bytes:
         """Return the IDs of a key as bytes, for ``restore``."""
         found = self._keys.get(_checked_key(key)) or _Generations()

@@ -93,6 +93,7 @@ def test_the_deduplicator_behaves_like_plain_sets(
                         fresh.append(value)
                 assert dedup.deduplicate_and_save(ids, "k").tolist() == fresh
             assert dedup.count("k") == len(model.current) + len(model.previous)
+            assert dedup.ids("k").tolist() == sorted(model.previous) + sorted(model.current)
         probe = sorted(seen)
         expected_mask = [model.is_duplicate(value) for value in probe]
         assert dedup.are_duplicates(probe, "k").tolist() == expected_mask

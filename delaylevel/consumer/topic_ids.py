@@ -1,0 +1,380 @@
+"""Handled IDs in a topic: any number of processes share them, and they survive each one's end.
+
+The topic is a log, with the durable subscription ``delaylevel``. A record is a message with up to
+100,000 IDs of 8 bytes; the union of all records is the stored state, so a record that is stored
+twice changes nothing. Every process appends its own IDs, those that come while a record is not
+confirmed yet together in the next one, and reads those of the others.
+
+When the records are many for the IDs that they hold, a process appends everything that it
+remembers, and acknowledges the log up to the place that it had read before. What others appended
+after that place stays. The broker deletes what is acknowledged. Compaction is not needed, and does
+no harm.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pulsar
+
+from delaylevel.cluster.background import in_thread
+from delaylevel.cluster.failures import close_quietly, is_ok, result_name, translate_errors
+from delaylevel.cluster.publisher import UNLIMITED_SETTINGS, open_producer
+from delaylevel.cluster.reader import PartitionReader
+from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.cluster.values import TopicPolicies
+from delaylevel.errors import (
+    AdminError,
+    BrokerError,
+    ConflictError,
+    DelayLevelError,
+    InvalidInputError,
+)
+from delaylevel.model.level_topic import SUBSCRIPTION
+from delaylevel.model.position import EARLIEST, Position
+from delaylevel.model.topic_name import TopicName
+from delaylevel.structures.id_set import Ids
+
+from .ids import Memory
+
+log = logging.getLogger(__name__)
+
+SUFFIX = "handled"
+#: Properties of a record: the listener that the IDs belong to, and the process that wrote it.
+LISTENER = "delaylevel-handled-by"
+WRITER = "delaylevel-writer"
+_MARK = b"DLIDS1\0\0"
+_MOST_IDS = 100_000
+# Records after which the log is rewritten, if these hold few IDs each.
+_MOST_RECORDS = 10_000
+_IDS_PER_RECORD = 100
+_CONFIRM_S = 30.0
+_READ_MS = 30_000
+_POLL_MS = 200
+_LONGEST_PAUSE_S = 30.0
+
+
+class TopicIdStore:
+    """A topic for the handled IDs of one listener, shared by all its processes.
+
+    Args:
+        topic: the topic; ``<topic>-<subscription>-handled`` by default. It is created if it does
+            not exist.
+        timeout_s: time after which a message is acknowledged although the broker has not confirmed
+            its ID, in s.
+    """
+
+    def __init__(self, topic: str | None = None, *, timeout_s: float = _CONFIRM_S) -> None:
+        if topic is not None:
+            TopicName.parse(topic)
+        if not timeout_s > 0:
+            raise InvalidInputError(f"timeout_s must be a positive number, got {timeout_s!r}")
+        self.topic = topic
+        self.timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"TopicIdStore({self.topic!r})"
+
+    def open(self, client: Any, topic: str, subscription: str, capacity: int) -> TopicIdLog:
+        """Create the topic if it is missing, and open it.
+
+        Raises:
+            BrokerError: the topic cannot be created or opened.
+        """
+        business = TopicName.parse(topic).without_partition.full
+        name = TopicName.parse(self.topic or f"{business}-{subscription}-{SUFFIX}")
+        with translate_errors():
+            partition = _prepare(client, name)
+            return TopicIdLog(client, partition, f"{business}~{subscription}", self.timeout_s)
+
+
+class TopicIdLog:
+    """The log of one listener, as one process writes and reads it."""
+
+    def __init__(self, client: Any, topic: str, listener: str, timeout_s: float) -> None:
+        self._client = client
+        self._topic = topic
+        self._properties = {LISTENER: listener, WRITER: uuid.uuid4().hex}
+        self._settings = {**UNLIMITED_SETTINGS, "batching_enabled": False}
+        self._settings["send_timeout_millis"] = int(timeout_s * 1000)
+        self._warning = RepeatedWarning(log, f"handled IDs in {topic}")
+        self._changed = threading.Condition()
+        # In this order: IDs to send next, with their functions; those of the record that is sent;
+        # IDs that were not confirmed, whose functions were called.
+        self._waiting: list[tuple[int, Callable[[], object]]] = []
+        self._sent: list[tuple[int, Callable[[], object]]] | None = None
+        self._failed: list[int] = []
+        self._pause_s = self._retry_s = 0.0
+        self._opening = self._rewriting = self._closed = False
+        # Where the log was read up to, and the number of records since it was rewritten.
+        self._read = EARLIEST
+        self._records = 0
+        self._memory: Memory
+        # The broker keeps what a durable subscription has not acknowledged. Every process may
+        # acknowledge on a Failover subscription.
+        self._consumer = client.subscribe(
+            topic,
+            SUBSCRIPTION,
+            consumer_type=pulsar.ConsumerType.Failover,
+            initial_position=pulsar.InitialPosition.Earliest,
+            receiver_queue_size=0,
+        )
+        self._producer = open_producer(client, topic, self._settings)
+        self._following = threading.Event()
+        self._following.set()  # not yet
+
+    def start(self, memory: Memory) -> None:
+        """Add all stored IDs to the memory, then follow the log in a thread.
+
+        Raises:
+            BrokerError: the log cannot be read, or belongs to another listener.
+        """
+        self._memory = memory
+        with translate_errors():
+            reader = PartitionReader(self._client, self._topic, EARLIEST)
+            try:
+                while reader.has_message_available():
+                    message = reader.receive(_READ_MS)
+                    if message is None:
+                        raise BrokerError(
+                            f"{self._topic} delivered nothing within {_READ_MS // 1000} s although "
+                            "it has more handled IDs: is the broker overloaded?"
+                        )
+                    self._take(message, check=True)
+            finally:
+                reader.close()
+        if self._has_many_records():
+            self._rewrite()
+        self._following.clear()
+        in_thread(self._follow)
+        atexit.register(self._stop)
+
+    def append(self, key: int, saved: Callable[[], object]) -> None:
+        """Send an ID, alone or with others; see `IdLog`."""
+        with self._changed:
+            if time.monotonic() < self._retry_s:
+                # The topic refused a moment ago. Later IDs take the refused ones along.
+                self._failed.append(key)
+            else:
+                self._waiting.append((key, saved))
+                saved = _nothing
+        saved()
+        self._send()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every ID is confirmed, and send those again that were not."""
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._retry_s = 0.0
+        while True:
+            self._send(again=True)
+            with self._changed:
+                left_s = until_s - time.monotonic()
+                if not self.unsaved or left_s <= 0:
+                    return not self.unsaved
+                self._changed.wait(min(left_s, 1.0))
+
+    def close(self) -> None:
+        """Close the producer, the reader and the consumer."""
+        self._stop()
+        self._following.wait(_LONGEST_PAUSE_S)
+        atexit.unregister(self._stop)
+        for resource, kind in ((self._producer, "producer"), (self._consumer, "consumer")):
+            close_quietly(resource, kind)
+
+    @property
+    def unsaved(self) -> int:
+        """Number of IDs that the broker has not confirmed."""
+        return len(self._waiting) + len(self._failed) + len(self._sent or ())
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # -- writing
+
+    def _send(self, again: bool = False) -> None:
+        """Send the next record, unless one is not confirmed yet."""
+        with self._changed:
+            now_s = time.monotonic()
+            ready = self._waiting or (again and self._failed)
+            if self._sent is not None or not ready or self._opening or now_s < self._retry_s:
+                return
+            room = _MOST_IDS - min(len(self._failed), _MOST_IDS // 2)
+            batch, self._waiting = self._waiting[:room], self._waiting[room:]
+            extra = self._failed[: _MOST_IDS - len(batch)]
+            del self._failed[: len(extra)]
+            sent = self._sent = [*((key, _nothing) for key in extra), *batch]
+        data = _encode([key for key, _ in sent])
+        try:
+            self._producer.send_async(data, self._answered, properties=self._properties)
+        except Exception as error:  # the client refuses at once, e.g. a closed producer
+            self._settle(type(error).__name__)
+
+    def _answered(self, result: Any, message_id: Any) -> None:
+        """Take the broker's answer, in a thread of the client."""
+        self._settle(None if is_ok(result) else result_name(result))
+
+    def _settle(self, failure: str | None) -> None:
+        with self._changed:
+            sent, self._sent = self._sent or [], None
+            waiting: list[tuple[int, Callable[[], object]]] = []
+            if failure is None:
+                self._pause_s = self._retry_s = 0.0
+            else:
+                waiting, self._waiting = self._waiting, []
+                self._failed += [key for key, _ in (*sent, *waiting)]
+                self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+                self._retry_s = time.monotonic() + self._pause_s
+                self._opening = not self._closed
+            self._changed.notify_all()
+        for _, saved in (*sent, *waiting):
+            saved()
+        if failure is None:
+            self._warning.over()
+            self._send()
+            return
+        self._warning.failed(
+            f"{failure}: IDs of handled messages are not confirmed, and kept in memory only; "
+            "copies of these messages may be handled again after a restart"
+        )
+        if self._opening:
+            in_thread(self._reopen)
+
+    def _reopen(self) -> None:
+        """Replace the producer: after most failures it never sends again."""
+        close_quietly(self._producer, "producer")
+        producer = None
+        try:
+            producer = open_producer(self._client, self._topic, self._settings)
+        except DelayLevelError as error:
+            self._warning.failed(error)
+        with self._changed:
+            self._opening = False
+            if producer is not None and not self._closed:
+                self._producer, producer = producer, None
+            self._changed.notify_all()
+        if producer is not None:
+            close_quietly(producer, "producer")
+        self._send()
+
+    # -- reading
+
+    def _follow(self) -> None:
+        """Read the records of other processes, until this log is closed."""
+        try:
+            self._follow_on()
+        finally:
+            self._following.set()
+
+    def _follow_on(self) -> None:
+        pause_s = 0.0
+        while not self._closed:
+            try:
+                reader = PartitionReader(self._client, self._topic, self._read)
+                try:
+                    while not self._closed:
+                        message = reader.receive(_POLL_MS)
+                        if message is None:
+                            with self._changed:  # a reader in memory does not wait
+                                self._changed.wait(0.05)
+                            continue
+                        self._take(message)
+                        pause_s = 0.0
+                        if self._has_many_records():
+                            self._rewrite()
+                finally:
+                    close_quietly(reader, "reader")
+            except Exception as error:
+                pause_s = min(max(1.0, 2 * pause_s), _LONGEST_PAUSE_S)
+                self._warning.failed(f"the IDs of other processes cannot be read: {error}")
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, pause_s)
+
+    def _take(self, message: Any, check: bool = False) -> None:
+        """Add the IDs of a record to the memory, unless they come from this process."""
+        at = message.message_id()
+        properties = message.properties()
+        owner = properties.get(LISTENER)
+        if check and owner != self._properties[LISTENER]:
+            raise InvalidInputError(
+                f"{self._topic} holds {f'the handled IDs of {owner}' if owner else 'messages'}: "
+                "give each listener a TopicIdStore with a topic of its own"
+            )
+        mine = self._properties.items() <= properties.items()
+        if owner == self._properties[LISTENER] and not mine:
+            try:
+                self._memory.add(_decode(message.data()))
+            except ValueError as error:
+                log.warning("%s: a record was skipped: %s", self._topic, error)
+        self._read = Position(at.ledger_id(), at.entry_id(), at.batch_index()).next
+        self._records += 1
+
+    # -- rewriting
+
+    def _has_many_records(self) -> bool:
+        return self._records > max(_MOST_RECORDS, len(self._memory) // _IDS_PER_RECORD)
+
+    def _rewrite(self) -> None:
+        """Append everything that is remembered, and acknowledge what was read before.
+
+        Raises:
+            ClientError: it was not confirmed; nothing was acknowledged.
+        """
+        read, ids = self._read, self._memory.ids()
+        with translate_errors():
+            for start in range(0, ids.size, _MOST_IDS):
+                self._producer.send(
+                    _encode(ids[start : start + _MOST_IDS]), properties=self._properties
+                )
+            self._records = 0
+            if read.entry > 0:
+                self._consumer.acknowledge_cumulative(
+                    pulsar.MessageId(-1, read.ledger, read.entry - 1, -1)
+                )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _encode(ids: Any) -> bytes:
+    return _MARK + np.asarray(ids, dtype="<u8").tobytes()
+
+
+def _decode(data: bytes) -> Ids:
+    """Return the IDs of a record.
+
+    Raises:
+        ValueError: it is not a record of this version.
+    """
+    if not data.startswith(_MARK) or len(data) % 8:
+        raise ValueError(f"its {len(data)} bytes are not a record of IDs")
+    return np.frombuffer(data, dtype="<u8", offset=len(_MARK)).astype(np.uint64)
+
+
+def _prepare(client: Any, topic: TopicName) -> str:
+    """Create the topic if the client may, and return the name of its first partition."""
+    admin = getattr(client, "admin", None)
+    if admin is not None:
+        try:
+            admin.create_partitioned(topic, 1)
+        except ConflictError:
+            pass
+        except AdminError as error:
+            log.info("%s was not created (%s): the client tries it", topic, error.reason)
+        try:
+            policies = TopicPolicies(message_ttl_s=0, delete_while_inactive=False)
+            admin.set_topic_policies(topic, policies)
+        except AdminError as error:
+            log.info("%s keeps the policies of its namespace (%s)", topic, error.reason)
+    partitions: list[str] = client.get_topic_partitions(topic.full)
+    return partitions[0]

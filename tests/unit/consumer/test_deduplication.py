@@ -1,0 +1,253 @@
+"""Tests of the deduplication option, the IDs of messages, and the claims on them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaylevel.consumer import Deduplication, FileIdStore, HandledIds, InvalidIdError
+from delaylevel.consumer.ids import key_of
+from delaylevel.errors import InvalidInputError
+
+
+def message(id_: str = "a", **values: Any) -> Any:
+    """Return a received message, as far as deduplication looks at it."""
+    return SimpleNamespace(id=id_, **values)
+
+
+def opened(**options: Any) -> HandledIds:
+    return Deduplication(**options).open(None, "orders", "billing")
+
+
+def handle(handled: HandledIds, each: Any) -> bool:
+    """Handle a message with success; return False if it was handled before."""
+    assert handled.begin(each)
+    if handled.contains(each):
+        handled.release(each)
+        return False
+    handled.save(each)
+    return True
+
+
+# -- the option
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"by": "key"}, "by must be a function"),
+        ({"capacity": 3}, "even and at least 2, got 3"),
+        ({"capacity": 0}, "even and at least 2, got 0"),
+        ({"capacity": 2.0}, "must be an integer, got 2.0"),
+        ({"capacity": True}, "must be an integer, got True"),
+        ({"store": "handled.ids"}, "FileIdStore or a TopicIdStore, got 'handled.ids'"),
+        ({"store": FileIdStore}, "FileIdStore or a TopicIdStore, got <class"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidInputError, match=text):
+        Deduplication(**options)
+
+
+def test_the_option_of_a_listener_has_short_forms() -> None:
+    whole = Deduplication(capacity=10)
+    assert Deduplication.from_option(whole) is whole
+    assert Deduplication.from_option(True) == Deduplication()
+    assert Deduplication.from_option(None) is Deduplication.from_option(False) is None
+    short = Deduplication.from_option(len)
+    assert short is not None
+    assert short.by is len
+    for wrong in (1, "id", Deduplication, FileIdStore("folder")):
+        with pytest.raises(InvalidInputError, match="deduplicate must be True, False"):
+            Deduplication.from_option(wrong)
+
+
+# -- IDs
+
+
+@given(st.text(min_size=1) | st.integers(-(1 << 63), (1 << 63) - 1))
+def test_every_id_has_a_number_in_the_range_of_the_deduplicator(value: str | int) -> None:
+    assert 0 <= key_of(value) < 1 << 63
+    assert isinstance(value, str) or value < 0 or key_of(value) == value
+
+
+def test_texts_and_integers_are_different_ids() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    values = ["5", 5, -5, "-5", "\ud800", -(1 << 63), (1 << 63) - 1]
+    assert len({key_of(value) for value in values}) == len(values)
+    assert key_of(np.int64(7)) == 7
+    assert key_of(Name("x")) == key_of("x")
+    # Stored in files and topics: it must not change.
+    assert key_of("order-4711") == 2685631818634700321
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "was None"),
+        (1.0, r"was 1.0 \(float\)"),
+        (b"x", r"was b'x' \(bytes\)"),
+        ("", "was an empty text"),
+        (True, r"was True \(bool\)"),
+        (1 << 63, "does not fit into 64 bits"),
+        (-(1 << 63) - 1, "does not fit into 64 bits"),
+    ],
+)
+def test_a_wrong_id_is_an_error_and_leaves_no_claim(value: Any, text: str) -> None:
+    handled = opened(by=lambda each: each.given)
+    wrong = message(given=value)
+    for call in (handled.begin, handled.contains, handled.save):
+        with pytest.raises(InvalidIdError, match=text) as caught:
+            call(wrong)
+        assert "lambda" in str(caught.value)
+    handled.release(wrong)
+    assert len(handled) == 0
+    assert handle(handled, message(given=1))
+
+
+def test_an_error_of_the_function_passes_through() -> None:
+    handled = opened(by=lambda each: each.missing)
+    with pytest.raises(AttributeError, match="missing"):
+        handled.begin(message())
+
+
+def test_the_function_is_called_once_for_a_message() -> None:
+    handled = opened(by=lambda each: each.properties.pop("order"))
+    one = message(properties={"order": "o-1"})
+    assert handle(handled, one)
+    assert not handle(handled, message(properties={"order": "o-1"}))
+
+
+# -- handled messages
+
+
+def test_a_message_is_handled_once_and_a_failed_one_again() -> None:
+    handled = opened()
+    assert handled.begin(message("a"))
+    first = message("a")
+    handled.release(first)  # it has no claim
+    assert handle(handled, message("b"))
+    assert not handle(handled, message("b"))
+    failing = message("c")
+    assert handled.begin(failing)
+    handled.release(failing)
+    assert handle(handled, message("c"))
+    assert handled.contains(message("c"))
+    assert not handled.contains(message("a"))
+    assert (len(handled), handled.unsaved) == (2, 0)
+    assert handled.flush()
+    handled.close()
+
+
+def test_the_last_half_of_the_capacity_is_remembered() -> None:
+    handled = opened(capacity=100)
+    for number in range(1000):
+        assert handle(handled, message(f"m-{number}"))
+        for back in range(min(number + 1, 50)):
+            assert handled.contains(message(f"m-{number - back}"))
+    assert len(handled) <= 100
+
+
+def test_the_second_message_waits_for_the_first() -> None:
+    handled = opened()
+    first, second = message(), message()
+    ended: list[str] = []
+    assert handled.begin(first)
+    assert not handled.begin(second)
+    assert not handled.begin(second, lambda: ended.append("once"))
+    handled.release(first)
+    assert ended == ["once"]
+    assert handled.begin(second, lambda: ended.append("never"))
+    assert not handled.contains(second)
+    assert not handled.begin(first, lambda: ended.append("twice"))
+    handled.save(second)
+    assert ended == ["once", "twice"]
+    assert handled.begin(first)
+    assert handled.contains(first)
+
+
+def test_a_failing_function_of_one_waiter_does_not_stop_the_others() -> None:
+    handled = opened()
+    first, done = message(), threading.Event()
+    assert handled.begin(first)
+    handled.begin(message(), lambda: 1 / 0)
+    handled.begin(message(), done.set)
+    handled.save(first)
+    assert done.is_set()
+
+
+def test_threads_never_handle_one_id_at_the_same_time() -> None:
+    handled = opened()
+    active: dict[int, int] = dict.fromkeys(range(20), 0)
+    successes: list[int] = []
+    attempts: list[int] = []
+
+    def run() -> None:
+        for number in range(20):
+            each = message(str(number))
+            while True:
+                free = threading.Event()
+                if handled.begin(each, free.set):
+                    break
+                assert free.wait(30)
+            if handled.contains(each):
+                handled.release(each)
+                continue
+            active[number] += 1
+            assert active[number] == 1
+            attempts.append(number)
+            fails = attempts.count(number) <= 2
+            active[number] -= 1
+            if fails:
+                handled.release(each)
+            else:
+                handled.save(each)
+                successes.append(number)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(successes) == list(range(20))
+    assert len(attempts) == 60
+
+
+def test_coroutines_never_handle_one_id_at_the_same_time() -> None:
+    handled = opened()
+    done: list[str] = []
+
+    async def run(name: str, fails: bool) -> None:
+        loop = asyncio.get_running_loop()
+        each = message("same")
+        free = asyncio.Event()
+        while not handled.begin(each, lambda: loop.call_soon_threadsafe(free.set)):
+            await free.wait()
+            free.clear()
+        if handled.contains(each):
+            handled.release(each)
+            return
+        done.append(f"{name} begins")
+        await asyncio.sleep(0)
+        done.append(f"{name} ends")
+        if fails:
+            handled.release(each)
+        else:
+            handled.save(each)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(run("a", True), run("b", False), run("c", False), run("d", False))
+
+    asyncio.run(all_of_them())
+    assert done[:4] == ["a begins", "a ends", *done[2:4]]
+    assert len(done) == 4
+    assert done[2].replace("begins", "ends") == done[3]
