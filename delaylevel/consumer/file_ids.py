@@ -30,7 +30,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.id_set import Ids
 from delaylevel.structures.segments.disk import make_private_folder, reason_of
 
-from .ids import Memory
+from .ids import RememberedIds
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class FileIdLog:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def start(self, memory: Memory) -> None:
+    def start(self, memory: RememberedIds) -> None:
         """Add all stored IDs to the memory, oldest first.
 
         Raises:
@@ -114,6 +114,9 @@ class FileIdLog:
             self._backlog.append(key)
             if not self._retry_s or time.monotonic() >= self._retry_s:
                 self._write()
+            elif len(self._backlog) > 4 * self._half:
+                # The files would forget these before the last capacity/2 IDs.
+                del self._backlog[: -2 * self._half]
         saved()
 
     def flush(self, timeout_s: float) -> bool:
@@ -157,8 +160,6 @@ class FileIdLog:
             self._retry_s = 0.0
             self._warning.over()
         del self._backlog[:written]
-        # What the next generation forgets need not be written any more.
-        del self._backlog[: -2 * self._half]
 
     def _write_at(self, data: bytes, at: int) -> None:
         while data:
@@ -181,7 +182,7 @@ class FileIdLog:
             raise
         return handle
 
-    def _load(self, path: Path, memory: Memory) -> int:
+    def _load(self, path: Path, memory: RememberedIds) -> int:
         """Add the IDs of a file to the memory; return the number of records to keep."""
         found = bad = end = at = 0
         with path.open("rb") as file:
@@ -260,9 +261,9 @@ def _checks(ids: Ids) -> Ids:
 
 def _folder_name(topic: str, subscription: str) -> str:
     """Return the name of a subscription's folder; a long one ends with a digest."""
-    parsed = TopicName.parse(topic).without_partition.full
-    whole = f"{parsed.partition('://')[2]}~{subscription}"
-    name = quote(whole, safe=" ").replace(" ", "%20")
+    full = TopicName.parse(topic).without_partition.full.removeprefix("persistent://")
+    name = f"{quote(full, safe='')},{quote(subscription, safe='')}"
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[: _LONGEST_NAME - 33]}~{blake2b(whole.encode(), digest_size=16).hexdigest()}"
+    digest = blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"{name[: _LONGEST_NAME - len(digest) - 1]},{digest}"

@@ -21,7 +21,7 @@ class InvalidIdError(InvalidInputError):
     """A value that cannot be the ID of a message, returned by a function of the application."""
 
 
-class Memory(Protocol):
+class RememberedIds(Protocol):
     """The IDs that a process remembers, as a store sees them; any thread may call it."""
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Memory(Protocol):
 class IdLog(Protocol):
     """The open store of one subscription; any number of threads may use it."""
 
-    def start(self, memory: Memory) -> None:
+    def start(self, memory: RememberedIds) -> None:
         """Add all stored IDs to the memory, oldest first; called once, before any other method."""
 
     def append(self, key: int, saved: Callable[[], object]) -> None:

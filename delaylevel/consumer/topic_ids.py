@@ -42,7 +42,7 @@ from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.topic_name import TopicName
 from delaylevel.structures.id_set import Ids
 
-from .ids import Memory
+from .ids import RememberedIds
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class TopicIdLog:
         # Where the log was read up to, and the number of records since it was rewritten.
         self._read = EARLIEST
         self._records = 0
-        self._memory: Memory
+        self._memory: RememberedIds
         # The broker keeps what a durable subscription has not acknowledged. Every process may
         # acknowledge on a Failover subscription.
         self._consumer = client.subscribe(
@@ -130,7 +130,7 @@ class TopicIdLog:
         self._following = threading.Event()
         self._following.set()  # not yet
 
-    def start(self, memory: Memory) -> None:
+    def start(self, memory: RememberedIds) -> None:
         """Add all stored IDs to the memory, then follow the log in a thread.
 
         Raises:
