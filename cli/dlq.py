@@ -6,17 +6,21 @@ import base64
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.connection import Connection
+from delaylevel.consumer.retry_topics import find_dead_letters
 from delaylevel.errors import InvalidInputError, LevelTopicError
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.position import Position
+from delaylevel.model.source_partition import SourcePartition
 from delaylevel.model.topic_name import TopicName
 from delaylevel.mover import dead_letters as deadletters
 from delaylevel.mover.dead_letters import DeadLetter
+from delaylevel.topics.registry import describe
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -50,6 +54,11 @@ _DISCARDED = (Column("topic", head="LEVEL TOPIC"), Column("discarded", "number")
 _ID = Parsed("id", Position.parse)
 _ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]...")
 _all = click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
+_subscription = click.option(
+    "--subscription",
+    metavar="NAME",
+    help="Subscription of the business topic TOPIC whose failed messages are meant.",
+)
 _reason = click.option("--reason", metavar="TEXT", help="Part of the reason to match.")
 
 
@@ -64,44 +73,56 @@ def dlq() -> None:
     """Show, replay or discard dead letters.
 
     A dead letter is a message in a level topic that a mover or dispatcher could not read, or that
-    its target refused because of its size.
+    its target refused because of its size. A subscription has dead letters of its own: messages
+    that a listener could not handle.
     """
 
 
-@examples("delaylevel dlq list orders", "delaylevel dlq list orders -o jsonl")
+@examples(
+    "delaylevel dlq list orders",
+    "delaylevel dlq list orders --subscription billing",
+    "delaylevel dlq list orders -o jsonl",
+)
 @dlq.command("list")
 @click.argument("topic")
+@_subscription
 @_reason
 @options.output
 @pass_settings
-def list_(settings: Settings, topic: str, reason: str | None, output: str) -> None:
+def list_(
+    settings: Settings, topic: str, subscription: str | None, reason: str | None, output: str
+) -> None:
     """List the dead letters of TOPIC.
 
     They are listed oldest first, each with its reason. TOPIC is a business topic, its level topic,
-    or any topic that belongs to it. Nothing is acknowledged or moved.
+    or any topic that belongs to it; or the dead-letter topic of a subscription. Nothing is
+    acknowledged or moved.
     """
-    with _connected(settings, topic) as (client, admin, described):
+    with _connected(settings, topic, subscription) as place:
         rows = [
             _view(letter)
-            for letter in deadletters.dead_letters(client, admin, described)
+            for letter in deadletters.dead_letters(*place.arguments, place.source)
             if reason is None or reason in letter.reason
         ]
-    emit(rows, _LIST, output, empty=f"No dead letters of {described.topic}.")
+    emit(rows, _LIST, output, empty=f"No dead letters of {place.owner}.")
 
 
 @examples("delaylevel dlq show orders 12:0:-1", "delaylevel dlq show orders 12:0:-1 -o json")
 @dlq.command()
 @click.argument("topic")
 @click.argument("id_", type=_ID, metavar="ID")
+@_subscription
 @options.output
 @pass_settings
-def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
+def show(
+    settings: Settings, topic: str, subscription: str | None, id_: Position, output: str
+) -> None:
     """Show a dead letter of TOPIC.
 
     The result includes its properties and payload. A payload that is not text is shown in base64.
     """
-    with _connected(settings, topic) as (client, admin, described):
-        letter = deadletters.find(client, admin, described, id_)
+    with _connected(settings, topic, subscription) as place:
+        letter = deadletters.find(*place.arguments, id_, place.source)
     row = {**_view(letter), **_content(letter)}
     if output not in ("json", "jsonl"):
         row["properties"] = [f"{key}={value}" for key, value in row["properties"].items()]
@@ -110,12 +131,14 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
 
 @examples(
     "delaylevel dlq replay orders --all",
+    "delaylevel dlq replay orders --subscription billing --all",
     "delaylevel dlq replay orders 12:0:-1 --new-target persistent://public/default/invoices",
     "delaylevel dlq replay orders --reason 'delaylevel.due is missing' --at +10m",
 )
 @dlq.command()
 @click.argument("topic")
 @_ids
+@_subscription
 @_all
 @_reason
 @options.renamed(
@@ -131,6 +154,7 @@ def show(settings: Settings, topic: str, id_: Position, output: str) -> None:
 def replay(
     settings: Settings,
     topic: str,
+    subscription: str | None,
     target: str | None,
     due_ms: int | None,
     output: str,
@@ -140,28 +164,25 @@ def replay(
 
     Use it, for example, after `delaylevel levels create` has added the target that they name. They
     keep their IDs, and their due times unless --at replaces them. Those that still cannot be read
-    or delivered stay dead letters.
+    or delivered stay dead letters. Those of a subscription go to that subscription only, and its
+    attempts are counted from 1 again.
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
-    with (
-        settings.level_topic(topic) as (connection, admin, described),
-        settings.client(connection) as client,
-    ):
+    with _connected(settings, topic, subscription) as place:
         if full is not None:
-            described.check_target(full)
+            place.described.check_target(full)
         report = deadletters.replay(
-            client,
-            admin,
-            described,
+            *place.arguments,
             chosen,
             target=full,
             due_ms=due_ms,
-            target_client=partial(connection.open_client, logger=settings.client_logger()),
+            target_client=partial(place.connection.open_client, logger=settings.client_logger()),
+            source=place.source,
         )
     forwarded = report.forwarded
     view = {
-        "topic": described.topic,
+        "topic": place.owner,
         "replayed": report.replayed,
         "parked": forwarded.parked.total(),
         "window": forwarded.window,
@@ -176,7 +197,7 @@ def replay(
     missing = len(set(selected["ids"])) - report.replayed - report.refused.total()
     if selected["ids"] and missing:
         raise LevelTopicError(
-            f"{missing} of the IDs name no dead letter of {described.topic}. IDs within a batch "
+            f"{missing} of the IDs name no dead letter of {place.owner}. IDs within a batch "
             "change when a part of the batch is replayed: `delaylevel dlq list` shows the present "
             "ones"
         )
@@ -189,6 +210,7 @@ def replay(
 @dlq.command()
 @click.argument("topic")
 @_ids
+@_subscription
 @_all
 @_reason
 @click.option(
@@ -199,23 +221,57 @@ def replay(
 )
 @options.output
 @pass_settings
-def discard(settings: Settings, topic: str, count: int, output: str, **selected: Any) -> None:
+def discard(
+    settings: Settings,
+    topic: str,
+    subscription: str | None,
+    count: int,
+    output: str,
+    **selected: Any,
+) -> None:
     """Delete dead letters of TOPIC."""
     chosen = _chooser(**selected)
-    with _connected(settings, topic) as (client, admin, described):
-        gone = deadletters.discard(client, admin, described, chosen, count)
-    emit_one({"topic": described.topic, "discarded": gone}, _DISCARDED, output)
+    with _connected(settings, topic, subscription) as place:
+        gone = deadletters.discard(*place.arguments, chosen, count, source=place.source)
+    emit_one({"topic": place.owner, "discarded": gone}, _DISCARDED, output)
+
+
+class _Place(NamedTuple):
+    """The dead letters that a command is for.
+
+    Attributes:
+        connection: the address of the cluster.
+        client: a Pulsar client.
+        admin: the admin interface.
+        described: the level topic that replays them.
+        source: the dead-letter topic of a subscription; None for that of the level topic.
+    """
+
+    connection: Connection
+    client: Any
+    admin: Admin
+    described: LevelTopicDescription
+    source: SourcePartition | None
+
+    @property
+    def arguments(self) -> tuple[Any, Admin, LevelTopicDescription]:
+        """The first arguments of the functions for dead letters."""
+        return self.client, self.admin, self.described
+
+    @property
+    def owner(self) -> str:
+        """The topic whose dead letters they are."""
+        return deadletters.owner_of(self.described, self.source)
 
 
 @contextmanager
-def _connected(
-    settings: Settings, topic: str
-) -> Iterator[tuple[Any, Admin, LevelTopicDescription]]:
-    with (
-        settings.level_topic(topic) as (connection, admin, described),
-        settings.client(connection) as client,
-    ):
-        yield client, admin, described
+def _connected(settings: Settings, topic: str, subscription: str | None) -> Iterator[_Place]:
+    connection = settings.connection()
+    with Admin.from_connection(connection) as admin:
+        found = find_dead_letters(admin, topic, subscription)
+        described, source = found or (describe(admin, topic, search=True), None)
+        with settings.client(connection) as client:
+            yield _Place(connection, client, admin, described, source)
 
 
 def _chooser(

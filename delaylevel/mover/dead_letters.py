@@ -28,6 +28,7 @@ from delaylevel.model.level_topic import SUBSCRIPTION, LevelTopicDescription, Ro
 from delaylevel.model.message import ParkedMessage
 from delaylevel.model.position import Position
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.retries import replayed_properties
 from delaylevel.model.source_partition import SourcePartition
 
 from .forwarder import Forwarder
@@ -80,9 +81,11 @@ class DeadLetter:
 
         It keeps its id. A message without one gets the id that the mover would have given it, from
         the place where it was read. A control record has the id of its message, or none. An expired
-        message does not expire again.
+        message does not expire again. The attempts of a listener to handle it are counted from 1
+        again; for another target, nothing of them is left.
         """
-        properties = dict(self.message.properties)
+        other = target is not None and target != self.target
+        properties = replayed_properties(self.message.properties, other_target=other)
         if is_expired(properties.pop(env.REASON, "")):
             # This also overrides the default of the level topic.
             properties[env.EXPIRES] = str(LATEST_DUE_MS)
@@ -123,15 +126,28 @@ def source_of(description: LevelTopicDescription) -> SourcePartition:
     return SourcePartition(description.topic, topic, Role.DEAD_LETTER, -1, 0, 0)
 
 
+def owner_of(description: LevelTopicDescription, source: SourcePartition | None) -> str:
+    """Return the topic whose dead letters these are, for messages to people."""
+    if source is None or source == source_of(description):
+        return description.topic
+    return source.name.without_partition.full
+
+
 def dead_letters(
-    client: Any, admin: OperatorAdmin, description: LevelTopicDescription
+    client: Any,
+    admin: OperatorAdmin,
+    description: LevelTopicDescription,
+    source: SourcePartition | None = None,
 ) -> Iterator[DeadLetter]:
     """Yield the messages in the dead-letter topic, oldest first, without a lock.
 
     Nothing is acknowledged. A message in chunks comes when it is complete. Letters of which chunks
     are missing come last.
+
+    Args:
+        source: another dead-letter topic, that of a subscription, here and in the other functions.
     """
-    source = source_of(description)
+    source = source or source_of(description)
     last = admin.last_message_id(source.name)
     if last is None:
         return
@@ -154,6 +170,7 @@ def replay(
     due_ms: int | None = None,
     clock: Clock | None = None,
     target_client: Callable[[], Any] | None = None,
+    source: SourcePartition | None = None,
 ) -> ReplayReport:
     """Forward dead letters, as a mover would have forwarded them.
 
@@ -169,19 +186,20 @@ def replay(
         clock: clock for routing.
         target_client: function that returns a new client of the same cluster, for connections to
             the targets; None to publish with ``client``.
+        source: as for :func:`dead_letters`.
 
     Raises:
         AlreadyRunningError: another replay or discard is running.
         BrokerError: a message was not confirmed; it is still in the dead-letter topic.
     """
     clock = clock or SystemClock()
-    source, report = source_of(description), ReplayReport()
+    source, report = source or source_of(description), ReplayReport()
     with (
         closing(PartitionLock(client, admin, [source], "dlq")) as lock,
         clients_of_targets(client, target_client) as client_of,
         closing(Forwarder(client, admin, description, clock, client_of=client_of)) as forwarder,
     ):
-        letters = list(dead_letters(client, admin, description))
+        letters = list(dead_letters(client, admin, description, source))
         taken = []
         for letter in letters:
             if not chosen(letter):
@@ -214,6 +232,7 @@ def discard(
     chosen: Callable[[DeadLetter], bool],
     count: int,
     clock: Clock | None = None,
+    source: SourcePartition | None = None,
 ) -> int:
     """Delete dead letters.
 
@@ -222,6 +241,7 @@ def discard(
         chosen: function that returns True for a dead letter to delete.
         count: expected number of chosen messages; if it differs, nothing is deleted.
         clock: clock for the age of incomplete messages.
+        source: as for :func:`dead_letters`.
 
     Returns:
         The number of deleted messages.
@@ -232,14 +252,14 @@ def discard(
         AlreadyRunningError: another replay or discard is running.
     """
     now_ms = (clock or SystemClock()).now_ms()
-    source = source_of(description)
+    source = source or source_of(description)
     with closing(PartitionLock(client, admin, [source], "dlq")) as lock:
-        letters = list(dead_letters(client, admin, description))
+        letters = list(dead_letters(client, admin, description, source))
         taken = [letter for letter in letters if chosen(letter)]
         if len(taken) != count:
             raise StillPendingError(
-                f"{len(taken)} dead letters of {description.topic} are chosen, not {count}: "
-                "nothing was deleted",
+                f"{len(taken)} dead letters of {owner_of(description, source)} are chosen, not "
+                f"{count}: nothing was deleted",
                 len(taken),
             )
         for letter in taken:
@@ -255,19 +275,23 @@ def discard(
 
 
 def find(
-    client: Any, admin: OperatorAdmin, description: LevelTopicDescription, position: Position
+    client: Any,
+    admin: OperatorAdmin,
+    description: LevelTopicDescription,
+    position: Position,
+    source: SourcePartition | None = None,
 ) -> DeadLetter:
     """Return the dead letter at a position.
 
     Raises:
         LevelTopicError: there is none, or not any more.
     """
-    for letter in dead_letters(client, admin, description):
+    for letter in dead_letters(client, admin, description, source):
         if letter.position == position:
             return letter
     raise LevelTopicError(
-        f"no dead letter of {description.topic} is at {position}: `delaylevel dlq list` shows "
-        "those that are there"
+        f"no dead letter of {owner_of(description, source)} is at {position}: `delaylevel dlq "
+        "list` shows those that are there"
     )
 
 

@@ -173,7 +173,7 @@ def describe(admin: TopicAdmin, topic: str, *, search: bool = False) -> LevelTop
         return _existing(admin, owner, name)
     serving = _default_named(admin, name, None)
     if not serving and search:
-        serving = _serving(admin, name)
+        serving = serving_level_topics(admin, name)
     if len(serving) > 1:
         raise LevelTopicError(
             f"{name} is served by several level topics: name one of {', '.join(serving)}"
@@ -242,7 +242,7 @@ def _carries(admin: TopicAdmin, level_topic: str, business_topic: TopicName) -> 
     return described is None or business_topic.full in described.targets
 
 
-def _serving(admin: TopicAdmin, business_topic: TopicName) -> list[str]:
+def serving_level_topics(admin: TopicAdmin, business_topic: TopicName) -> list[str]:
     """Return the level topics of other names or namespaces that carry a business topic.
 
     Topics and namespaces that the role may not list are left out.

@@ -1,0 +1,299 @@
+"""The topics of a subscription's retries: created, checked and found through the admin port."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.values import TopicMetadata
+from delaylevel.errors import (
+    AdminError,
+    ConflictError,
+    InvalidInputError,
+    LevelTopicError,
+    NotFoundError,
+    PermissionDeniedError,
+)
+from delaylevel.model import retries
+from delaylevel.model.level_topic import (
+    SUBSCRIPTION,
+    FinalWindow,
+    LevelTopicDescription,
+    Member,
+    Role,
+    default_level_topic,
+)
+from delaylevel.model.source_partition import SourcePartition
+from delaylevel.model.strategy import PartitionStrategy, as_levels
+from delaylevel.model.topic_name import TopicName
+from delaylevel.topics import members, registry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RetryTopics:
+    """The topics of the retries of one subscription.
+
+    Attributes:
+        topic: the business topic.
+        subscription: name of the subscription.
+        retry: the topic of its retried copies.
+        dead_letter: the topic of its dead letters.
+    """
+
+    topic: TopicName
+    subscription: str
+    retry: TopicName
+    dead_letter: TopicName
+
+    @classmethod
+    def of(cls, topic: str, subscription: str) -> RetryTopics:
+        """Return the topics for a business topic, or one of its partitions.
+
+        Raises:
+            InvalidInputError: a name is not valid, or the topic is a retry topic itself.
+        """
+        name = TopicName.parse(topic).without_partition
+        if not subscription or "/" in subscription:
+            raise InvalidInputError(
+                f"subscription {subscription!r} cannot have retries: its name is a part of the "
+                "names of its topics, so it must not be empty or contain '/'"
+            )
+        retry = retries.retry_topic(name.full, subscription)
+        return cls(name, subscription, retry, retries.dead_letter_topic(name.full, subscription))
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """The properties of these topics that name the subscription."""
+        return {
+            retries.OWNER_TOPIC: self.topic.full,
+            retries.OWNER_SUBSCRIPTION: self.subscription,
+        }
+
+
+def prepare(
+    admin: TopicAdmin | None,
+    topics: RetryTopics,
+    *,
+    level_topic: str | None = None,
+    level_namespace: str | None = None,
+) -> LevelTopicDescription:
+    """Create the topics of a subscription's retries as far as they are missing.
+
+    The retry topic has the subscription, and the dead-letter topic a durable one, before anything
+    can be published to them. The retry topic becomes a target of the level topic of the business
+    topic, which is created with the default levels if there is none. The call may be repeated, also
+    by several processes at once. If nothing is missing, it only reads.
+
+    Args:
+        admin: the admin interface of the client; None is refused.
+        topics: the topics.
+        level_topic: name of the level topic, if it is not that of the business topic.
+        level_namespace: namespace (``tenant/namespace``) of a new level topic.
+
+    Returns:
+        The level topic, with the retry topic among its targets.
+
+    Raises:
+        InvalidInputError: there is no admin access.
+        PermissionDeniedError: the role may not create what is missing.
+        LevelTopicError: the topics belong to another subscription, or several level topics serve
+            the business topic.
+        BrokerError: as for :func:`delaylevel.topics.create`.
+    """
+    if admin is None:
+        raise InvalidInputError(
+            f"retries of {topics.topic} for subscription {topics.subscription} need the admin "
+            "interface, to create their topics: give the client admin_url=… (or admin=…)"
+        )
+    try:
+        found = find_level_topic(admin, topics.topic, level_topic, level_namespace)
+        wanted = found or LevelTopicDescription(
+            level_topic or default_level_topic(topics.topic.full, level_namespace),
+            as_levels(PartitionStrategy()),
+            (topics.topic.full,),
+        )
+        served = topics.retry.full in wanted.targets
+        added = [topics.retry.full] if level_topic else [topics.topic.full, topics.retry.full]
+        wanted = replace(wanted, targets=(*wanted.targets, *added))
+        if found is None:
+            registry.check_creatable(admin, wanted)
+        _ensure(admin, topics, wanted)
+        return wanted if served else registry.create(admin, wanted)
+    except PermissionDeniedError as error:
+        raise PermissionDeniedError(
+            f"the topics of the retries of {topics.topic} for subscription {topics.subscription} "
+            f"are missing, and this role may not create them ({error}). Start it once with the "
+            f"token of an admin of {topics.topic.namespace_path}, or let an admin create "
+            f"{topics.retry.local} with subscription {topics.subscription}, "
+            f"{topics.dead_letter.local} with subscription {SUBSCRIPTION}, and run `delaylevel "
+            f"levels create {topics.topic} --target {topics.retry}`",
+            status=error.status,
+            reason=error.reason,
+        ) from error
+
+
+def find_level_topic(
+    admin: TopicAdmin,
+    topic: TopicName,
+    level_topic: str | None = None,
+    level_namespace: str | None = None,
+) -> LevelTopicDescription | None:
+    """Return the level topic of a business topic as a producer finds it; None if there is none.
+
+    A level topic of another name counts, too, if it is the only one that serves the topic.
+
+    Raises:
+        LevelTopicError: several level topics serve the business topic.
+    """
+    if level_topic is not None:
+        return registry.find(admin, level_topic)
+    name = registry.default_name(admin, topic.full, level_namespace)
+    found = registry.find(admin, name)
+    if level_namespace is not None or (found is not None and topic.full in found.targets):
+        return found
+    serving = registry.serving_level_topics(admin, topic)
+    if len(serving) > 1:
+        raise LevelTopicError(
+            f"{topic} is served by several level topics ({', '.join(serving)}): name the one for "
+            "its retries with delay_level_topic=…"
+        )
+    return registry.find(admin, serving[0]) if serving else found
+
+
+def is_held_for_all(description: LevelTopicDescription) -> bool:
+    """Return True if subscriptions of every type get the copies when they are due.
+
+    Without a tracker, the broker holds the messages back, and only for Shared and Key_Shared
+    subscriptions: the retry topic then needs a consumer of one of these types.
+    """
+    return description.final_window is FinalWindow.TRACKER
+
+
+def find_dead_letters(
+    admin: TopicAdmin, topic: str, subscription: str | None = None
+) -> tuple[LevelTopicDescription, SourcePartition] | None:
+    """Return the dead letters of a subscription, and the level topic that replays them.
+
+    Args:
+        topic: the business topic and a ``subscription``; or the dead-letter topic itself.
+
+    Returns:
+        The level topic, and the dead-letter topic as a source; None if the topic is not the
+        dead-letter topic of a subscription.
+
+    Raises:
+        LevelTopicError: the subscription has no dead-letter topic, or no level topic.
+    """
+    if subscription is None:
+        name = TopicName.parse(topic).without_partition
+        if not name.local.endswith(retries.DEAD_LETTER_SUFFIX):
+            return None
+        metadata = members.metadata_of(admin, name)
+        owner = {} if metadata is None else metadata.properties
+        if retries.OWNER_TOPIC not in owner or retries.OWNER_SUBSCRIPTION not in owner:
+            return None
+        topics = RetryTopics.of(owner[retries.OWNER_TOPIC], owner[retries.OWNER_SUBSCRIPTION])
+    else:
+        topics = RetryTopics.of(topic, subscription)
+        metadata = members.metadata_of(admin, topics.dead_letter)
+        if metadata is None:
+            raise LevelTopicError(
+                f"{topics.topic} has no dead letters of subscription {subscription}: "
+                f"{topics.dead_letter} does not exist. It is created when a listener with retries "
+                "starts"
+            )
+        owner = metadata.properties
+    description = find_level_topic(admin, topics.topic, owner.get(retries.OWNER_LEVEL_TOPIC))
+    if description is None:
+        raise LevelTopicError(
+            f"{topics.topic} has no level topic any more: create one with `delaylevel levels "
+            f"create {topics.topic} --target {topics.retry}`"
+        )
+    partition = dead_letter_partition(topics.dead_letter, metadata)
+    return description, SourcePartition(description.topic, partition, Role.DEAD_LETTER, -1, 0, 0)
+
+
+def dead_letter_partition(name: TopicName, metadata: TopicMetadata | None) -> str:
+    """Return the full name of the only partition in which our dead letters are stored."""
+    if metadata is not None and not metadata.partitions:
+        return name.full  # another program created it
+    return name.partition(0).full
+
+
+def _ensure(admin: TopicAdmin, topics: RetryTopics, level_topic: LevelTopicDescription) -> None:
+    """Create the retry topic and the dead-letter topic with their subscriptions and policies."""
+    business = members.metadata_of(admin, topics.topic)
+    owner = {**topics.owner, retries.OWNER_LEVEL_TOPIC: level_topic.topic}
+    # As many partitions, so that Failover consumers share retried copies as they share messages.
+    partitions = max(1, business.partitions if business is not None else 1)
+    for name, count, subscription in (
+        (topics.retry, partitions, topics.subscription),
+        (topics.dead_letter, 1, SUBSCRIPTION),
+    ):
+        created = _create(admin, name, count, owner)
+        _check_owner(admin, name, topics, owner)
+        with suppress(ConflictError):
+            admin.create_subscription(name, subscription, earliest=True)
+        _protect(admin, name, count, level_topic, created)
+
+
+def _create(admin: TopicAdmin, name: TopicName, partitions: int, owner: Mapping[str, str]) -> bool:
+    """Create a topic if it is missing; return True if it was."""
+    if admin.topic_exists(name):
+        return False
+    try:
+        admin.create_partitioned(name, partitions, owner)
+    except ConflictError:
+        return False  # another process was faster
+    except NotFoundError as error:
+        raise members.no_namespace(name.namespace_path, error) from None
+    return True
+
+
+def _check_owner(
+    admin: TopicAdmin, name: TopicName, topics: RetryTopics, owner: Mapping[str, str]
+) -> None:
+    """Refuse a topic of another subscription; name the owner of a topic that has none.
+
+    Subscription ``x`` of topic ``orders-billing`` and subscription ``billing-x`` of ``orders`` have
+    the same names of topics.
+    """
+    metadata = members.metadata_of(admin, name)
+    properties = {} if metadata is None else metadata.properties
+    found = {key: properties[key] for key in topics.owner if key in properties}
+    if found and found != topics.owner:
+        raise LevelTopicError(
+            f"{name} belongs to subscription {found.get(retries.OWNER_SUBSCRIPTION)} of "
+            f"{found.get(retries.OWNER_TOPIC)}, not to subscription {topics.subscription} of "
+            f"{topics.topic}: give one of the two subscriptions another name"
+        )
+    if any(properties.get(key) != value for key, value in owner.items()):
+        # For `delaylevel dlq`; it is not necessary.
+        with suppress(AdminError):
+            admin.set_properties(name, owner)
+
+
+def _protect(
+    admin: TopicAdmin,
+    name: TopicName,
+    partitions: int,
+    level_topic: LevelTopicDescription,
+    created: bool,
+) -> None:
+    """Let the broker neither expire the messages of a topic nor delete it while it is inactive.
+
+    Like our own topics, it is not replicated: each cluster retries its own messages.
+    """
+    member = Member(name, Role.DEAD_LETTER, partitions)
+    try:
+        policies = members.policies_of(admin, name)
+        members.protect(admin, member, level_topic, policies, admin.broker_settings())
+    except PermissionDeniedError as error:
+        if created:
+            raise
+        log.debug("policies of %s: %s", name, error)

@@ -1,0 +1,69 @@
+"""Retries of a subscription: the names of its topics, and properties of its dead letters.
+
+The names of the topics are those of the Java client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .topic_name import TopicName
+
+RETRY_SUFFIX = "-RETRY"
+DEAD_LETTER_SUFFIX = "-DLQ"
+
+#: Prefix of our own properties of retried copies and of their dead letters.
+RETRY_PREFIX = "delaylevel-retry-"
+#: Error of the last attempt.
+ERROR = RETRY_PREFIX + "error"
+#: Traceback of the last attempt, of a dead letter.
+TRACEBACK = RETRY_PREFIX + "traceback"
+#: Number of attempts before the message became a dead letter.
+ATTEMPTS = RETRY_PREFIX + "attempts"
+#: Properties that describe the attempts that failed.
+ATTEMPT_PROPERTIES = frozenset((ERROR, TRACEBACK, ATTEMPTS))
+#: Number of times that the message has been a dead letter.
+ROUND = RETRY_PREFIX + "round"
+
+# Properties of a retry or dead-letter topic itself: the subscription to which it belongs.
+OWNER_TOPIC = "delaylevel-retry.topic"
+OWNER_SUBSCRIPTION = "delaylevel-retry.subscription"
+OWNER_LEVEL_TOPIC = "delaylevel-retry.level-topic"
+
+# The names of these properties are the Java client's.
+_JAVA = ("RECONSUMETIMES", "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID")
+
+
+def retry_topic(topic: str, subscription: str) -> TopicName:
+    """Return the topic of retried copies; ``topic`` may be a partition."""
+    return _own(topic, subscription, RETRY_SUFFIX)
+
+
+def dead_letter_topic(topic: str, subscription: str) -> TopicName:
+    """Return the topic of dead letters; ``topic`` may be a partition."""
+    return _own(topic, subscription, DEAD_LETTER_SUFFIX)
+
+
+def replayed_properties(properties: Mapping[str, str], other_target: bool) -> dict[str, str]:
+    """Return the properties of a subscription's dead letter for another first attempt.
+
+    Those of any other message are returned unchanged.
+
+    Args:
+        properties: all properties of the dead letter.
+        other_target: True if it goes to a topic that is not the retry topic.
+    """
+    if ATTEMPTS not in properties:
+        return dict(properties)
+    if other_target:
+        # Its consumers would take it for a retried copy of their own.
+        return {
+            name: value
+            for name, value in properties.items()
+            if not name.startswith(RETRY_PREFIX) and name not in _JAVA
+        }
+    return {name: value for name, value in properties.items() if name not in ATTEMPT_PROPERTIES}
+
+
+def _own(topic: str, subscription: str, suffix: str) -> TopicName:
+    return TopicName.parse(topic).without_partition.with_suffix(f"-{subscription}{suffix}")

@@ -1,0 +1,409 @@
+"""Tests of retried copies and dead letters of a subscription on a real broker."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from click.testing import Result
+from pulsar.schema import AvroSchema, Integer, JsonSchema, Record, String
+from retry_world import SOON, Outcome, RetryWorld, failure, is_empty
+
+from delaylevel import DelayLevelClient
+from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.parking import RetryPublisher
+from delaylevel.consumer.retry_topics import RetryTopics
+from delaylevel.errors import DelayTooLongError, InvalidInputError, LevelTopicError
+from delaylevel.model import envelope as env
+from delaylevel.model.delivery import Delivery
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, Mover
+from world import QUIET
+
+pytestmark = pytest.mark.broker
+
+RETRY, DLQ = "orders-billing-RETRY", "orders-billing-DLQ"
+EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest}
+
+
+class Order(Record):
+    number = Integer()
+
+
+class LaterOrder(Record):
+    number = Integer()
+    note = String(default=None, required_default=True)
+
+
+# One Avro record in two versions.
+LaterOrder.__name__ = "Order"
+
+
+@pytest.fixture
+def dlq(invoke: Callable[..., Result]) -> Callable[..., Any]:
+    """``dlq("list", …)``: the output of a command, as JSON."""
+
+    def run(*arguments: str) -> Any:
+        result = functools.partial(invoke, "dlq")(*arguments, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return run
+
+
+def send(retries: RetryWorld, body: bytes = b"pay", **arguments: Any) -> None:
+    producer = retries.client.create_producer(retries.topic)
+    producer.send(body, **arguments)
+    producer.close()
+
+
+def first(retries: RetryWorld, body: bytes = b"pay", **arguments: Any) -> ReceivedMessage:
+    """Send a message, and return it as ``billing`` receives it."""
+    consumer = retries.subscribe()
+    send(retries, body, **arguments)
+    return retries.received(consumer)
+
+
+def test_a_copy_comes_back_to_its_subscription_only_and_keeps_everything(
+    retries: RetryWorld,
+) -> None:
+    retries.levels()
+    other = retries.subscribe(name="shipping")
+    publisher = retries.publisher()
+    message = first(
+        retries,
+        properties={"mine": "1"},
+        partition_key="k",
+        ordering_key="o",
+        event_timestamp=1_700_000_000_123,
+    )
+    again = retries.subscribe(RETRY)
+    with retries.serving():
+        retries.parked(publisher, message)
+        copy = retries.received(again)
+    assert (copy.data, copy.key, copy.ordering_key) == (b"pay", "k", "o")
+    assert copy.event_timestamp_ms == 1_700_000_000_123
+    assert copy.properties == {"mine": "1"}
+    assert (copy.attempt, copy.id) == (2, message.id)
+    assert copy.first_published_ms == message.publish_ms
+    assert copy.topic == retries.topic
+    found = copy.all_properties
+    assert found["REAL_TOPIC"] == retries.topic
+    assert found["REAL_SUBSCRIPTION"] == "billing"
+    assert found["ORIGIN_MESSAGE_ID"] == message.id
+    assert found["delaylevel-retry-error"] == "ValueError: no money"
+    assert found[env.ID] == f"{message.id}#billing#1"
+    assert other.receive(5000).data() == b"pay"
+    assert is_empty(other)
+
+
+def test_null_and_empty_payloads_differ_in_copies(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher = retries.publisher()
+    consumer, again = retries.subscribe(), retries.subscribe(RETRY)
+    producer = retries.client.create_producer(retries.topic)
+    producer.send(None, partition_key="null")
+    producer.send(b"", partition_key="empty")
+    with retries.serving():
+        for _ in range(2):
+            retries.parked(publisher, retries.received(consumer))
+        copies = [retries.received(again) for _ in range(2)]
+    assert {copy.key: copy.raw.has_null_value() for copy in copies} == {
+        "null": True,
+        "empty": False,
+    }
+
+
+@pytest.mark.parametrize("schema", [AvroSchema, JsonSchema])
+def test_copies_are_decoded_by_the_schema_and_version_of_their_message(
+    retries: RetryWorld, schema: Any
+) -> None:
+    retries.levels()
+    old, new = schema(Order), schema(LaterOrder)
+    client = retries.client
+    with_old = client.create_producer(retries.topic, schema=old)
+    consumer = retries.subscribe(schema=new)
+    with_old.send(Order(number=1))
+    with_new = client.create_producer(retries.topic, schema=new)
+    with_new.send(LaterOrder(number=2, note="x"))
+    publisher = retries.publisher()
+    again = retries.subscribe(RETRY, schema=new)
+    with retries.serving():
+        for _ in range(2):
+            retries.parked(publisher, retries.received(consumer))
+        copies = [retries.received(again) for _ in range(2)]
+        values = sorted((copy.value.number, copy.value.note) for copy in copies)
+        assert values == [(1, None), (2, "x")]
+        # The copy of a copy, too.
+        retries.parked(publisher, copies[0])
+        third = retries.received(again)
+    assert third.attempt == 3
+    assert third.value.number == copies[0].value.number
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"final_window": FinalWindow.BROKER},
+        {"final_window": FinalWindow.BROKER, "mover": Mover.FUNCTION},
+        {"topic": "{ns}/any-name"},
+    ],
+    ids=["broker", "function", "another name"],
+)
+def test_existing_level_topics_of_every_kind_carry_retries(
+    retries: RetryWorld, values: dict[str, Any]
+) -> None:
+    namespace = f"persistent://{retries.world.namespace}"
+    if "topic" in values:
+        values = {"topic": values["topic"].format(ns=namespace)}
+    made = retries.levels(**values)
+    publisher = retries.publisher()
+    assert publisher.prepare().topic == made.topic
+    assert set(publisher.prepare().targets) == {retries.topic, retries.world.topic(RETRY)}
+    message, again = first(retries), retries.subscribe(RETRY)
+    retries.parked(publisher, message, delay=timedelta(seconds=3))
+    assert is_empty(again)
+    if made.mover is Mover.SPARK:
+        with retries.serving():
+            assert retries.received(again).attempt == 2
+
+
+def test_everything_is_created_if_nothing_is_there(retries: RetryWorld) -> None:
+    made = retries.publisher().prepare()
+    assert made.topic == retries.world.topic("_orders-delay-level")
+    admin, world = retries.world.admin, retries.world
+    for name, subscription in ((RETRY, "billing"), (DLQ, SUBSCRIPTION)):
+        stats = admin.partitioned_stats(world.name(name))[0]
+        assert stats.subscriptions[subscription].durable
+        assert admin.topic_policies(world.name(name)).message_ttl_s == 0
+    # Again, and by another process: nothing changes.
+    assert retries.publisher().prepare() == made
+
+
+def test_topics_of_another_subscription_are_refused(retries: RetryWorld) -> None:
+    retries.levels()
+    retries.publisher()
+    same = RetryPublisher(retries.client, retries.world.topic("orders-x"), "y")
+    assert same.topics.retry.local == "orders-x-y-RETRY"
+    clash = RetryPublisher(retries.client, retries.world.topic("orders-billing-x"), "y")
+    clash.prepare()
+    other = RetryPublisher(retries.client, retries.topic, "billing-x-y")
+    with pytest.raises(LevelTopicError, match="give one of the two subscriptions another name"):
+        other.prepare()
+    clash.close()
+
+
+def test_a_client_without_admin_access_is_told_what_to_do(retries: RetryWorld) -> None:
+    client = DelayLevelClient(retries.connection.service_url, logger=QUIET)
+    try:
+        with pytest.raises(InvalidInputError, match="give the client admin_url"):
+            RetryPublisher(client, retries.topic, "billing").prepare()
+    finally:
+        client.close()
+    with pytest.raises(InvalidInputError, match="must not be empty or contain"):
+        RetryTopics.of("orders", "a/b")
+
+
+def test_a_delay_beyond_the_levels_is_refused_at_start(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher = retries.publisher()
+    with pytest.raises(DelayTooLongError):
+        publisher.prepare(timedelta(days=1))
+    outcome = Outcome()
+    publisher.park(first(retries), timedelta(days=1), failure(), outcome)
+    assert isinstance(outcome.wait(), DelayTooLongError)
+
+
+def test_in_effectively_once_mode_a_second_copy_is_dropped_and_no_other_attempt(
+    retries: RetryWorld,
+) -> None:
+    retries.world.deduplicate()
+    retries.levels()
+    publisher, again = retries.publisher(), retries.subscribe(RETRY)
+    message = first(retries)
+    with retries.serving(Delivery.EFFECTIVELY_ONCE):
+        seen = []
+        for attempt in (1, 2, 3):
+            # A crash between parking and acknowledging: the message comes, and is parked, again.
+            retries.parked(publisher, message)
+            retries.parked(publisher, message)
+            message = retries.received(again)
+            assert is_empty(again)
+            seen.append(message.attempt)
+            assert message.all_properties[env.ID].endswith(f"#billing#{attempt}")
+        assert seen == [2, 3, 4]
+        # A replayed dead letter starts again, and its attempts are not taken for the first ones.
+        buried = Outcome()
+        publisher.bury(message, failure(), buried)
+        buried.ok()
+        replay(retries)
+        message = retries.received(again)
+        assert message.attempt == 1
+        retries.parked(publisher, message)
+        message = retries.received(again)
+        assert (message.attempt, message.id) == (2, publisher_id(message))
+
+
+def publisher_id(message: ReceivedMessage) -> str:
+    return message.all_properties["delaylevel-retry-id"]
+
+
+def replay(retries: RetryWorld) -> None:
+    from delaylevel.consumer.retry_topics import find_dead_letters
+    from delaylevel.mover import dead_letters
+
+    admin, client = retries.world.admin, retries.world.plain_client
+    found = find_dead_letters(admin, retries.topic, "billing")
+    assert found is not None
+    description, source = found
+    report = dead_letters.replay(client, admin, description, lambda _: True, source=source)
+    assert report.replayed == 1, report
+
+
+def test_dead_letters_are_listed_shown_replayed_and_discarded(
+    retries: RetryWorld, dlq: Callable[..., Any], invoke: Callable[..., Result]
+) -> None:
+    retries.levels()
+    publisher = retries.publisher()
+    consumer, again = retries.subscribe(), retries.subscribe(RETRY)
+    other = retries.subscribe(name="shipping")
+    for body in (b"one", b"two", b"three"):
+        send(retries, body, properties={"mine": body.decode()}, partition_key="k")
+        outcome = Outcome()
+        publisher.bury(retries.received(consumer), failure(f"{body!r}"), outcome)
+        outcome.ok()
+    by_name = dlq("list", retries.topic, "--subscription", "billing")
+    assert dlq("list", retries.world.topic(DLQ)) == by_name
+    assert [row["reason"] for row in by_name] == [
+        f"attempt 1 failed: ValueError: {body!r}" for body in (b"one", b"two", b"three")
+    ]
+    assert {row["target"] for row in by_name} == {retries.world.topic(RETRY)}
+    # Those of the level topic itself are others.
+    assert dlq("list", retries.topic) == []
+    identity = by_name[0]["id"]
+    shown = dlq("show", retries.topic, identity, "--subscription", "billing")
+    assert (shown["value"], shown["key"]) == ("one", "k")
+    assert shown["properties"]["mine"] == "one"
+    trace = shown["properties"]["delaylevel-retry-traceback"]
+    assert trace.startswith("Traceback")
+    assert "raise ValueError" in trace
+    replayed = dlq("replay", retries.topic, identity, "--subscription", "billing")
+    assert (replayed["topic"], replayed["replayed"]) == (retries.world.topic(DLQ), 1)
+    with retries.serving():
+        copy = retries.received(again)
+    assert (copy.data, copy.key, copy.properties) == (b"one", "k", {"mine": "one"})
+    assert copy.attempt == 1
+    leftover = {"delaylevel-retry-traceback", "delaylevel-retry-error", "delaylevel-retry-attempts"}
+    assert not leftover & set(copy.all_properties)
+    gone = dlq("discard", retries.world.topic(DLQ), by_name[1]["id"], "--count", "1")
+    assert gone == {"topic": retries.world.topic(DLQ), "discarded": 1}
+    # To another target, as one of its own messages.
+    dlq("replay", retries.world.topic(DLQ), "--all", "--new-target", retries.topic)
+    with retries.serving():
+        arrived = retries.received(consumer)
+    assert arrived.all_properties.keys() == {"mine", env.ID, env.DUE}
+    assert [other.receive(5000).data() for _ in range(4)].count(b"three") == 2
+    assert dlq("list", retries.world.topic(DLQ)) == []
+    missing = invoke("dlq", "list", retries.topic, "--subscription", "nobody")
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
+
+
+MAX = 5 << 20
+
+
+def test_a_copy_without_room_for_the_error_leaves_it_out(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher, again = retries.publisher(), retries.subscribe(RETRY)
+    room = 1_000
+    limit = publisher._producers.get(("", -1))._cache.routing.size_limit.bytes  # type: ignore[union-attr, arg-type]
+    message = first(retries, b"x" * (limit - room))
+    with retries.serving():
+        retries.parked(publisher, message, failure=failure("e" * 2000))
+        copy = retries.received(again)
+    assert copy.attempt == 2
+    assert len(copy.data) == limit - room
+    assert "delaylevel-retry-error" not in copy.all_properties
+
+
+def test_a_message_too_large_to_be_parked_is_a_dead_letter_in_chunks(
+    retries: RetryWorld, dlq: Callable[..., Any]
+) -> None:
+    retries.levels()
+    publisher = retries.publisher()
+    body = b"x" * (MAX - 400)
+    message = first(retries, body)
+    retries.parked(publisher, message)
+    (row,) = dlq("list", retries.world.topic(DLQ))
+    assert row["size"] == len(body)
+    assert row["reason"].startswith("attempt 1 failed: cannot be retried: the copy would be too")
+    assert len(retries.world.stored(retries.world.topic(DLQ))) > 1
+
+
+def test_a_message_with_a_key_of_other_bytes_is_a_dead_letter(
+    retries: RetryWorld, dlq: Callable[..., Any], bytes_keys: Any
+) -> None:
+    retries.levels()
+    publisher, consumer = retries.publisher(), retries.subscribe()
+    bytes_keys(retries.topic, "ordering", b"\xff\xfe", b"pay", {})
+    retries.parked(publisher, retries.received(consumer))
+    (row,) = dlq("list", retries.world.topic(DLQ))
+    assert "the ordering key is not UTF-8" in row["reason"]
+
+
+def test_a_refused_copy_is_reported_and_parked_later(retries: RetryWorld) -> None:
+    made = retries.levels()
+    publisher, message = retries.publisher(), first(retries)
+    # The level topic disappears under the publisher.
+    for member in made.members():
+        retries.world.admin.delete(member.topic, force=True)
+    outcome = Outcome()
+    publisher.park(message, SOON, failure(), outcome)
+    assert outcome.wait() is not None
+    assert outcome.calls == 1
+    # The next attempt creates it again.
+    retries.parked(publisher, message)
+
+
+def test_parking_continues_after_the_publisher_was_shut_out(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher, message = retries.publisher(), first(retries)
+    retries.parked(publisher, message)
+    found = publisher._producers
+    assert found is not None
+    for producer in found._by_reference.values():
+        producer.close()
+    outcome = Outcome()
+    publisher.park(message, SOON, failure(), outcome)
+    assert isinstance(outcome.wait(), pulsar.AlreadyClosed)
+    retries.parked(publisher, message)
+
+
+def test_closing_waits_for_the_outcome_of_everything(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher, message = retries.publisher(), first(retries)
+    outcomes = [Outcome() for _ in range(50)]
+    for outcome in outcomes[:25]:
+        publisher.park(message, timedelta(seconds=10), failure(), outcome)
+    for outcome in outcomes[25:]:
+        publisher.bury(message, failure(), outcome)
+    publisher.close()
+    assert [(outcome.calls, outcome.error) for outcome in outcomes] == [(1, None)] * 50
+    late = Outcome()
+    publisher.park(message, SOON, failure(), late)
+    assert isinstance(late.wait(), pulsar.AlreadyClosed)
+
+
+def test_a_lost_connection_is_an_error_and_nothing_is_lost(retries: RetryWorld) -> None:
+    retries.levels()
+    publisher, message = retries.publisher(), first(retries)
+    retries.client.shutdown()
+    outcomes = [Outcome(), Outcome()]
+    publisher.park(message, SOON, failure(), outcomes[0])
+    publisher.bury(message, failure(), outcomes[1])
+    assert all(outcome.wait() is not None for outcome in outcomes)
+    assert [outcome.calls for outcome in outcomes] == [1, 1]

@@ -1,0 +1,119 @@
+"""Tests of the names of retry topics, and of the properties and IDs of copies and dead letters."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.consumer.dead_letters import copy_id, copy_properties, letter_id, letter_properties
+from delaylevel.consumer.failure import Failure
+from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.retry_topics import RetryTopics
+from delaylevel.errors import InvalidInputError
+from delaylevel.model import envelope as env
+from delaylevel.model import retries
+from delaylevel.testing import MemoryPulsar
+
+FAILED = Failure(ValueError("no money"), "ValueError: no money", "Traceback …")
+
+
+def received(
+    properties: dict[str, str] | None = None, subscription: str = "billing"
+) -> ReceivedMessage:
+    """Return a message that a consumer in memory received."""
+    with MemoryPulsar() as pulsar_:
+        client = pulsar_.client()
+        consumer: Any = client.subscribe("orders", subscription)
+        client.create_producer("orders").send(b"pay", properties=properties)
+        pulsar_.advance(timedelta(seconds=1))
+        raw = consumer.receive()
+        return ReceivedMessage(raw, "persistent://public/default/orders", subscription, 0)
+
+
+def letter(message: ReceivedMessage) -> dict[str, str]:
+    return letter_properties(
+        message,
+        message.all_properties,
+        FAILED,
+        retry_topic="persistent://public/default/orders-billing-RETRY",
+        due_ms=1_700_000_000_000,
+        schema=None,
+        compression=None,
+    )
+
+
+def test_names_are_those_of_the_java_client_without_the_partition() -> None:
+    topics = RetryTopics.of("orders-partition-3", "billing")
+    assert topics.topic.full == "persistent://public/default/orders"
+    assert topics.retry.full == "persistent://public/default/orders-billing-RETRY"
+    assert topics.dead_letter.full == "persistent://public/default/orders-billing-DLQ"
+
+
+@pytest.mark.parametrize("subscription", ["", "a/b"])
+def test_subscriptions_that_cannot_be_a_part_of_a_name_are_refused(subscription: str) -> None:
+    with pytest.raises(InvalidInputError, match="cannot have retries"):
+        RetryTopics.of("orders", subscription)
+
+
+def test_each_attempt_has_its_own_id_and_a_repeated_one_the_same() -> None:
+    message = received({"delaylevel-retry-id": "m", "RECONSUMETIMES": "2"})
+    assert copy_id(message) == copy_id(message) == "m#billing#3"
+    later = received({"delaylevel-retry-id": "m", "RECONSUMETIMES": "3"})
+    assert copy_id(later) == "m#billing#4"
+    replayed = received({"delaylevel-retry-id": "m", "delaylevel-retry-round": "1"})
+    assert copy_id(replayed) == "m#billing#1.1"
+    assert (letter_id(message), letter_id(replayed)) == ("m#billing#dead.1", "m#billing#dead.2")
+    assert copy_id(received({"delaylevel-retry-id": "m"}, "b#1")) == "m#b%231#1"
+
+
+def test_long_ids_are_hashed_and_stay_different() -> None:
+    ids = set()
+    for text in ("x" * 512, "y" * 512):
+        for attempt in ("1", "2"):
+            properties = {"delaylevel-retry-id": text, "RECONSUMETIMES": attempt}
+            ids.add(copy_id(received(properties)))
+    assert len(ids) == 4
+    assert all(len(each) <= env.LONGEST_ID for each in ids)
+
+
+def test_a_copy_has_the_error_of_the_last_attempt_only() -> None:
+    message = received({"mine": "1", "RECONSUMETIMES": "1", "delaylevel-retry-error": "old"})
+    assert copy_properties(message, "new")["delaylevel-retry-error"] == "new"
+    assert "delaylevel-retry-error" not in copy_properties(message, "")
+    assert copy_properties(message, "")["mine"] == "1"
+    assert copy_properties(message, "")["RECONSUMETIMES"] == "2"
+
+
+def test_the_attempts_of_a_replayed_dead_letter_are_counted_from_the_first() -> None:
+    properties = letter(received({"mine": "1", "RECONSUMETIMES": "4"}))
+    assert properties[env.REASON] == "attempt 5 failed: ValueError: no money"
+    assert properties["delaylevel-retry-traceback"] == "Traceback …"
+    assert "RECONSUMETIMES" not in properties
+    again = retries.replayed_properties(properties, other_target=False)
+    kept = {"delaylevel-retry-id", "delaylevel-retry-published", "delaylevel-retry-round"}
+    assert {name for name in again if name.startswith(retries.RETRY_PREFIX)} == kept
+    elsewhere = env.application_properties(retries.replayed_properties(properties, True))
+    assert elsewhere == {"mine": "1"}
+
+
+def test_dead_letters_of_level_topics_are_replayed_with_all_properties() -> None:
+    properties = {"RECONSUMETIMES": "1", "delaylevel-retry-error": "x", "mine": "1"}
+    assert retries.replayed_properties(properties, other_target=True) == properties
+
+
+def test_texts_that_are_not_unicode_make_no_property_unreadable() -> None:
+    failure = Failure(None, "a \ud800 b\nc", "x" * 9000)
+    properties = letter_properties(
+        received(),
+        {},
+        failure,
+        retry_topic="orders-billing-RETRY",
+        due_ms=1,
+        schema=None,
+        compression="LZ4",
+    )
+    assert properties["delaylevel-retry-error"] == "a \\ud800 b c"
+    assert len(properties["delaylevel-retry-traceback"]) == 8000
+    assert properties[env.COMPRESSION] == "LZ4"
