@@ -131,33 +131,30 @@ class Fixture:
         assert view.unlocated == 0
         return view
 
+    def expected_in(self, wanted: DueRange) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the entries of a range, their due times and their sizes, in due order."""
+        count = len(self.expected)
+        entries = np.fromiter(self.expected, np.int64, count)
+        dues = np.fromiter((due for due, _ in self.expected.values()), np.int64, count)
+        sizes = np.fromiter((size for _, size in self.expected.values()), np.float64, count)
+        inside = (wanted.from_ms <= dues) & (dues < wanted.before_ms)
+        inside &= (wanted.least <= sizes) & (sizes <= wanted.most)
+        order = np.flatnonzero(inside)
+        order = order[np.lexsort((entries[order], dues[order]))]
+        return entries[order], dues[order], sizes[order]
+
     def check(self, wanted: DueRange = EVERYTHING) -> None:
         view = self.view(wanted)
         try:
             table = view.table()
-            found = list(
-                zip(
-                    (table["entry_id"].to_numpy() >> 10).tolist(),
-                    table["due_ms"].to_pylist(),
-                    table["attribute"].to_pylist(),
-                    strict=True,
-                )
-            )
-            expected = sorted(
-                (
-                    (entry, due, size)
-                    for entry, (due, size) in self.expected.items()
-                    if wanted.from_ms <= due < wanted.before_ms
-                    and wanted.least <= size <= wanted.most
-                ),
-                key=lambda row: (row[1], row[0]),
-            )
-            assert found == expected
-            assert sorted(view.attributes().tolist()) == sorted(size for _, _, size in expected)
+            entries, dues, sizes = self.expected_in(wanted)
+            assert (table["entry_id"].to_numpy() >> 10).tolist() == entries.tolist()
+            assert table["due_ms"].to_pylist() == dues.tolist()
+            assert table["attribute"].to_pylist() == sizes.tolist()
+            assert np.sort(view.attributes()).tolist() == np.sort(sizes).tolist()
             if wanted.least == -np.inf:
                 edges = np.array([wanted.from_ms, T0 + 20_000, T0 + 61_234, wanted.before_ms])
-                before = [sum(due < edge for _, due, _ in expected) for edge in edges]
-                assert view.counts(edges).tolist() == before
+                assert view.counts(edges).tolist() == np.searchsorted(dues, edges).tolist()
         finally:
             view.close()
 
