@@ -13,6 +13,8 @@ PARALLEL = -n $(WORKERS)
 # PySpark's workers must use the Python in which the package is installed.
 export PYSPARK_PYTHON = $(abspath $(BIN))/python
 export PYSPARK_DRIVER_PYTHON = $(PYSPARK_PYTHON)
+# Many images set it. Without bytecode, each process that a test starts compiles the package (0.8 s).
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all unit lint format typecheck wheel-check java pytest reference broker broker-stop fetch bench install clean distclean
