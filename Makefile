@@ -6,7 +6,8 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 SOURCES = delaylevel functions spark_sync cli tests tools benchmarks docs
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# Tests of timing wait most of their time: three processes keep two processors busy.
+WORKERS ?= 3
 # tests/parallel.py distributes the tests; each process starts its own brokers.
 PARALLEL = -n $(WORKERS)
 
