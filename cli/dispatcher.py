@@ -15,11 +15,12 @@ import platformdirs
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.stop_signals import stop_on_signals
 
 from . import options
 from .command import examples, pass_connection, settings_of
 from .output import Column, emit, is_live, note
-from .serving import serve_metrics, stop_on_signals
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.dispatcher import Dispatcher, DispatchSettings

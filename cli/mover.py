@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection, require_reachable
+from delaylevel.cluster.stop_signals import stop_on_signals
 from delaylevel.errors import ConfigError
 from delaylevel.model.formatting import format_duration
 
@@ -21,7 +22,7 @@ from . import options
 from .command import Settings, examples, pass_settings
 from .deploy import COMMANDS
 from .output import is_live, note
-from .serving import serve_metrics, stop_on_signals
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats

@@ -12,6 +12,7 @@ import click
 
 from delaylevel.cluster import client_log
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.stop_signals import stop_on_signals
 from delaylevel.errors import ConfigError
 from delaylevel.model.topic_name import parse_namespace
 
@@ -20,7 +21,7 @@ from .command import examples, pass_connection, settings_of
 from .dispatcher import dispatch_settings, tune_interpreter
 from .mover import MoverStates
 from .output import is_live, note
-from .serving import serve_metrics, stop_on_signals
+from .serving import serve_metrics
 
 if TYPE_CHECKING:
     from delaylevel.mover.topic_thread import MoverStats

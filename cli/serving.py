@@ -1,14 +1,9 @@
-"""A command that runs until it is stopped: its HTTP service, and the signals that end it."""
+"""The HTTP service of a command that runs until it is stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import signal
-import threading
-from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from .output import note
@@ -31,27 +26,3 @@ def serve_metrics(
         note(f"Status page at http://{address}:{port}/")
     else:
         note(f"Status page and live queries need {TOKEN_VARIABLE} in the environment.")
-
-
-def stop_on_signals(stop: Callable[[], None]) -> None:
-    """Call a function when this process is asked to end, by SIGTERM or Ctrl-C.
-
-    Args:
-        stop: function that is called in a thread of its own, once for each signal.
-    """
-    # A handler runs between two instructions of the main thread, which may just then hold the lock
-    # of the event that `stop` sets. `SimpleQueue.put` is the one call that is safe in that place.
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def wait() -> None:
-        while True:
-            signals.get()
-            threading.Thread(target=stop, daemon=True).start()
-
-    threading.Thread(target=wait, name="delaylevel-signals", daemon=True).start()
-
-    def signalled(signum: int, frame: FrameType | None) -> None:
-        signals.put(signum)
-
-    signal.signal(signal.SIGTERM, signalled)
-    signal.signal(signal.SIGINT, signalled)

@@ -9,6 +9,7 @@ from delaylevel import _moved
 from delaylevel.errors import DelayLevelError, MissingExtraError
 
 if TYPE_CHECKING:
+    from delaylevel.consumer.listeners import Listeners
     from delaylevel.model.outcome import Outcome, OutcomeStatus, Receipt, Rescheduled
     from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
     from delaylevel.producer.client import DelayLevelClient, wrap
@@ -24,6 +25,7 @@ __all__ = [
     "DelayLevelError",
     "DelayLevelProducer",
     "Levels",
+    "Listeners",
     "Outcome",
     "OutcomeStatus",
     "PartitionBy",
@@ -43,6 +45,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Levels": ("delaylevel.model.strategy", None),
     "PartitionBy": ("delaylevel.model.strategy", None),
     "PartitionStrategy": ("delaylevel.model.strategy", None),
+    "Listeners": ("delaylevel.consumer.listeners", None),
     "Outcome": ("delaylevel.model.outcome", None),
     "OutcomeStatus": ("delaylevel.model.outcome", None),
     "Receipt": ("delaylevel.model.outcome", None),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import traceback
 from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 from .signals import Reject, Retry
 
 # A reason is one line of a log, and a property of a stored message.
 _LONGEST_REASON = 1_000
+_HERE = str(Path(__file__).parent)
 
 
 class Failure(NamedTuple):
@@ -63,6 +66,14 @@ def reason_of(error: BaseException) -> str:
 def trace_of(error: BaseException) -> str:
     """Return the traceback of an exception."""
     try:
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return "".join(traceback.format_exception(type(error), error, _outside(error)))
     except Exception:
         return reason_of(error)
+
+
+def _outside(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception without the calls of this package that lead to it."""
+    found = error.__traceback__
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_HERE):
+        found = found.tb_next
+    return found or error.__traceback__

@@ -1,16 +1,16 @@
 """The decision about one message, without any communication.
 
 Three hosts follow it: threads, an event loop, and the in-memory Pulsar of tests, step by step. A
-host calls :meth:`Handling.begin` before the handler. After it, it calls :meth:`Handling.succeeded`
-and acknowledges the message, or calls :meth:`Handling.failed`, carries out the decision and then
-acknowledges. It acknowledges nothing else. So a crash at any time leaves the message unacknowledged
-until it was handled, or until a copy of it is stored.
+host calls :meth:`Handling.begin` before the handler. After it, it calls :meth:`Handling.succeeded`,
+or :meth:`Handling.failed`, carries out the decision and then acknowledges. It acknowledges nothing
+else. So a crash at any time leaves a message unacknowledged until it was handled, or until a copy
+of it is stored.
 
 | begin | the host |
 |---|---|
 | ``HANDLE`` | calls the handler |
 | ``FILTERED``, ``DUPLICATE`` | acknowledges |
-| ``WAIT`` | asks again later: another thread is handling a message with the same ID |
+| ``WAIT`` | asks again when a message with the same ID, which is being handled, has ended |
 """
 
 from __future__ import annotations
@@ -38,16 +38,23 @@ class Verdict(enum.Enum):
 class HandledMessages(Protocol):
     """The IDs of messages that were handled with success; safe for threads."""
 
-    def begin(self, message: ReceivedMessage) -> bool:
-        """Claim the ID of a message; return False while another message with it is handled."""
+    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> bool:
+        """Claim the ID of a message; return False while another message with it is handled.
+
+        Args:
+            ended: function that is called, in any thread, when the other message ends. Then the
+                host calls :meth:`begin` again.
+        """
 
     def contains(self, message: ReceivedMessage) -> bool:
         """Return True if a message with this ID was handled with success."""
 
-    def save(self, message: ReceivedMessage) -> None:
+    def save(self, message: ReceivedMessage, saved: Callable[[], object] | None = None) -> None:
         """Store the ID of a handled message, and end its claim.
 
-        If an exception is raised, the claim stays, and the host calls it again later.
+        Args:
+            saved: function that is called in any thread, maybe before this returns, when the ID is
+                stored. Then the host acknowledges the message.
         """
 
     def release(self, message: ReceivedMessage) -> None:
@@ -82,8 +89,11 @@ class Handling:
         #: True if every message is handled, so that a host may leave out :meth:`begin`.
         self.handles_all = condition is None and handled is None
 
-    def begin(self, message: ReceivedMessage) -> Verdict:
+    def begin(self, message: ReceivedMessage, ended: Callable[[], object] | None = None) -> Verdict:
         """Decide about a received message.
+
+        Args:
+            ended: function to call, in any thread, when it makes sense to ask again after ``WAIT``.
 
         Raises:
             BaseException: the error of the application's filter or function for IDs; it is a
@@ -93,22 +103,24 @@ class Handling:
             return Verdict.FILTERED
         if self._handled is None:
             return Verdict.HANDLE
-        if not self._handled.begin(message):
+        if not self._handled.begin(message, ended):
             return Verdict.WAIT
         if self._handled.contains(message):
             self._handled.release(message)
             return Verdict.DUPLICATE
         return Verdict.HANDLE
 
-    def succeeded(self, message: ReceivedMessage) -> None:
-        """Record that the handler succeeded; then the host acknowledges the message.
+    def succeeded(self, message: ReceivedMessage, acknowledge: Callable[[], object]) -> None:
+        """Record that the handler succeeded, then have the message acknowledged.
 
-        Raises:
-            Exception: the ID was not stored. The message must not be acknowledged before a later
-                call succeeds.
+        Args:
+            acknowledge: function that is called when the message may be acknowledged, in this
+                thread or, with a store of handled IDs, maybe in another one, later.
         """
-        if self._handled is not None:
-            self._handled.save(message)
+        if self._handled is None:
+            acknowledge()
+        else:
+            self._handled.save(message, acknowledge)
 
     def release(self, message: ReceivedMessage) -> None:
         """Give up a message after :meth:`begin`, without a decision."""

@@ -262,14 +262,10 @@ def _backoff(value: Any) -> Backoff | None:
 def _deduplication(value: Any) -> Any:
     if value is False:
         return None
-    if value is True:
-        # It needs an extra.
-        from .deduplication import Deduplication
+    # It needs an extra.
+    from .deduplication import Deduplication
 
-        return Deduplication()
-    if not callable(getattr(value, "open", None)):
-        raise InvalidInputError(f"deduplicate is True, False or Deduplication(...), not {value!r}")
-    return value
+    return Deduplication.from_option(value)
 
 
 def _condition(value: Any) -> Callable[[Any], Any] | None:

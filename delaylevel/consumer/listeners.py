@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import Self
+
+from delaylevel.cluster.stop_signals import stop_on_signals
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.formatting import parse_delay
 
 from .listener import Listener, listeners_of, name_of
+from .loop import LoopThread
+from .metrics import ListenerCollector, ListenerHealth
+from .starting import Started, start_listener
+
+log = logging.getLogger(__name__)
+
+# Confirmations of the broker take milliseconds.
+_CONFIRMED_S = 2.0
+# A stopping application looks for a second signal this often.
+_GLANCE_S = 0.2
 
 if TYPE_CHECKING:
     from .config import ApplicationConfig
@@ -45,6 +64,11 @@ class Listeners:
         self._stop_timeout = parse_delay(stop_timeout, "stop_timeout")
         self.clock: Clock = clock or getattr(client, "_delaylevel_clock", None) or SystemClock()
         self._listeners: list[Listener] = []
+        self._started: list[Started] = []
+        self._loop: LoopThread | None = None
+        self._running = False
+        self._stopping = threading.Event()
+        self._hurry = threading.Event()
         # Set by `from_config`; then the client is our own.
         self._config: ApplicationConfig | None = None
 
@@ -182,3 +206,136 @@ class Listeners:
                         "choose another subscription"
                     )
         self._listeners += new
+
+    # -- running
+
+    def run(self, metrics_port: int | None = None, metrics_address: str = "127.0.0.1") -> None:
+        """Handle messages until SIGTERM, Ctrl-C or :meth:`stop`; then finish what runs.
+
+        A second signal does not wait for running handlers any more. Outside the main thread, there
+        are no signals.
+
+        Args:
+            metrics_port: port of the HTTP service with metrics, probes and the status page; 0 for
+                any, None for no service. It needs the extra ``metrics``.
+            metrics_address: address of the HTTP service.
+
+        Raises:
+            InvalidInputError: there is no listener, or a client that cannot be used.
+            BrokerError, pulsar.PulsarException: a topic cannot be subscribed to or created.
+        """
+        with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                stack.callback(stop_on_signals(self._signalled))
+            if metrics_port is not None:
+                from delaylevel.prometheus import serve
+
+                stack.enter_context(serve(ListenerCollector(self), metrics_port, metrics_address))
+            stack.callback(self.close)
+            self.start()
+            self._stopping.wait()
+
+    def stop(self) -> None:
+        """Let :meth:`run` stop. It may be called in any thread, and in a handler."""
+        self._stopping.set()
+
+    async def __aenter__(self) -> Self:
+        """Start; coroutines run in the running loop."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.start, loop)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Finish what runs, and stop."""
+        await asyncio.to_thread(self.close)
+
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Subscribe and handle messages in the background; :meth:`close` ends it.
+
+        Args:
+            loop: the event loop for coroutines, which runs in another thread; one of its own by
+                default.
+
+        Raises:
+            InvalidInputError, BrokerError, pulsar.PulsarException: as for :meth:`run`.
+        """
+        self._check_client()
+        if not self._listeners:
+            raise InvalidInputError("there is no listener: register a function with @app.on(...)")
+        if self._running:
+            raise InvalidInputError("these listeners run already: close them first")
+        self._running = True
+        try:
+            if loop is None and any(listener.is_coroutine for listener in self._listeners):
+                self._loop = LoopThread()
+                loop = self._loop.loop
+            for listener in self._listeners:
+                self._started.append(start_listener(listener, self.client, self.clock, loop))
+        except BaseException:
+            self.close()
+            raise
+        log.info("%d listeners started", len(self._started))
+
+    def close(self) -> None:
+        """Receive no more messages, finish what runs, and close the consumers.
+
+        Handlers that still run at the end of ``stop_timeout`` are named in the log. Their messages
+        are delivered again.
+        """
+        until_s = time.monotonic() + self._stop_timeout.total_seconds()
+        started, self._started = self._started, []
+        for each in started:
+            each.running.stop()
+        while not _joined(started) and time.monotonic() < until_s and not self._hurry.is_set():
+            pass
+        for each in started:
+            if each.running.running:
+                log.warning(
+                    "%s: %d calls of the handler still run; their messages are delivered again",
+                    each.running.listener,
+                    each.running.running,
+                )
+        for each in started:
+            each.close(time.monotonic() if self._hurry.is_set() else max(until_s, _soon_s()))
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close(_soon_s())
+        if self._config is not None:
+            self.client.close()
+        self._stopping.clear()
+        self._hurry.clear()
+        self._running = False
+
+    def health(self) -> Mapping[tuple[str, str], ListenerHealth]:
+        """Return the state of each listener that runs, by its topic and subscription."""
+        found = [each.running for each in self._started]
+        return {
+            (each.listener.topic, each.listener.subscription): ListenerHealth(
+                each.alive, each.ready
+            )
+            for each in found
+        }
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    def _check_client(self) -> None:
+        subscribe = getattr(self.client, "subscribe", None)
+        if subscribe is None or inspect.iscoroutinefunction(subscribe):
+            raise InvalidInputError(
+                f"listeners need a delaylevel.DelayLevelClient, not {type(self.client).__name__}; "
+                "it serves coroutines, too"
+            )
+
+
+def _joined(started: list[Started]) -> bool:
+    """Wait a moment for running handlers; return True if all have ended."""
+    until_s = time.monotonic() + _GLANCE_S
+    return all(each.running.join(until_s) for each in started)
+
+
+def _soon_s() -> float:
+    """Return the time at which confirmations of the broker are waited for no longer."""
+    return time.monotonic() + _CONFIRMED_S

@@ -35,7 +35,7 @@ class Handled:
         self.saved: set[str] = set()
         self.reserved: set[str] = set()
 
-    def begin(self, message: ReceivedMessage) -> bool:
+    def begin(self, message: ReceivedMessage, ended: Any = None) -> bool:
         if message.id in self.reserved:
             return False
         self.reserved.add(message.id)
@@ -44,9 +44,10 @@ class Handled:
     def contains(self, message: ReceivedMessage) -> bool:
         return message.id in self.saved
 
-    def save(self, message: ReceivedMessage) -> None:
+    def save(self, message: ReceivedMessage, saved: Any = None) -> None:
         self.saved.add(message.id)
         self.release(message)
+        saved()
 
     def release(self, message: ReceivedMessage) -> None:
         self.reserved.discard(message.id)
@@ -158,7 +159,9 @@ def test_only_success_makes_a_duplicate() -> None:
     assert handling.begin(message) is Verdict.HANDLE
     handling.failed(message, ValueError())
     assert handling.begin(message) is Verdict.HANDLE
-    handling.succeeded(message)
+    acknowledged: list[str] = []
+    handling.succeeded(message, lambda: acknowledged.append(message.id))
+    assert acknowledged == ["a"]
     assert handling.begin(message) is Verdict.DUPLICATE
     assert handling.begin(message) is Verdict.DUPLICATE
 

@@ -172,7 +172,7 @@ def test_a_wrong_handler_is_refused(handler: Any, said: str) -> None:
         ({"batch": "many"}, "batch"),
         ({"retry": 5}, "retry is Backoff"),
         ({"retry": ["soon"]}, "is no duration"),
-        ({"deduplicate": "yes"}, "deduplicate is True, False or Deduplication"),
+        ({"deduplicate": "yes"}, "deduplicate must be True, False"),
         ({"filter": "price > 5"}, "filter is a function of the message"),
         ({"filter": await_message}, "filter is a function of the message"),
         ({"filter": lambda: True}, "filter takes exactly one positional argument"),

@@ -1,0 +1,359 @@
+"""Listeners whose handler is a coroutine function: tasks of an event loop.
+
+A thread for each consumer receives messages and passes them to the loop, at most ``concurrency``
+at once. So a slow handler stops the thread, and the queue of the client is the only one that fills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pulsar
+
+from .host import RECEIVE_MS, WAIT_S, Parts, left_s
+from .message import ReceivedMessage
+from .subscribed import Subscribed
+
+log = logging.getLogger(__name__)
+
+#: Time to wait for further messages of a batch.
+BATCH_S = 0.1
+
+
+class LoopThread:
+    """An event loop in a thread, for coroutines of an application that has no loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="delaylevel-loop", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()
+
+    def close(self, until_s: float) -> None:
+        """Stop the loop and wait for its thread, until a time of ``time.monotonic()``."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(left_s(until_s))
+
+
+class _Call(NamedTuple):
+    """The messages of one call of the handler, and their consumer."""
+
+    messages: list[ReceivedMessage]
+    feeder: Feeder
+    consumer: Any
+
+
+class Feeder(threading.Thread):
+    """A thread that receives messages for the loop.
+
+    Args:
+        parts: the listener and what its threads share.
+        subscribed: the consumer.
+        tasks: the tasks that get the messages.
+        stopping: event that ends the thread.
+    """
+
+    def __init__(
+        self, parts: Parts, subscribed: Subscribed, tasks: Tasks, stopping: threading.Event
+    ) -> None:
+        super().__init__(name=f"delaylevel-{parts.listener.name}", daemon=True)
+        self._parts = parts
+        self._subscribed = subscribed
+        self._tasks = tasks
+        self._stopping = stopping
+        self._tally = parts.listener.stats.tally()
+        #: Consumer that failed in the loop, and the error.
+        self.failure: tuple[Any, BaseException] | None = None
+
+    def run(self) -> None:
+        """Receive messages until the listener stops."""
+        while not self._stopping.is_set():
+            consumer = self._subscribed.get()
+            if consumer is None:
+                return
+            try:
+                self._receive(consumer)
+            except pulsar.PulsarException as error:
+                self._subscribed.fail(consumer, error)
+            except Exception as error:
+                log.exception("%s: unexpected failure", self._parts.listener)
+                self._subscribed.fail(consumer, error)
+
+    def _receive(self, consumer: Any) -> None:
+        """Pass the messages of a consumer to the loop, until it is replaced."""
+        while not self._stopping.is_set():
+            failure, self.failure = self.failure, None
+            if failure is not None:
+                self._subscribed.fail(*failure)
+            messages = self._next(consumer, RECEIVE_MS)
+            if not messages:
+                self._subscribed.check(consumer)
+                if self._subscribed.get() is not consumer:
+                    return
+                continue
+            until_s = time.monotonic() + BATCH_S
+            while len(messages) < self._parts.listener.batch:
+                left_ms = int(1000 * left_s(until_s))
+                more = self._next(consumer, left_ms) if left_ms else []
+                if not more:
+                    break
+                messages += more
+            if not self._tasks.put(_Call(messages, self, consumer)):
+                return  # stopping: the messages stay unacknowledged
+            while self._parts.unfinished.full and not self._stopping.is_set():
+                self._parts.unfinished.wait_for_room(WAIT_S)
+
+    def _next(self, consumer: Any, timeout_ms: int) -> list[ReceivedMessage]:
+        try:
+            raw = consumer.receive(timeout_ms)
+        except pulsar.Timeout:
+            return []
+        self._tally.received += 1
+        return [self._parts.received(raw)]
+
+
+class Tasks:
+    """The calls of the handler of one listener, as tasks of an event loop.
+
+    Args:
+        parts: the listener and what its threads share.
+        loop: the event loop.
+        stopping: event after which no more calls start.
+    """
+
+    def __init__(
+        self, parts: Parts, loop: asyncio.AbstractEventLoop, stopping: threading.Event
+    ) -> None:
+        self._parts = parts
+        self._loop = loop
+        self._stopping = stopping
+        self._tally = parts.listener.stats.tally()
+        self._slots = threading.Semaphore(parts.listener.concurrency)
+        self._inbox: deque[_Call] = deque()
+        self._woken = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        # By key: the calls that wait for the running one of this key.
+        self._keys: dict[str, deque[_Call]] = {}
+        self._changed = threading.Condition()
+        self.running = 0
+
+    def put(self, call: _Call) -> bool:
+        """Start a call as soon as there is room; return False if the listener stops before."""
+        while not self._slots.acquire(timeout=WAIT_S):
+            if self._stopping.is_set():
+                return False
+        with self._changed:
+            self.running += 1
+        self._inbox.append(call)
+        # One wake-up of the loop serves all messages that arrive until it has taken them.
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._take)
+        return True
+
+    def wait(self, until_s: float) -> None:
+        """Wait for the running calls."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.running, left_s(until_s))
+
+    def cancel(self) -> None:
+        """Cancel the calls that still run; their messages stay unacknowledged."""
+
+        def cancel_all() -> None:
+            for task in self._tasks:
+                task.cancel()
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(cancel_all)
+
+    def _take(self) -> None:
+        self._woken = False
+        while self._inbox:
+            call = self._inbox.popleft()
+            key = ""
+            if self._parts.listener.key_ordered:
+                first = call.messages[0]
+                key = first.ordering_key or first.key
+            if key in self._keys:
+                self._keys[key].append(call)
+                continue
+            if key:
+                self._keys[key] = deque()
+            task = self._loop.create_task(self._run(call, key))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, call: _Call, key: str) -> None:
+        """Perform a call, then those that waited for it because of their key."""
+        while True:
+            try:
+                await self._handle(call)
+            except pulsar.PulsarException as error:
+                call.feeder.failure = call.consumer, error
+            except asyncio.CancelledError:
+                self._drop(key)
+                raise
+            except Exception:
+                log.exception("%s: unexpected failure", self._parts.listener)
+            finally:
+                self._ended()
+            waiting = self._keys.get(key)
+            if not waiting:
+                self._keys.pop(key, None)
+                return
+            call = waiting.popleft()
+
+    def _drop(self, key: str) -> None:
+        """Forget the calls that waited for a cancelled one."""
+        for _ in self._keys.pop(key, ()):
+            self._ended()
+
+    def _ended(self) -> None:
+        self._slots.release()
+        with self._changed:
+            self.running -= 1
+            if not self.running:
+                self._changed.notify_all()
+
+    async def _handle(self, call: _Call) -> None:
+        """Handle the messages of a call, and acknowledge them or leave them to the unfinished."""
+        parts, tally, consumer = self._parts, self._tally, call.consumer
+        waiting = call.messages
+        while waiting:
+            if parts.handling.handles_all:
+                batch, waiting = waiting, []
+            else:
+                batch, waiting = parts.sort(waiting, consumer, tally)
+            if batch:
+                failure = await self._call(batch)
+                if failure is not None:
+                    parts.failed(batch, consumer, failure, tally)
+                    continue
+                for message in batch:
+                    self._succeeded(message, consumer)
+            elif waiting:
+                # Another task or thread is handling a message with the same ID.
+                await asyncio.sleep(WAIT_S)
+
+    async def _call(self, batch: list[ReceivedMessage]) -> BaseException | None:
+        """Call the handler, and return its error; None if it succeeded."""
+        listener, tally = self._parts.listener, self._tally
+        tally.in_progress += len(batch)
+        start_s = time.perf_counter()
+        try:
+            await listener.handler(batch if listener.batch > 1 else batch[0])
+        except asyncio.CancelledError as error:
+            if self._stopping.is_set():
+                for message in batch:
+                    self._parts.handling.release(message)
+                raise
+            return error  # of the handler's own making
+        except BaseException as error:
+            return error
+        finally:
+            tally.took(time.perf_counter() - start_s)
+            tally.in_progress -= len(batch)
+        return None
+
+    def _succeeded(self, message: ReceivedMessage, consumer: Any) -> None:
+        self._tally.handled += 1
+        thread = threading.get_ident()
+
+        def acknowledge() -> None:
+            if threading.get_ident() == thread:
+                consumer.acknowledge(message.raw)
+            else:
+                self._parts.unfinished.acknowledge(message, consumer)
+
+        self._parts.handling.succeeded(message, acknowledge)
+
+
+class LoopListener:
+    """The tasks of one listener, and the threads that receive their messages.
+
+    Args:
+        parts: the listener and what its threads share.
+        subscribe: functions that return a new consumer, given its number: of new messages, and with
+            retries, of retried copies.
+        loop: the event loop.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        subscribe: list[Callable[[int], Any]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.listener = parts.listener
+        self._stopping = threading.Event()
+        self._tasks = Tasks(parts, loop, self._stopping)
+        self._sources = [
+            Subscribed(partial(opened, 0), f"{what} of {parts.listener}", self._stopping)
+            for opened, what in zip(subscribe, ("messages", "retries"), strict=False)
+        ]
+        self._feeders = [
+            Feeder(parts, source, self._tasks, self._stopping) for source in self._sources
+        ]
+
+    def start(self) -> None:
+        """Subscribe, and start the threads.
+
+        Raises:
+            pulsar.PulsarException: a subscription cannot be opened.
+        """
+        for source in self._sources:
+            source.start()
+        for feeder in self._feeders:
+            feeder.start()
+
+    @property
+    def alive(self) -> bool:
+        """True while all threads run."""
+        return all(feeder.is_alive() for feeder in self._feeders)
+
+    @property
+    def ready(self) -> bool:
+        """True while all consumers are subscribed and connected."""
+        return all(source.ready for source in self._sources)
+
+    def stop(self) -> None:
+        """Receive no more messages."""
+        self._stopping.set()
+
+    def join(self, until_s: float) -> bool:
+        """Wait for running handlers; return True if all of them have ended.
+
+        Args:
+            until_s: time to stop waiting, by ``time.monotonic()``.
+        """
+        started = [feeder for feeder in self._feeders if feeder.ident is not None]
+        for feeder in started:
+            feeder.join(left_s(until_s))
+        self._tasks.wait(until_s)
+        return not self.running and not any(feeder.is_alive() for feeder in started)
+
+    @property
+    def running(self) -> int:
+        """Number of running calls of the handler."""
+        return self._tasks.running
+
+    def close(self) -> None:
+        """Cancel what still runs, and close the consumers."""
+        if self.running:
+            self._tasks.cancel()
+        for source in self._sources:
+            source.close()

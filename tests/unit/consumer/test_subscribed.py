@@ -1,0 +1,130 @@
+"""Tests of consumers that are opened again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.consumer import subscribed as module
+from delaylevel.consumer.subscribed import Subscribed
+
+
+class FakeConsumer:
+    """A consumer with a connection."""
+
+    def __init__(self) -> None:
+        self.connected = True
+        self.closed = False
+
+    def is_connected(self) -> bool:
+        return self.connected
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Broker:
+    """A broker that refuses consumers.
+
+    Attributes:
+        errors: the next errors.
+    """
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def __call__(self) -> FakeConsumer:
+        if self.errors:
+            raise self.errors.pop(0)
+        return FakeConsumer()
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 0.001)
+
+
+def subscribed(*errors: Exception) -> Subscribed:
+    return Subscribed(Broker(*errors), "messages of billing", threading.Event())
+
+
+def test_the_consumer_is_shared() -> None:
+    source = subscribed()
+    source.start()
+    assert source.get() is source.get()
+    assert source.ready
+
+
+def test_a_failure_that_stays_is_raised_at_the_start() -> None:
+    with pytest.raises(pulsar.AuthorizationError):
+        subscribed(pulsar.AuthorizationError("no")).start()
+
+
+def test_a_failure_that_may_pass_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    source = subscribed(pulsar.ConsumerBusy("busy"), pulsar.ConsumerBusy("busy"))
+    source.start()
+    assert not source.ready
+    assert isinstance(source.get(), FakeConsumer)
+    assert source.ready
+    assert [record.message for record in caplog.records] == [
+        "messages of billing: ConsumerBusy: busy; trying again until it works",
+        "messages of billing: subscribed again",
+    ]
+
+
+def test_a_failed_consumer_is_replaced() -> None:
+    source = subscribed()
+    first: Any = source.get()
+    source.fail(first, pulsar.AlreadyClosed("closed"))
+    assert first.closed
+    second = source.get()
+    assert second is not first
+    source.fail(first, pulsar.AlreadyClosed("closed"))
+    assert source.get() is second
+
+
+def test_every_failure_of_a_running_listener_is_tried_again() -> None:
+    source = subscribed()
+    first = source.get()
+    source._subscribe = Broker(pulsar.TopicNotFound("gone"), pulsar.AuthorizationError("no"))
+    source.fail(first, "gone")
+    assert isinstance(source.get(), FakeConsumer)
+
+
+def test_a_consumer_without_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = subscribed()
+    consumer = source.get()
+    now_s = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    consumer.connected = False
+    source.check(consumer)
+    now_s = 59.0
+    source.check(consumer)
+    assert source.get() is consumer
+    assert not source.ready
+    now_s = 61.0
+    source.check(consumer)
+    assert source.get() is not consumer
+
+
+def test_a_connection_that_comes_back_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = subscribed()
+    consumer = source.get()
+    now_s = 0.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
+    for now_s in (0.0, 50.0, 100.0):
+        consumer.connected = now_s == 50.0
+        source.check(consumer)
+    assert source.get() is consumer
+
+
+def test_a_stop_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 100.0)
+    source = subscribed(pulsar.ConnectError("away"))
+    source.start()
+    threading.Timer(0.1, source._stopping.set).start()
+    assert source.get() is None
+    source.close()
