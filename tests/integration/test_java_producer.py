@@ -121,7 +121,8 @@ def java_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [*(JAVA_CLIENT / "src" / "main").rglob("*.java")]
     sources += [JAVA_CLIENT / "src/test/java/delaylevel/client/Session.java"]
     libraries = f"{distribution_directory()}/lib/*"
-    command = [compiler, "-d", str(folder), "-cp", libraries, "-encoding", "UTF-8"]
+    brief = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")  # a short run
+    command = [compiler, *brief, "-d", str(folder), "-cp", libraries, "-encoding", "UTF-8"]
     subprocess.run([*command, *map(str, sources)], check=True, capture_output=True, timeout=120)
     return folder
 
