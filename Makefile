@@ -50,6 +50,8 @@ typecheck: $(STAMP) ## Check the types (mypy, strict)
 wheel-check: $(STAMP) ## Build the wheel and test it in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
+# A short run never makes up for the time that the JVM's second compiler takes.
+java: export MAVEN_OPTS := -XX:TieredStopAtLevel=1 $(MAVEN_OPTS)
 java: ## Test the Java producer with Maven; only the first run downloads something
 	mvn --batch-mode --quiet --strict-checksums --file clients/java/pom.xml test
 
