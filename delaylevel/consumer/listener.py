@@ -83,7 +83,7 @@ class Listener:
     options: Mapping[str, Any]
     stats: ListenerStats = field(default_factory=ListenerStats)
 
-    @property
+    @functools.cached_property
     def business_topic(self) -> str:
         """Full name of the topic without a partition."""
         return TopicName.parse(self.topic).without_partition.full

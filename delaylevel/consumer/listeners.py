@@ -71,6 +71,7 @@ class Listeners:
         self._hurry = threading.Event()
         # Set by `from_config`; then the client is our own.
         self._config: ApplicationConfig | None = None
+        self._client_closed = False
 
     @classmethod
     def from_config(
@@ -300,7 +301,8 @@ class Listeners:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close(_soon_s())
-        if self._config is not None:
+        if self._config is not None and not self._client_closed:
+            self._client_closed = True
             self.client.close()
         self._stopping.clear()
         self._hurry.clear()

@@ -32,19 +32,28 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="delaylevel-loop", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
+        while not self._closing:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                # A SystemExit of a task that an application started leaves the loop.
+                log.exception("a task ended with an exception that is meant for the process")
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
 
     def close(self, until_s: float) -> None:
         """Stop the loop and wait for its thread, until a time of ``time.monotonic()``."""
+        self._closing = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(left_s(until_s))
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import pulsar
+from pulsar import ConsumerType, InitialPosition
 
 from delaylevel.model.clock import Clock
 
@@ -17,6 +17,7 @@ from .host import Parts, RunningListener
 from .listener import Listener
 from .loop import LoopListener
 from .parking import RetryPublisher
+from .retry_topics import is_held_for_all
 from .threads import ThreadedListener
 from .unfinished import Unfinished
 
@@ -70,7 +71,8 @@ def start_listener(
     with ExitStack() as stack:
         publisher = RetryPublisher(client, listener.topic, listener.subscription)
         stack.callback(publisher.close)
-        publisher.prepare(max(listener.backoff.delays, default=None) if listener.backoff else None)
+        delays = listener.backoff.delays if listener.backoff is not None else ()
+        level_topic = publisher.prepare(max(delays, default=None))
         handled: HandledMessages | None = None
         if listener.deduplication is not None:
             topic, subscription = listener.business_topic, listener.subscription
@@ -78,8 +80,13 @@ def start_listener(
             stack.callback(handled.close)
         unfinished = Unfinished(listener, publisher, clock)
         parts = Parts(listener, listener.handling(handled), unfinished, clock)
-        retry_topic = publisher.topics.retry.full if listener.backoff is not None else None
-        opened = subscriptions(listener, client, retry_topic)
+        opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
+        if listener.backoff is not None:
+            kind = listener.subscription_type
+            if kind != ConsumerType.KeyShared and not is_held_for_all(level_topic):
+                kind = ConsumerType.Shared  # the broker holds copies back for this type only
+            retry_topic = publisher.topics.retry.full
+            opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
         running: RunningListener
         if listener.is_coroutine:
             assert loop is not None
@@ -93,38 +100,36 @@ def start_listener(
     return Started(running, unfinished, publisher, handled)
 
 
-def subscriptions(
-    listener: Listener, client: Any, retry_topic: str | None
-) -> list[Callable[[int], Any]]:
-    """Return functions that subscribe to the topic, and to the retry topic if there is one.
+def subscribe_to(
+    listener: Listener, client: Any, topic: str, kind: Any, *, earliest: bool = False
+) -> Callable[[int], Any]:
+    """Return a function that returns a new consumer, given its number from 0.
 
-    Their argument is the number of the consumer, from 0.
+    Args:
+        client: the application's client.
+        topic: the topic of the listener, or its retry topic.
+        kind: the client's type of the subscription.
+        earliest: True to receive messages from before the first consumer in any case.
     """
     options = dict(listener.options)
     if listener.is_coroutine:
         wanted = 2 * listener.concurrency * listener.batch
         queue_size = max(_SMALLEST_QUEUE, min(_LARGEST_QUEUE, wanted))
         options.setdefault("receiver_queue_size", queue_size)
-    # Copies may be there before the first consumer.
-    retry_options = {**options, "initial_position": pulsar.InitialPosition.Earliest}
-    topics = [(listener.topic, options)]
-    if retry_topic is not None:
-        topics.append((retry_topic, retry_options))
+    if earliest:
+        options["initial_position"] = InitialPosition.Earliest
 
-    def subscribe_to(topic: str, options: dict[str, Any]) -> Callable[[int], Any]:
-        def subscribe(number: int) -> Any:
-            given = dict(options)
-            if given.get("consumer_name") and listener.consumers > 1:
-                # The broker refuses a second Key_Shared consumer of the same name.
-                given["consumer_name"] += f"-{number}"
-            return client.subscribe(
-                topic,
-                listener.subscription,
-                consumer_type=listener.subscription_type,
-                schema=listener.schema,
-                **given,
-            )
+    def subscribe(number: int) -> Any:
+        given = dict(options)
+        if given.get("consumer_name") and listener.consumers > 1:
+            # The broker refuses a second Key_Shared consumer of the same name.
+            given["consumer_name"] += f"-{number}"
+        return client.subscribe(
+            topic,
+            listener.subscription,
+            consumer_type=kind,
+            schema=listener.schema,
+            **given,
+        )
 
-        return subscribe
-
-    return [subscribe_to(topic, given) for topic, given in topics]
+    return subscribe

@@ -10,6 +10,7 @@ BOUNDS_S = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
+_SHORTEST_S = BOUNDS_S[0]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Tally:
     def took(self, seconds: float) -> None:
         """Count a call of the handler by its duration."""
         self.duration_s += seconds
-        self.durations[bisect_left(BOUNDS_S, seconds)] += 1
+        # Most handlers of a listener that is in a hurry are that short.
+        self.durations[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
 
 
 class ListenerStats:

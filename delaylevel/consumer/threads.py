@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import pulsar
@@ -54,11 +55,15 @@ class Worker(threading.Thread):
         self._handler = parts.listener.handler
         self._subscribed = subscribed
         self._locks = locks
-        self._index = index
         self._stopping = stopping
         self._tally = parts.listener.stats.tally()
-        #: Start of the running call of the handler, by ``time.perf_counter``; None without one.
-        self.running_since_s: float | None = None
+        self._lock = locks[index]
+        self._handles_all = parts.handling.handles_all
+
+    @property
+    def running(self) -> bool:
+        """True during a call of the handler."""
+        return bool(self._tally.in_progress)
 
     def run(self) -> None:
         """Receive messages until the listener stops."""
@@ -82,12 +87,8 @@ class Worker(threading.Thread):
         # This loop costs each message time, so everything that it calls is looked up once.
         stopped, receive, now_ms = self._stopping.is_set, consumer.receive, self._parts.clock.now_ms
         topic, subscription = self._listener.business_topic, self._listener.subscription
-        tally, unfinished, handle, timeout = (
-            self._tally,
-            self._unfinished,
-            self._handle,
-            pulsar.Timeout,
-        )
+        tally, handle, timeout = self._tally, self._handle, pulsar.Timeout
+        unfinished, most = self._unfinished, self._unfinished.most
         while not stopped():
             try:
                 raw = receive(RECEIVE_MS)
@@ -97,7 +98,7 @@ class Worker(threading.Thread):
                 continue
             tally.received += 1
             handle(ReceivedMessage(raw, topic, subscription, now_ms()), consumer)
-            if unfinished.full:
+            if unfinished.count >= most:
                 self._wait_for_room()
 
     def _idle(self, consumer: Any) -> bool:
@@ -112,13 +113,13 @@ class Worker(threading.Thread):
 
     def _handle(self, message: ReceivedMessage, consumer: Any) -> None:
         """Handle one message, and acknowledge it or leave it to the unfinished ones."""
-        lock = self._locks[self._index]
+        lock = self._lock
         if not lock.acquire(False):
             other = self._free_lock()
             if other is None:
                 return  # stopping: the message stays unacknowledged
             lock = other
-        handles_all = self._handling.handles_all
+        handles_all = self._handles_all
         verdict: Verdict | None = Verdict.HANDLE
         failure: BaseException | None = None
         try:
@@ -160,7 +161,7 @@ class Worker(threading.Thread):
         """
         tally = self._tally
         tally.in_progress = count
-        start_s = self.running_since_s = time.perf_counter()
+        start_s = perf_counter()
         try:
             returned = self._handler(argument)
             if returned is not None:
@@ -168,9 +169,8 @@ class Worker(threading.Thread):
         except BaseException as error:
             return error
         finally:
-            tally.took(time.perf_counter() - start_s)
+            tally.took(perf_counter() - start_s)
             tally.in_progress = 0
-            self.running_since_s = None
         return None
 
     def _succeeded(self, message: ReceivedMessage, consumer: Any) -> None:
@@ -191,9 +191,8 @@ class Worker(threading.Thread):
             for lock in self._locks:
                 if lock.acquire(False):
                     return lock
-            own = self._locks[self._index]
-            if own.acquire(timeout=WAIT_S):
-                return own
+            if self._lock.acquire(timeout=WAIT_S):
+                return self._lock
         return None
 
     # -- batches
@@ -317,7 +316,7 @@ class ThreadedListener:
     @property
     def running(self) -> int:
         """Number of running calls of the handler."""
-        return sum(worker.running_since_s is not None for worker in self._workers)
+        return sum(worker.running for worker in self._workers)
 
     def close(self) -> None:
         """Close the consumers."""

@@ -123,13 +123,14 @@ class Unfinished:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._warning = RepeatedWarning(log, f"storing failed messages of {listener}")
-        #: Number of these messages.
+        #: Number of these messages, and the number from which no more should be received.
         self.count = 0
+        self.most = _MOST
 
     @property
     def full(self) -> bool:
         """True if no more messages should be received."""
-        return self.count >= _MOST
+        return self.count >= self.most
 
     def wait_for_room(self, timeout_s: float) -> None:
         """Wait until there is room for another message, at most for a time."""

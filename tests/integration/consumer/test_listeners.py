@@ -281,6 +281,65 @@ def test_a_handler_that_hangs_stops_no_other(orders: Orders) -> None:
         orders.acknowledged()
 
 
+@pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
+def test_retries_do_not_exceed_the_concurrency(orders: Orders, coroutine: bool) -> None:
+    running = most = 0
+    attempts: Counter[bytes] = Counter()
+
+    def enter(message: ReceivedMessage) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        attempts[message.value] += 1
+
+    def leave(message: ReceivedMessage) -> None:
+        nonlocal running
+        running -= 1
+        if message.attempt == 1:
+            raise ValueError
+
+    def at_once(message: ReceivedMessage) -> None:
+        enter(message)
+        time.sleep(0.01)
+        leave(message)
+
+    async def later(message: ReceivedMessage) -> None:
+        enter(message)
+        await asyncio.sleep(0.01)
+        leave(message)
+
+    orders.on(later if coroutine else at_once, concurrency=1, retry=Backoff("0s"))
+    orders.send(*bodies(30))
+    with orders.running() as listener:
+        eventually(lambda: listener.stats.counts().handled == 30, "the second attempts")
+    assert most == 1
+    assert set(attempts.values()) == {2}
+
+
+def test_slow_handlers_leave_messages_to_the_client(orders: Orders) -> None:
+    go: list[asyncio.Event] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        go.append(asyncio.Event())
+        await go[-1].wait()
+
+    orders.on(handle, concurrency=5)
+    orders.send(*bodies(100))
+    with orders.running() as listener:
+        eventually(lambda: len(go) == 5, "the first handlers")
+        assert listener.stats.counts().received <= 6
+        loop = orders.app._loop
+        assert loop is not None
+
+        def release() -> bool:
+            for each in go:
+                loop.loop.call_soon_threadsafe(each.set)
+            return not orders.unacknowledged()
+
+        eventually(release, "the acknowledgements")
+    assert len(go) == 100
+
+
 def test_two_hundred_coroutines_run_at_once(orders: Orders) -> None:
     running = most = 0
 
@@ -377,7 +436,7 @@ def test_a_consumer_that_is_lost_is_opened_again(orders: Orders) -> None:
     with orders.running():
         eventually(lambda: seen[b"1"], "the first message")
         for consumer in list(orders.client._consumers):
-            consumer.close()
+            consumer._consumer.close()  # as the client does if the broker refuses it
         orders.send(b"2")
         eventually(lambda: seen[b"2"], "the second message")
         assert all(state.subscribed for state in orders.app.health().values())
@@ -403,6 +462,25 @@ def test_run_ends_by_a_signal_and_restores_the_handlers(orders: Orders) -> None:
     orders.app.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == earlier
     assert orders.unacknowledged() == 0
+
+
+def test_a_second_signal_does_not_wait_for_handlers(orders: Orders) -> None:
+    go = threading.Event()
+    started = time.monotonic()
+
+    def handle(message: ReceivedMessage) -> None:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            go.wait(1)
+        go.wait(60)
+
+    orders.app = Listeners(orders.client, stop_timeout="1h")
+    orders.on(handle)
+    orders.send(b"1")
+    orders.app.run()
+    go.set()
+    assert time.monotonic() - started < 50
+    assert orders.unacknowledged() == 1
 
 
 def test_run_ends_by_stop(orders: Orders) -> None:

@@ -1,0 +1,64 @@
+"""Tests of the event loop of an application without one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from delaylevel.consumer.loop import LoopThread
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    made = LoopThread()
+    yield made
+    made.close(time.monotonic() + 10)
+    assert made.loop.is_closed()
+
+
+def test_coroutines_run_in_the_thread(thread: LoopThread) -> None:
+    async def name() -> str:
+        return threading.current_thread().name
+
+    found = asyncio.run_coroutine_threadsafe(name(), thread.loop)
+    assert found.result(10) == "delaylevel-loop"
+
+
+def test_a_task_cannot_end_the_loop(thread: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    async def stay() -> int:
+        return 1
+
+    thread.loop.call_soon_threadsafe(lambda: thread.loop.create_task(leave()))
+    assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
+    assert asyncio.run_coroutine_threadsafe(stay(), thread.loop).result(10) == 1
+    assert "a task ended" in caplog.text
+
+
+def test_tasks_are_cancelled_at_the_end() -> None:
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    thread = LoopThread()
+    started = threading.Event()
+
+    def start() -> None:
+        thread.task = thread.loop.create_task(wait())  # type: ignore[attr-defined]
+        started.set()
+
+    thread.loop.call_soon_threadsafe(start)
+    assert started.wait(10)
+    thread.close(time.monotonic() + 10)
+    assert cancelled.is_set()
