@@ -442,6 +442,43 @@ def test_a_consumer_that_is_lost_is_opened_again(orders: Orders) -> None:
         assert all(state.subscribed for state in orders.app.health().values())
 
 
+def test_a_topic_that_was_deleted_is_received_from_again(orders: Orders) -> None:
+    seen: Counter[bytes] = Counter()
+    orders.on(lambda message: seen.update([message.value]))
+    orders.send(b"1")
+    with orders.running():
+        eventually(lambda: seen[b"1"], "the first message")
+        admin, name = orders.world.admin, orders.world.name("orders")
+        admin.delete(name, force=True)
+        eventually(
+            lambda: admin.topic_exists(name) and admin.subscriptions(name) == ["billing"],
+            "the subscription of the new topic",
+        )
+        orders.send(b"2")
+        eventually(lambda: seen[b"2"], "the second message")
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Failover"])
+def test_partitions_and_their_retries(orders: Orders, kind: str) -> None:
+    name = orders.world.name("parts")
+    orders.world.admin.create_partitioned(name, 3)
+    orders.topic = name.full
+    attempts: Counter[tuple[bytes, str, str]] = Counter()
+
+    def handle(message: ReceivedMessage) -> None:
+        attempts[message.value, message.id, message.topic] += 1
+        if message.attempt == 1:
+            raise ValueError
+
+    orders.on(handle, subscription_type=kind, concurrency=3, retry=Backoff("0s"))
+    orders.send(*bodies(30))
+    with orders.running() as listener:
+        eventually(lambda: listener.stats.counts().handled == 30, "the second attempts")
+    assert set(attempts.values()) == {2}
+    assert sorted(value for value, _, _ in attempts) == sorted(bodies(30))
+    assert {topic for _, _, topic in attempts} == {name.full}
+
+
 def test_a_busy_subscription_is_taken_when_it_is_free(orders: Orders) -> None:
     other = orders.world.client().subscribe(orders.topic, "billing")
     seen: list[bytes] = []
