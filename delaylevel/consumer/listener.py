@@ -85,7 +85,7 @@ class Listener:
 
     @functools.cached_property
     def business_topic(self) -> str:
-        """Full name of the topic without a partition."""
+        """Return the full name of the topic without a partition."""
         return TopicName.parse(self.topic).without_partition.full
 
     @property
