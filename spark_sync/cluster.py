@@ -18,7 +18,8 @@ from typing import Any
 
 import platformdirs
 
-from delaylevel.cluster.connection import ENVIRONMENT_PREFIX, Connection
+from delaylevel.cluster.config_file import ENVIRONMENT_PREFIX
+from delaylevel.cluster.connection import Connection
 from delaylevel.errors import ConfigError
 
 from .packages import FOLDER, pack
