@@ -48,6 +48,7 @@ class HandledIds:
         # answer may be different after the handler has changed the message.
         self._keys: dict[int, int] = {}
         self._log = id_log
+        self._closed = False
         if id_log is not None:
             try:
                 id_log.start(self)
@@ -144,9 +145,10 @@ class HandledIds:
         return self._log is None or self._log.flush(timeout_s)
 
     def close(self) -> None:
-        """Flush and close the store; log it if IDs are lost."""
-        if self._log is None:
+        """Flush and close the store; log it if IDs are lost. A second call does nothing."""
+        if self._log is None or self._closed:
             return
+        self._closed = True
         if not self._log.flush(_FLUSH_S):
             log.error(
                 "%d IDs of handled messages could not be stored, and are forgotten at the end of "

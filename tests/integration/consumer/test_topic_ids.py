@@ -1,0 +1,299 @@
+"""Tests of handled IDs in a topic of a real broker."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pulsar
+import pytest
+import urllib3
+
+from delaylevel import DelayLevelClient
+from delaylevel.cluster.connection import Connection
+from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, topic_ids
+from delaylevel.errors import InvalidInputError
+from delaylevel.model.topic_name import TopicName
+from world import QUIET, Eventually, RealWorld, eventually
+
+Open = Callable[..., HandledIds]
+
+
+def message(number: object) -> Any:
+    return SimpleNamespace(id=f"m-{number}")
+
+
+def save(handled: HandledIds, *numbers: object) -> None:
+    """Save IDs without waiting for each, then wait for all."""
+    for number in numbers:
+        each = message(number)
+        assert handled.begin(each)
+        handled.save(each, lambda: None)
+    assert handled.flush()
+
+
+def known(handled: HandledIds, *numbers: object) -> list[bool]:
+    return [handled.contains(message(number)) for number in numbers]
+
+
+@pytest.fixture
+def opened(world: RealWorld) -> Iterator[Open]:
+    """``opened(topic="orders", client=None, **options)``: handled IDs in a topic."""
+    made: list[HandledIds] = []
+
+    def make(topic: str = "orders", client: Any = None, **options: Any) -> HandledIds:
+        store = options.pop("store", None) or TopicIdStore(timeout_s=20)
+        deduplication = Deduplication(store=store, **options)
+        handled = deduplication.open(client or world.client(), world.topic(topic), "billing")
+        made.append(handled)
+        return handled
+
+    yield make
+    for handled in made:
+        handled.close()
+
+
+def records(world: RealWorld, topic: str = "orders-billing-handled") -> int:
+    """Return the number of records that the durable subscription has not acknowledged."""
+    partition = world.name(topic).partition(0)
+    return int(world.admin.partition_stats(partition).subscriptions["delaylevel"].backlog_entries)
+
+
+def test_ids_survive_a_restart(opened: Open, world: RealWorld) -> None:
+    for start in (0, 1500, 3000):
+        handled = opened()
+        assert all(known(handled, *range(start)))
+        assert not any(known(handled, *range(start, start + 1500)))
+        save(handled, *range(start, start + 1500))
+        handled.close()
+    # IDs that come while a record is on its way share the next one.
+    assert records(world) < 2000
+
+
+def test_a_save_returns_when_the_broker_has_confirmed(opened: Open) -> None:
+    handled = opened()
+    for number in range(20):
+        assert handled.begin(message(number))
+        handled.save(message(number))
+        assert handled.unsaved == 0
+    assert all(known(opened(), *range(20)))
+
+
+def test_processes_learn_the_ids_of_each_other(opened: Open, eventually: Eventually) -> None:
+    one, other = opened(), opened()
+    save(one, *range(100))
+    eventually(lambda: all(known(other, *range(100))), "the IDs of the other process")
+    save(other, *range(100, 200))
+    eventually(lambda: all(known(one, *range(200))), "the IDs of the other process")
+    assert len(one) == len(other) == 200
+
+
+def test_each_subscription_has_its_own_ids(opened: Open, world: RealWorld) -> None:
+    handled = opened()
+    save(handled, 1)
+    other = Deduplication(store=TopicIdStore()).open(
+        world.client(), world.topic("orders"), "shipping"
+    )
+    assert known(other, 1) == [False]
+    other.close()
+    taken = TopicIdStore(world.topic("orders-billing-handled"))
+    with pytest.raises(InvalidInputError, match=r"handled IDs of .*orders~billing: give each"):
+        opened("invoices", store=taken)
+
+
+def test_a_topic_with_messages_is_refused(opened: Open, world: RealWorld) -> None:
+    producer = world.plain_client.create_producer(world.topic("taken"))
+    producer.send(b"an order")
+    with pytest.raises(InvalidInputError, match="holds messages: give each listener"):
+        opened(store=TopicIdStore(world.topic("taken")))
+
+
+def test_a_client_without_admin_access_is_enough(opened: Open, connection: Connection) -> None:
+    with DelayLevelClient(**connection.client_kwargs(), logger=QUIET) as client:
+        handled = opened(client=client)
+        save(handled, 1, 2)
+        handled.close()
+        handled = opened(client=client)
+        assert known(handled, 1, 2, 3) == [True, True, False]
+        handled.close()
+
+
+# -- rewriting and compaction
+
+
+def test_a_long_log_is_rewritten_and_keeps_every_id(
+    opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(topic_ids, "_MOST_RECORDS", 20)
+    monkeypatch.setattr(topic_ids, "_MOST_IDS", 64)
+    one, other = opened(capacity=400), opened(capacity=400)
+    for number in range(150):
+        writer = one if number % 3 else other
+        assert writer.begin(message(number))
+        writer.save(message(number))
+    eventually(lambda: records(world) < 60, "the records to be acknowledged")
+    for handled in (one, other, opened(capacity=400)):
+        eventually(lambda handled=handled: all(known(handled, *range(150))), "all IDs")
+        assert len(handled) <= 400
+
+
+def test_the_capacity_bounds_what_is_stored(
+    opened: Open, world: RealWorld, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    monkeypatch.setattr(topic_ids, "_MOST_RECORDS", 20)
+    for start in range(0, 600, 200):
+        handled = opened(capacity=100)
+        assert all(known(handled, *range(max(0, start - 50), start)))
+        for number in range(start, start + 200):
+            assert handled.begin(message(number))
+            handled.save(message(number))
+        handled.close()
+    assert records(world) < 600
+
+
+def test_compaction_changes_nothing(
+    opened: Open, world: RealWorld, connection: Connection, eventually: Eventually
+) -> None:
+    handled = opened()
+    save(handled, *range(300))
+    name = world.name("orders-billing-handled").partition(0)
+    url = f"{connection.admin_url}/admin/v2/{name.full.replace('://', '/')}/compaction"
+    assert urllib3.request("PUT", url).status == 204
+    eventually(
+        lambda: urllib3.request("GET", url).json()["status"] == "SUCCESS", "the end of compaction"
+    )
+    save(handled, *range(300, 400))
+    handled.close()
+    world.admin.unload(name)
+    assert all(known(opened(), *range(400)))
+
+
+# -- failures
+
+_PROGRAM = """
+import os, signal, sys
+from types import SimpleNamespace
+import pulsar
+from delaylevel import DelayLevelClient
+from delaylevel.consumer import Deduplication, TopicIdStore
+
+client = DelayLevelClient(sys.argv[1], admin_url=sys.argv[2])
+handled = Deduplication(store=TopicIdStore()).open(client, sys.argv[3], "billing")
+consumer = client.subscribe(sys.argv[3], "billing", consumer_type=pulsar.ConsumerType.Shared)
+while True:
+    raw = consumer.receive(60_000)
+    each = SimpleNamespace(id=raw.data().decode())
+    assert handled.begin(each)
+    if handled.contains(each):
+        print("duplicate", each.id, flush=True)
+        handled.release(each)
+        consumer.acknowledge(raw)
+        continue
+    print("handled", each.id, flush=True)
+    if each.id == sys.argv[4] == "kill before save":
+        os.kill(os.getpid(), signal.SIGKILL)
+    handled.save(each)
+    if each.id == sys.argv[4] == "kill after save":
+        os.kill(os.getpid(), signal.SIGKILL)
+    consumer.acknowledge(raw)
+    if each.id == "the end":
+        handled.close()
+        client.close()
+        break
+"""
+
+
+@pytest.mark.parametrize("when", ["before save", "after save"])
+def test_a_killed_process_handles_only_what_it_had_not_saved(
+    world: RealWorld, connection: Connection, when: str
+) -> None:
+    topic = world.topic("orders")
+    marker = f"kill {when}"
+    world.plain_client.subscribe(topic, "billing", pulsar.ConsumerType.Shared).close()
+    producer = world.plain_client.create_producer(topic)
+    for body in ("first", marker, marker, "the end"):
+        producer.send(body.encode())
+
+    def run(deadly: str) -> list[str]:
+        command = [sys.executable, "-c", _PROGRAM, connection.service_url, connection.admin_url]
+        ran = subprocess.run(
+            [*command, topic, deadly], stdout=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+        assert ran.returncode == (-signal.SIGKILL if deadly else 0)
+        # The client's log goes to the same place.
+        return [line for line in ran.stdout.splitlines() if line.startswith(("dup", "handled"))]
+
+    assert run(marker) == ["handled first", f"handled {marker}"]
+    again = sorted(run(""))
+    if when == "before save":
+        # Exactly once more, and then never again.
+        assert again.count(f"handled {marker}") == 1
+        assert again.count(f"duplicate {marker}") == 1
+    else:
+        assert again.count(f"handled {marker}") == 0
+        assert again.count(f"duplicate {marker}") == 2
+    assert "handled the end" in again
+
+
+def test_a_refusing_topic_lets_messages_be_acknowledged(
+    opened: Open, world: RealWorld, caplog: pytest.LogCaptureFixture, eventually: Eventually
+) -> None:
+    handled = opened()
+    save(handled, 1)
+    name = world.name("orders-billing-handled").partition(0)
+    world.admin.terminate(name)
+    acknowledged = threading.Event()
+    assert handled.begin(message(2))
+    handled.save(message(2), acknowledged.set)
+    assert acknowledged.wait(30)
+    assert handled.unsaved == 1
+    assert known(handled, 1, 2) == [True, True]
+    assert handled.begin(message(3))
+    handled.save(message(3))  # at once: the topic refused a moment ago
+    assert handled.unsaved == 2
+    assert not handled.flush(0.1)
+    assert "copies of these messages may be handled again after a restart" in caplog.text
+
+
+def test_a_closed_producer_is_replaced(opened: Open, eventually: Eventually) -> None:
+    handled = opened()
+    save(handled, 1)
+    log: Any = handled._log
+    log._producer.close()
+    assert handled.begin(message(2))
+    handled.save(message(2))
+    assert handled.flush()
+    assert handled.unsaved == 0
+    assert known(opened(), 1, 2) == [True, True]
+
+
+@pytest.mark.long
+def test_ids_survive_a_killed_broker(private_broker: Callable[..., Any]) -> None:
+    broker = private_broker()
+    where = {"admin_url": broker.connection.admin_url, "logger": QUIET}
+    client = DelayLevelClient(broker.connection.service_url, **where)
+    topic = TopicName.parse("orders").full
+    deduplication = Deduplication(store=TopicIdStore(timeout_s=60))
+    handled = deduplication.open(client, topic, "billing")
+    save(handled, *range(500))
+    broker.kill()
+    acknowledged: list[int] = []
+    for number in range(500, 1000):
+        assert handled.begin(message(number))
+        handled.save(message(number), lambda number=number: acknowledged.append(number))
+    assert not acknowledged  # unknown: they wait for the broker
+    broker.start()
+    eventually(lambda: len(acknowledged) == 500, "the confirmations")
+    assert handled.flush()
+    handled.close()
+    client.close()
+    client = DelayLevelClient(broker.connection.service_url, **where)
+    handled = deduplication.open(client, topic, "billing")
+    assert all(known(handled, *range(1000)))
+    handled.close()
+    client.close()
