@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .listener import Listener
     from .listeners import Listeners
     from .message import ReceivedMessage
+    from .reconsuming import RetryingConsumer, retrying
     from .signals import Reject, Retry
     from .stats import ListenerCounts
     from .topic_ids import TopicIdStore
@@ -32,7 +33,9 @@ __all__ = [
     "ReceivedMessage",
     "Reject",
     "Retry",
+    "RetryingConsumer",
     "TopicIdStore",
+    "retrying",
 ]
 
 # Name -> (module, required extra or None). Loaded on first use.
@@ -48,7 +51,9 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "ReceivedMessage": ("message", None),
     "Reject": ("signals", None),
     "Retry": ("signals", None),
+    "RetryingConsumer": ("reconsuming", None),
     "TopicIdStore": ("topic_ids", "window"),
+    "retrying": ("reconsuming", None),
 }
 
 

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +20,12 @@ import pulsar
 import pytest
 import urllib3
 
-from delaylevel import topics
+from delaylevel import DelayLevelClient, topics
 from delaylevel.broker.process import free_ports
 from delaylevel.cluster.admin import Admin
+from delaylevel.consumer.failure import Failure
+from delaylevel.consumer.message import ReceivedMessage
+from delaylevel.consumer.parking import RetryPublisher
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
@@ -147,6 +152,21 @@ def _dead(*wrong: str) -> Step:
         reader.words |= {"12:0:-1": first, "12:0:3": first, "12:1:-1": last}
 
     return bury
+
+
+def _failed(reader: Any) -> None:
+    """Let subscription ``billing`` of ``orders`` fail to handle a message."""
+    quiet = pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+    stored = threading.Event()
+    with (
+        DelayLevelClient.from_connection(reader.connection, logger=quiet) as client,
+        contextlib.closing(RetryPublisher(client, "orders", "billing")) as publisher,
+    ):
+        consumer = client.subscribe("orders", "billing")
+        client.create_producer("orders").send(b"pay me")
+        message = ReceivedMessage(consumer.receive(30_000), "orders", "billing", 0)
+        publisher.bury(message, Failure(None, "no money"), lambda error: error or stored.set())
+        assert stored.wait(30)
 
 
 def _for_a_function(reader: Any) -> None:
@@ -295,6 +315,8 @@ EXPECTED = Expected(
                 "--new-target persistent://public/default/invoices"
             ): (_dead("elsewhere", "due"),),
             "delaylevel dlq show orders 12:0:-1": (_dead("due", "due"),),
+            "delaylevel dlq list orders --subscription billing": (_failed,),
+            "delaylevel dlq replay orders --subscription billing --all": (_failed,),
         },
         "docs/cli.md horizon": {"": PENDING},
         "docs/cli.md pending": {

@@ -211,9 +211,11 @@ class ConsumerCore(Core):
         return self._links[0].last_message_id()
 
     def pause_message_listener(self) -> None:
+        self._check_listener()
         self._paused = True
 
     def resume_message_listener(self) -> None:
+        self._check_listener()
         self._paused = False
         self._broker.run_due_tasks()
 
@@ -257,6 +259,10 @@ class ConsumerCore(Core):
             called = True
             self.deliver(message)
         return called
+
+    def _check_listener(self) -> None:
+        if not self._options["message_listener"]:
+            raise pulsar.InvalidConfiguration("Pulsar error: InvalidConfiguration")
 
     # -- internals
 
