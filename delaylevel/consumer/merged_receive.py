@@ -31,12 +31,12 @@ class _Arrived(NamedTuple):
     """The end of a request to a consumer.
 
     Attributes:
-        index: index of the consumer.
+        number: index of the consumer.
         result: result of the client.
         message: message of the client's core.
     """
 
-    index: int
+    number: int
     result: Any
     message: Any
 
@@ -80,7 +80,7 @@ class MergedReceive:
                 found = self._wait(timeout_millis)
         if not is_ok(found.result):
             raise error_of(found.result)
-        return found.index, found.message
+        return found.number, found.message
 
     def batch_receive(self) -> list[tuple[int, Any]]:
         """Return the next batch of the first consumer, with waiting messages of the others."""
@@ -147,7 +147,7 @@ class MergedReceive:
         while (arrived := self._take()) is not None:
             if not is_ok(arrived.result):
                 raise error_of(arrived.result)
-            found.append((arrived.index, arrived.message))
+            found.append((arrived.number, arrived.message))
         return found
 
     def _ask(self, indices: Sequence[int]) -> None:

@@ -86,13 +86,11 @@ class RetryingConsumer:
         Raises:
             pulsar.Timeout: no message came.
         """
-        return pulsar.Consumer.receive(self._merged_consumer, timeout_millis)  # type: ignore[arg-type]
+        return pulsar.Consumer.receive(self._merged_consumer, timeout_millis)
 
     def batch_receive(self) -> list[pulsar.Message]:
         """Return the next batch of the business topic, and messages that have come back."""
-        found: list[pulsar.Message] = pulsar.Consumer.batch_receive(
-            self._merged_consumer  # type: ignore[arg-type]
-        )
+        found: list[pulsar.Message] = pulsar.Consumer.batch_receive(self._merged_consumer)
         return found
 
     def attempt(self, message: pulsar.Message) -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pulsar
@@ -26,6 +27,20 @@ pytestmark = pytest.mark.broker
 
 RETRY, DLQ = "orders-billing-RETRY", "orders-billing-DLQ"
 Wrap = Callable[..., RetryingConsumer]
+
+
+def acknowledged(retries: RetryWorld) -> None:
+    """Wait until everything in both topics is acknowledged."""
+    for topic in ("orders", RETRY):
+        retries.world.eventually(partial(_is_acknowledged, retries, topic))
+
+
+def _differ(before: list[Any], after: list[Any]) -> bool:
+    return before != after
+
+
+def _is_acknowledged(retries: RetryWorld, topic: str) -> bool:
+    return not backlog(retries, topic)
 
 
 @pytest.fixture
@@ -73,8 +88,7 @@ def test_messages_come_back_until_the_last_attempt_and_are_dead_letters_then(
         assert letter.value == b"pay"
         assert letter.properties["delaylevel.reason"] == "attempt 3 failed: ValueError: no money"
         assert "raise ValueError" in letter.properties["delaylevel-retry-traceback"]
-        for topic in ("orders", RETRY):
-            retries.world.eventually(lambda topic=topic: not backlog(retries, topic))
+        acknowledged(retries)
         assert other.receive(5000).data() == b"pay"
         assert is_empty(other)
 
@@ -112,11 +126,11 @@ def test_new_messages_and_those_that_come_back_are_received_without_polling(
         thread.start()
         for topic in (RETRY, "orders"):
             producer = retries.client.create_producer(retries.world.topic(topic))
-            count = len(received)
+            before = list(received)
             time.sleep(0.3)  # the thread waits in receive()
             sent_s = time.monotonic()
             producer.send(topic.encode())
-            retries.world.eventually(lambda count=count: len(received) > count)
+            retries.world.eventually(partial(_differ, before, received))
             assert received[-1][1] - sent_s < 0.5
         thread.join()
         cpu_s = time.process_time()
@@ -181,8 +195,7 @@ def test_cumulative_acknowledgements_of_exclusive_and_failover_consumers(
             again = consumer.receive(40_000)
             assert again.data() == b"2"
             consumer.acknowledge_cumulative(again)
-            for topic in ("orders", RETRY):
-                retries.world.eventually(lambda topic=topic: not backlog(retries, topic))
+            acknowledged(retries)
             stats = retries.world.admin.partitioned_stats(retries.world.name(RETRY))[0]
             assert stats.subscriptions["billing"].type == kind.name
 
@@ -215,8 +228,7 @@ def test_batches_contain_messages_of_both_topics(retries: RetryWorld, wrap: Wrap
         assert sorted(message.data() for message in found) == [b"1", b"2", b"3"]
         for message in found:
             consumer.acknowledge(message)
-        for topic in ("orders", RETRY):
-            retries.world.eventually(lambda topic=topic: not backlog(retries, topic))
+        acknowledged(retries)
 
 
 class Order(Record):
