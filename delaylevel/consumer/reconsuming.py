@@ -17,7 +17,6 @@ from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError, InvalidInputError, UnsupportedOptionError
 from delaylevel.model.formatting import parse_delay
-from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.retries import RETRY_SUFFIX
 from delaylevel.model.topic_name import TopicName
 from delaylevel.producer.calls import interruptible
@@ -28,7 +27,7 @@ from .failure import Failure, reason_of, trace_of
 from .merged_receive import MergedReceive
 from .message import ReceivedMessage
 from .parking import Done, RetryPublisher
-from .retry_topics import is_held_for_all
+from .retry_topics import retry_type
 
 #: Number of attempts without a Backoff, the first one included.
 DEFAULT_ATTEMPTS = 16
@@ -39,8 +38,6 @@ _TYPES = {
     "Failover": pulsar.ConsumerType.Failover,
     "Key_Shared": pulsar.ConsumerType.KeyShared,
 }
-# Subscriptions of these types get messages before they are due if the broker holds them.
-_NOT_HOLDING = (pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover)
 _MAIN, _RETRY = 0, 1
 
 
@@ -297,17 +294,6 @@ def retrying(
         publisher.close()
         raise
     return RetryingConsumer(consumer, again, publisher, retry, attempts)
-
-
-def retry_type(consumer_type: Any, description: LevelTopicDescription) -> Any:
-    """Return the type of the subscription of the retry topic.
-
-    It is that of the business topic, except if the broker holds the copies until they are due: it
-    would deliver them to an Exclusive or Failover subscription at once.
-    """
-    if consumer_type in _NOT_HOLDING and not is_held_for_all(description):
-        return pulsar.ConsumerType.Shared
-    return consumer_type
 
 
 def _check(consumer: Any, client: Any) -> TopicAdmin:

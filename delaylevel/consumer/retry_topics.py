@@ -6,6 +6,9 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
+
+import pulsar
 
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import TopicMetadata
@@ -32,6 +35,9 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members, registry
 
 log = logging.getLogger(__name__)
+
+# Subscriptions of these types get messages before they are due if the broker holds them.
+_NOT_HOLDING = (pulsar.ConsumerType.Exclusive, pulsar.ConsumerType.Failover)
 
 
 @dataclass(frozen=True)
@@ -165,13 +171,15 @@ def find_level_topic(
     return registry.find(admin, serving[0]) if serving else found
 
 
-def is_held_for_all(description: LevelTopicDescription) -> bool:
-    """Return True if subscriptions of every type get the copies when they are due.
+def retry_type(consumer_type: Any, description: LevelTopicDescription) -> Any:
+    """Return the type of the subscription of the retry topic.
 
-    Without a tracker, the broker holds the messages back, and only for Shared and Key_Shared
-    subscriptions: the retry topic then needs a consumer of one of these types.
+    It is that of the business topic, except if the broker holds the copies until they are due: it
+    would deliver them to an Exclusive or Failover subscription at once.
     """
-    return description.final_window is FinalWindow.TRACKER
+    if consumer_type in _NOT_HOLDING and description.final_window is FinalWindow.BROKER:
+        return pulsar.ConsumerType.Shared
+    return consumer_type
 
 
 def find_dead_letters(
