@@ -27,7 +27,7 @@ from .command import connection_options, examples, settings_of
 # use, so that `delaylevel broker` never loads Spark.
 SECTIONS = {
     "Set up": ("broker", "levels", "plan"),
-    "Run": ("run", "mover", "dispatcher", "send"),
+    "Run": ("run", "mover", "dispatcher", "listen", "send"),
     "Look": ("pending", "horizon", "top", "doctor", "dlq"),
     "Try": ("demo",),
 }

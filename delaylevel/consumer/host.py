@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -124,3 +125,17 @@ class RunningListener(Protocol):
 def left_s(until_s: float) -> float:
     """Return the time that is left until a time of ``time.monotonic()``, in seconds; 0 if none."""
     return max(0.0, until_s - time.monotonic())
+
+
+def refuse_awaitable(returned: Any) -> None:
+    """Refuse the result of a function that should have been a coroutine function.
+
+    Raises:
+        TypeError: nothing would await the result.
+    """
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        raise TypeError(
+            "the handler returned an awaitable, which nothing awaits: make it an async def"
+        )

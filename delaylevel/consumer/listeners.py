@@ -22,8 +22,9 @@ from delaylevel.model.formatting import parse_delay
 
 from .listener import Listener, listeners_of, name_of
 from .loop import LoopThread
-from .metrics import ListenerCollector, ListenerHealth
-from .starting import Started, start_listener
+from .metrics import ListenerCollector
+from .starting import Started, host_of, start_listener
+from .stats import ListenerHealth
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,11 @@ class Listeners:
         app = cls(config.open_client(), defaults=config.listener, stop_timeout=stop_timeout)
         app._config = config
         return app
+
+    def unused_settings(self) -> list[str]:
+        """Return the configured names for which there is no listener."""
+        names = [listener.name for listener in self._listeners]
+        return [] if self._config is None else self._config.unused_names(names)
 
     def create_producer(self, topic: str, **options: Any) -> Any:
         """Create a producer with the configured defaults.
@@ -207,6 +213,8 @@ class Listeners:
                         "choose another subscription"
                     )
         self._listeners += new
+        if host_of(self.client) is not None:
+            self._start_missing(None)
 
     # -- running
 
@@ -225,6 +233,11 @@ class Listeners:
             InvalidInputError: there is no listener, or a client that cannot be used.
             BrokerError, pulsar.PulsarException: a topic cannot be subscribed to or created.
         """
+        if host_of(self.client) is not None:
+            raise InvalidInputError(
+                "the in-memory Pulsar calls the handlers itself: advance its clock instead of "
+                "calling run()"
+            )
         with ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 stack.callback(stop_on_signals(self._signalled))
@@ -263,19 +276,25 @@ class Listeners:
         self._check_client()
         if not self._listeners:
             raise InvalidInputError("there is no listener: register a function with @app.on(...)")
-        if self._running:
+        hosted = host_of(self.client) is not None
+        if self._running and not hosted:
             raise InvalidInputError("these listeners run already: close them first")
-        self._running = True
         try:
-            if loop is None and any(listener.is_coroutine for listener in self._listeners):
+            coroutines = any(listener.is_coroutine for listener in self._listeners)
+            if loop is None and coroutines and not hosted:
                 self._loop = LoopThread()
                 loop = self._loop.loop
-            for listener in self._listeners:
-                self._started.append(start_listener(listener, self.client, self.clock, loop))
+            self._start_missing(loop)
         except BaseException:
             self.close()
             raise
         log.info("%d listeners started", len(self._started))
+
+    def _start_missing(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Start the listeners that do not run."""
+        self._running = True
+        for listener in self._listeners[len(self._started) :]:
+            self._started.append(start_listener(listener, self.client, self.clock, loop))
 
     def close(self) -> None:
         """Receive no more messages, finish what runs, and close the consumers.

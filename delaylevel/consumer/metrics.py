@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from delaylevel.web.reports import LiveAnswer, ProbeCheck, ProblemLine, StatusSection
 
 from .listener import Listener
-from .stats import BOUNDS_S
+from .stats import BOUNDS_S, ListenerHealth
 
 _LABELS = ("topic", "subscription", "listener")
 _COUNTERS = (
@@ -21,18 +21,6 @@ _COUNTERS = (
     ("filtered", "Messages that the filter left out."),
     ("duplicates", "Messages that were handled before."),
 )
-
-
-class ListenerHealth(NamedTuple):
-    """The state of a listener.
-
-    Attributes:
-        alive: True while everything that calls the handler runs.
-        subscribed: True while all consumers are open and connected.
-    """
-
-    alive: bool
-    subscribed: bool
 
 
 class ReportingApp(Protocol):

@@ -21,6 +21,8 @@ from .retry_topics import is_held_for_all
 from .threads import ThreadedListener
 from .unfinished import Unfinished
 
+Host = Callable[[Parts, list[Callable[[int], Any]]], RunningListener]
+
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
 
@@ -55,6 +57,15 @@ class Started:
             stack.callback(self.unfinished.close, until_s)
 
 
+def host_of(client: Any) -> Host | None:
+    """Return the function of a client that creates running listeners; None for threads.
+
+    The in-memory Pulsar of tests has no threads: it calls the handlers when its clock moves.
+    """
+    host: Host | None = getattr(client, "_delaylevel_host", None)
+    return host
+
+
 def start_listener(
     listener: Listener, client: Any, clock: Clock, loop: asyncio.AbstractEventLoop | None
 ) -> Started:
@@ -63,7 +74,7 @@ def start_listener(
     Args:
         client: the application's client.
         clock: source of the time of receipt.
-        loop: event loop for a coroutine.
+        loop: event loop for a coroutine; None if the client is the host.
 
     Raises:
         DelayLevelError, pulsar.PulsarException: the listener cannot work. Nothing is left open.
@@ -78,7 +89,8 @@ def start_listener(
             topic, subscription = listener.business_topic, listener.subscription
             handled = listener.deduplication.open(client, topic, subscription)
             stack.callback(handled.close)
-        unfinished = Unfinished(listener, publisher, clock)
+        host = host_of(client)
+        unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
         parts = Parts(listener, listener.handling(handled), unfinished, clock)
         opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
         if listener.backoff is not None:
@@ -88,7 +100,9 @@ def start_listener(
             retry_topic = publisher.topics.retry.full
             opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
         running: RunningListener
-        if listener.is_coroutine:
+        if host is not None:
+            running = host(parts, opened)
+        elif listener.is_coroutine:
             assert loop is not None
             running = LoopListener(parts, opened, loop)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 #: Upper bounds of the duration histogram, in seconds; one more bucket has the longer ones.
 BOUNDS_S = (
@@ -41,6 +42,18 @@ class ListenerCounts:
     in_progress: int = 0
     duration_s: float = 0.0
     durations: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
+
+
+class ListenerHealth(NamedTuple):
+    """The state of a listener.
+
+    Attributes:
+        alive: True while everything that calls the handler runs.
+        subscribed: True while all consumers are open and connected.
+    """
+
+    alive: bool
+    subscribed: bool
 
 
 class Tally:

@@ -8,7 +8,6 @@ so that at most ``concurrency`` calls run at the same time.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import pulsar
 
 from .handling import Verdict
-from .host import RECEIVE_MS, WAIT_S, Parts, left_s
+from .host import RECEIVE_MS, WAIT_S, Parts, left_s, refuse_awaitable
 from .message import ReceivedMessage
 from .subscribed import Subscribed
 
@@ -165,7 +164,7 @@ class Worker(threading.Thread):
         try:
             returned = self._handler(argument)
             if returned is not None:
-                _refuse_awaitable(returned)
+                refuse_awaitable(returned)
         except BaseException as error:
             return error
         finally:
@@ -322,12 +321,3 @@ class ThreadedListener:
         """Close the consumers."""
         for source in self._sources:
             source.close()
-
-
-def _refuse_awaitable(returned: Any) -> None:
-    if inspect.isawaitable(returned):
-        if inspect.iscoroutine(returned):
-            returned.close()
-        raise TypeError(
-            "the handler returned an awaitable, which nothing awaits: make it an async def"
-        )

@@ -185,6 +185,10 @@ class Unfinished:
             until_s: time to stop waiting, by ``time.monotonic()``.
         """
         self._stopping = True
+        if not self._threaded:
+            until_s = 0.0
+            while self.work():
+                pass
         self._inbox.put(None)
         with self._changed:
             self._changed.wait_for(lambda: not self.count, max(0.0, until_s - time.monotonic()))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.values import NamespacePolicies
 from delaylevel.errors import EnvelopeError, InvalidInputError
@@ -24,6 +25,10 @@ from delaylevel.testing.memory.released import ReleasedMessages
 
 from .admin import MemoryAdmin
 from .clock import ManualClock
+from .listening import Listening, Step
+
+if TYPE_CHECKING:
+    from delaylevel.consumer.listeners import Listeners
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class MemoryPulsar:
         self.admin = MemoryAdmin(self._broker)
         self._clients: list[MemoryClient] = []
         self._running: list[_Movers] = []  # during `advance`
+        self._listening = Listening()
+        self._apps: list[tuple[Listeners, Any, Clock]] = []  # with what they had before
         for namespace in ("public/default", *namespaces):
             self.create_namespace(namespace)
 
@@ -86,6 +93,7 @@ class MemoryPulsar:
             clock: clock of the client's machine, to simulate a wrong clock.
         """
         client = _client(self._broker, self.admin, clock or self.clock)
+        client._delaylevel_host = self._listening.host
         self._clients.append(client)
         return client
 
@@ -101,10 +109,12 @@ class MemoryPulsar:
         )
 
     def advance(self, delta: timedelta) -> ForwardReport:
-        """Advance the clock while movers and dispatchers run for all level topics.
+        """Advance the clock while movers, dispatchers and listeners run.
 
         The clock moves in steps, so that every hand-off, delivery, redelivery and call of a
-        listener happens at its own time.
+        handler happens at its own time. Handlers are called in this thread. Coroutines run in an
+        event loop that belongs to this object; if this thread has a running loop, use
+        :meth:`advance_async`.
 
         Args:
             delta: duration.
@@ -118,6 +128,38 @@ class MemoryPulsar:
             AlreadyRunningError: the test runs its own mover or dispatcher: advance the clock
                 instead.
         """
+        report: ForwardReport = self._listening.drive(self._advance(delta))
+        return report
+
+    async def advance_async(self, delta: timedelta) -> ForwardReport:
+        """Advance the clock as :meth:`advance` does; coroutines run in the running event loop.
+
+        Args:
+            delta: duration.
+
+        Returns:
+            The work of movers and dispatchers.
+
+        Raises:
+            InvalidInputError, AlreadyRunningError: as for :meth:`advance`.
+        """
+        report: ForwardReport = await self._listening.drive_async(self._advance(delta))
+        return report
+
+    def listen(self, app: Listeners) -> None:
+        """Run the listeners of an application here, whatever client it has.
+
+        Until :meth:`close`, its client is one of this object. Listeners that are created with such
+        a client need no call: they run from their registration.
+
+        Args:
+            app: the listeners.
+        """
+        self._apps.append((app, app.client, app.clock))
+        app.client, app.clock = self.client(), self.clock
+        app.start()
+
+    def _advance(self, delta: timedelta) -> Step:
         if delta < timedelta(0):
             raise InvalidInputError(
                 f"time cannot go back ({delta!r}): give a duration that is not negative"
@@ -129,10 +171,16 @@ class MemoryPulsar:
             stack.callback(self._running.remove, movers)
             while True:
                 movers.run_once()
+                if (yield from self._listening.handle_all()):
+                    continue  # the handlers may have sent something that is due now
                 now_ms = self.clock.now_ms()
                 if now_ms >= target_ms:
                     return movers.report
-                events = [movers.next_event_ms(), self._broker.next_event_ms()]
+                events = [
+                    movers.next_event_ms(),
+                    self._broker.next_event_ms(),
+                    self._listening.next_event_ms(),
+                ]
                 next_ms = min((time for time in events if time is not None), default=target_ms)
                 self.clock.move_to(min(max(next_ms, now_ms + 1), target_ms))
 
@@ -158,7 +206,12 @@ class MemoryPulsar:
             return sorted(self._stored(topic, due=True), key=lambda message: message.at)
 
     def close(self) -> None:
-        """Close every client."""
+        """Close every client, and the listeners on them."""
+        apps, self._apps = self._apps, []
+        for app, client, clock in apps:
+            app.close()
+            app.client, app.clock = client, clock
+        self._listening.close()
         clients, self._clients = self._clients, []
         for client in clients:
             client.shutdown()

@@ -200,6 +200,16 @@ def _own_steps(reader: Any) -> None:
     reader.python(reader.block("docs/spark.md", "# billing/steps.py"))
 
 
+def _application(reader: Any) -> None:
+    """Write ``shop/billing.py``, an application with a listener."""
+    path = reader.folder / "shop" / "billing.py"
+    path.parent.mkdir()
+    path.write_text(
+        "from delaylevel.consumer import Listeners\n\napp = Listeners.from_config()\n\n"
+        "@app.on('orders', subscription='billing')\ndef bill(message):\n    print(message.value)\n"
+    )
+
+
 def _cluster(reader: Any) -> None:
     """Start a Spark master and worker, and name a file system that both can reach."""
     port, web = free_ports(2)
@@ -298,6 +308,7 @@ EXPECTED = Expected(
             "": ("delaylevel levels create orders --overflow recirculate", _files)
         },
         "docs/cli.md run": {"": BOTH},
+        "docs/cli.md listen": {"": (_application,)},
         "docs/cli.md mover run": {"": (*BOTH, _own_steps, _cluster)},
         "docs/cli.md dispatcher": {
             "": BOTH,

@@ -5,10 +5,15 @@ Examples marked ``with-broker`` or ``background`` run in test_pages.py, in the o
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from delaylevel.cluster.connection import Connection
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,6 +41,50 @@ def test_there_are_examples() -> None:
 @pytest.mark.parametrize(("code", "name"), _examples())
 def test_example(code: str, name: str) -> None:
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+TESTED = [page for page in PAGES if "```python pytest" in page.read_text(encoding="utf-8")]
+# What a project has of its own: a way to run `async def` tests, and here the broker of our tests.
+CONFTEST = """
+import asyncio, inspect, os, types
+import pytest
+from delaylevel.config import Connection
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        names = pyfuncitem._fixtureinfo.argnames
+        asyncio.run(pyfuncitem.obj(**{{name: pyfuncitem.funcargs[name] for name in names}}))
+        return True
+
+@pytest.fixture(scope="session")
+def embedded_broker():
+    return types.SimpleNamespace(connection=Connection.load(service_url={0!r}, admin_url={1!r}))
+"""
+
+
+@pytest.mark.parametrize("page", TESTED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_tests_of_a_page_pass(page: Path, tmp_path: Path, connection: Connection) -> None:
+    for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        name, _, _ = match["code"].partition("\n")
+        if match["options"].strip() == "pytest":
+            path = tmp_path / name.removeprefix("# ")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(match["code"], encoding="utf-8")
+    text = CONFTEST.format(connection.service_url, connection.admin_url)
+    (tmp_path / "conftest.py").write_text(text, encoding="utf-8")
+    wanted = sum(path.read_text().count("def test_") for path in tmp_path.rglob("*.py"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "delaylevel.testing.plugin", "-q"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert f"{wanted} passed" in done.stdout, done.stdout
+    assert "failed" not in done.stdout
 
 
 def test_settings_of_other_programs_can_be_read() -> None:

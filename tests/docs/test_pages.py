@@ -10,6 +10,7 @@ The info string of a fence has options for its block:
 ``with-broker``     Python that needs a broker; the blocks of a page share their names. A block that
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
+``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
 command must be in its output (``...`` for omitted text). Commands that start Spark, functions
@@ -46,17 +47,20 @@ from delaylevel.cluster.connection import Connection
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
-OPTION = re.compile(r"exits-\d|background|stopped|with-broker")
+OPTION = re.compile(r"exits-\d|background|stopped|with-broker|pytest")
 # A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
 SPARK = r"(-v )?(mover run|sync spark)"
-OUTSIDE = re.compile(rf"delaylevel ({SPARK}|(dispatch(er)? )?run|mover|function|broker|demo)\b")
+OUTSIDE = re.compile(
+    rf"delaylevel ({SPARK}|(dispatch(er)? )?run|listen|mover|function|broker|demo)\b"
+)
 SLOW = re.compile(
     r"make|python benchmarks|pulsar-admin|.* --every 5s|"
     rf"delaylevel ({SPARK}|mover|function|broker|demo)\b"
 )
 FOREVER = re.compile(
     rf"delaylevel ({SPARK}(?!.*(--once|--print-command))|(dispatch(er)? )?run(?!.*--once)|"
+    r"listen |"
     r"\w+ logs .*--follow)\b"
 )
 # Checks of `delaylevel doctor` that show that a process is running.
@@ -183,6 +187,7 @@ class Reader:
             "/data/": f"{folder}/data/",
             "--metrics-port 9108": "--metrics-port 0",
             "--metrics-port 9109": "--metrics-port 0",
+            "--metrics-port 9110": "--metrics-port 0",
         }
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.stack = contextlib.ExitStack()

@@ -14,6 +14,8 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("pyspark")
 
 
+from delaylevel.consumer import Listeners
+from delaylevel.consumer.metrics import ListenerCollector
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.functions.mover import metrics_of
 from delaylevel.functions.relay import RelayReport
@@ -32,7 +34,7 @@ TOPIC = "persistent://public/default/orders-delay-level"
 TARGET = "persistent://public/default/orders"
 OUTCOMES = {"parked": 3, "window": 2, "due": 1, "held": 1, "dead": 0, "latest_ms": 1500}
 NAME = re.compile(
-    r"delaylevel_(producer|sync|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
+    r"delaylevel_(producer|listener|sync|dispatch|function|mover)_[a-z]+(_[a-z]+)*"
     # base units only
     r"(?<!_ms)(?<!_ms_total)(?<!_ms_max)(?<!_mb)"
 )
@@ -105,6 +107,9 @@ def families() -> Iterator[Any]:
         producer = producing(memory)
         producer.send(b"x", deliver_after=timedelta(days=3))
         yield from ProducerCollector(producer).collect()
+        app = Listeners(memory.client())
+        app.on("orders", subscription="billing")(lambda message: None)
+        yield from ListenerCollector(app).collect()
     job = JobStats()
     job.add(BatchStats(1, 7, 500, {TOPIC: OUTCOMES}))
     yield from JobCollector(job, FixedBacklogs(), (TOPIC,)).collect()

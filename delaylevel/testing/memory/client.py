@@ -173,6 +173,9 @@ class MemoryClient(DelayLevelClient, _PlainMemoryClient):
     no asyncio client.
     """
 
+    # Set by `MemoryPulsar`: it calls the handlers of listeners itself, without threads.
+    _delaylevel_host: Any = None
+
 
 def _bind(
     function: Any, topic: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

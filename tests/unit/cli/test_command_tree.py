@@ -159,7 +159,7 @@ def test_the_help_has_four_sections() -> None:
     listed = re.findall(r"^  ([a-z]+)  ", shown.partition("\nSet up:\n")[2], re.MULTILINE)
     assert listed == [
         *("broker", "levels", "plan"),
-        *("run", "mover", "dispatcher", "send"),
+        *("run", "mover", "dispatcher", "listen", "send"),
         *("pending", "horizon", "top", "doctor", "dlq"),
         "demo",
     ]

@@ -1,0 +1,104 @@
+"""``delaylevel listen``: the listeners of an application as a program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from delaylevel.cluster.stop_signals import stop_on_signals
+
+from . import logs, options
+from .command import Settings, examples, pass_settings
+from .output import note
+from .serving import serve_metrics
+
+if TYPE_CHECKING:
+    from delaylevel.consumer import Listeners
+
+
+@examples(
+    "delaylevel listen shop.billing:app",
+    "delaylevel listen shop.billing:app --metrics-port 9110",
+    "delaylevel listen shop.billing:app --reload   # for development",
+)
+@click.command()
+@click.argument("target", metavar="MODULE:NAME")
+@click.option("--reload", is_flag=True, help="Start again whenever a Python source file changes.")
+@options.metrics
+@pass_settings
+def listen(
+    settings: Settings, target: str, reload: bool, metrics_port: int | None, metrics_address: str
+) -> None:
+    """Run the listeners of an application.
+
+    MODULE is searched in the current folder first. NAME is that of a Listeners, or of something
+    that returns one when it is called. It may be left out if the module has only one Listeners.
+
+    Listeners.from_config() takes the address of the cluster from the options of this command, from
+    the environment and from the configuration file. Listeners with a client of their own ignore
+    these.
+
+    SIGTERM or Ctrl-C ends it when the running handlers have finished. --reload watches the folder
+    of the module's topmost package.
+    """
+    from delaylevel.consumer.loading import load, source_folder, split_target
+
+    split_target(target)
+    _pass_on(settings)
+    if reload:
+        raise click.exceptions.Exit(
+            _reloading(settings, target, source_folder(target), metrics_port, metrics_address)
+        )
+    app = load(target)
+    for name in app.unused_settings():
+        note(f"{name} has no effect: there is no listener with this name.")
+    # For the time before the listeners have handlers of their own.
+    stop_on_signals(app.stop)
+    with contextlib.ExitStack() as stack:
+        if metrics_port is not None:
+            from delaylevel.consumer.metrics import ListenerCollector
+
+            serve_metrics(stack, ListenerCollector(app), metrics_port, metrics_address)
+        _tell(app)
+        app.run()
+
+
+def _tell(app: Listeners) -> None:
+    for listener in app.listeners:
+        kind = listener.subscription_type.name
+        note(f"{listener.name}: {listener.topic}, subscription {listener.subscription} ({kind})")
+    note("Ctrl-C ends it.")
+
+
+def _pass_on(settings: Settings) -> None:
+    """Put the options for the connection into the environment, where `from_config` finds them."""
+    flags = settings.flags
+    if {"token", "token_file"} & flags.keys():
+        for name in ("DELAYLEVEL_TOKEN", "DELAYLEVEL_TOKEN_FILE"):
+            os.environ.pop(name, None)
+    for name, value in flags.items():
+        variable = "CONFIG" if name == "config_file" else name.upper()
+        os.environ[f"DELAYLEVEL_{variable}"] = str(value)
+
+
+def _reloading(
+    settings: Settings, target: str, folder: os.PathLike[str], port: int | None, address: str
+) -> int:
+    """Run this command without --reload in another process, again after each change."""
+    from pathlib import Path
+
+    from .reloading import run_reloading
+
+    words = [sys.executable, "-m", "delaylevel", *["-v"] * settings.verbosity]
+    words += ["--log-format", "json" if logs.is_json() else "text", "listen", target]
+    if port is not None:
+        words += ["--metrics-port", str(port), "--metrics-address", address]
+    stopping = threading.Event()
+    stop_on_signals(stopping.set)
+    note(f"Watching {folder} for changes.")
+    return run_reloading(words, os.environ, Path(folder), stopping)

@@ -1,0 +1,205 @@
+"""Tests of ``delaylevel listen`` as a program on a real broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.testing import EmbeddedPulsar
+from world import eventually
+
+APP = """
+import time
+from delaylevel.consumer import Listeners
+
+app = Listeners.from_config()
+
+@app.on("{topic}", retry=False)
+def bill(message):
+    print("begin", message.data.decode(), VERSION, flush=True)
+    time.sleep(DURATION_S)
+    print("end", message.data.decode(), flush=True)
+
+VERSION, DURATION_S = "one", 0
+"""
+CONFIG = """
+[listeners]
+subscription = "billing"
+initial_position = "earliest"
+
+[listeners.shipp]
+concurrency = 2
+"""
+
+
+class Listening:
+    """A folder with an application, and the command that runs it.
+
+    Attributes:
+        folder: the current folder of the command.
+        topic: the topic of the application.
+    """
+
+    def __init__(self, folder: Path, pulsar: EmbeddedPulsar) -> None:
+        self.folder = folder
+        self.topic = pulsar.topic("orders")
+        self.service_url = pulsar.connection.service_url
+        self._admin_url = pulsar.connection.admin_url
+        self._log = folder / "output"
+        self.process: Any = None
+        (folder / "config.toml").write_text(CONFIG)
+        self.write()
+
+    def write(self, **replaced: str) -> None:
+        """Write the application.
+
+        Args:
+            replaced: replacements for names at its end, e.g. ``DURATION_S="3"``.
+        """
+        text = APP.format(topic=self.topic)
+        for name, value in replaced.items():
+            text += f"{name} = {value}\n"
+        (self.folder / "shop.py").write_text(text)
+
+    def start(self, *arguments: str) -> None:
+        addresses = ["--service-url", self.service_url, "--admin-url", self._admin_url]
+        command = [sys.executable, "-m", "delaylevel", "--config", "config.toml", *addresses]
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "listen", *arguments],
+                cwd=self.folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def until(self, text: str) -> None:
+        """Wait for a text in the output."""
+        try:
+            eventually(lambda: text in self.said() or self.process.poll() is not None, text, 30)
+        finally:
+            assert text in self.said(), self.said()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Stop the command, and return its exit code."""
+        self.process.send_signal(number)
+        return int(self.process.wait(60))
+
+
+@pytest.fixture
+def listening(tmp_path: Path, embedded_pulsar: EmbeddedPulsar) -> Iterator[Listening]:
+    made = Listening(tmp_path, embedded_pulsar)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.process.kill()
+        made.process.wait()
+
+
+Send = Callable[[bytes], None]
+
+
+@pytest.fixture
+def send(embedded_pulsar: EmbeddedPulsar, listening: Listening) -> Send:
+    """Return a function that sends a message to the application."""
+    producer = embedded_pulsar.client().create_producer(listening.topic)
+
+    def send(body: bytes) -> None:
+        producer.send(body)
+
+    return send
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_running_handler(
+    listening: Listening, send: Send, embedded_pulsar: EmbeddedPulsar, number: signal.Signals
+) -> None:
+    listening.write(DURATION_S="1.5")
+    send(b"first")
+    listening.start("shop:app")
+    listening.until("begin first")
+    assert listening.end(number) == 0
+    assert "end first" in listening.said()
+    assert "[listeners.shipp] has no effect" in listening.said()
+    assert f"bill: {listening.topic}, subscription billing (Shared)" in listening.said()
+    consumer = embedded_pulsar.client().subscribe(
+        listening.topic, "billing", consumer_type=pulsar.ConsumerType.Shared
+    )
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(500)
+
+
+def test_metrics_and_probes_are_served(listening: Listening, send: Send) -> None:
+    pytest.importorskip("prometheus_client")
+    send(b"first")
+    listening.start("shop", "--metrics-port", "0")
+    listening.until("end first")
+    match = re.search(r"Metrics at (http://\S+)/metrics", listening.said())
+    assert match, listening.said()
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(match[1] + path, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    labels = f'{{listener="bill",subscription="billing",topic="{listening.topic}"}}'
+    eventually(lambda: f"delaylevel_listener_handled_total{labels} 1.0" in get("/metrics"), "it")
+    text = get("/metrics")
+    assert f"delaylevel_listener_subscribed{labels} 1.0" in text
+    assert "delaylevel_listener_duration_seconds_bucket" in text
+    assert '"ok": true' in get("/healthz")
+    assert '"ok": true' in get("/readyz")
+    assert "bill" in get("/")
+    assert listening.end() == 0
+
+
+def test_a_change_of_the_sources_starts_it_again(listening: Listening, send: Send) -> None:
+    send(b"first")
+    listening.start("shop:app", "--reload")
+    listening.until("end first")
+    assert "begin first one" in listening.said()
+    listening.write(VERSION='"two"')
+    # The first process may still receive until it has ended.
+    eventually(lambda: listening.said().count("Ctrl-C ends it.") == 2, "the second start")
+    send(b"second")
+    listening.until("begin second two")
+    (listening.folder / "shop.py").write_text("def (\n")
+    listening.until("Waiting for a change")
+    assert "SyntaxError" in listening.said()
+    listening.write(VERSION='"three"')
+    send(b"third")
+    listening.until("begin third three")
+    assert listening.end() == 0
+    assert listening.said().count("begin") == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("shopp:app", "there is no module shopp"),
+        ("shop:ap", "shop has no name ap (its listeners: app)"),
+    ],
+)
+def test_a_wrong_name_ends_it_at_once(listening: Listening, target: str, expected: str) -> None:
+    listening.start(target)
+    assert listening.process.wait(60) == 2
+    assert expected in listening.said()
+
+
+def test_a_broker_that_is_not_there(listening: Listening) -> None:
+    listening.service_url = "pulsar://127.0.0.1:1"
+    listening._admin_url = "http://127.0.0.1:1"
+    listening.start("shop:app")
+    assert listening.process.wait(60) == 3, listening.said()
+    assert "Is the cluster running" in listening.said()

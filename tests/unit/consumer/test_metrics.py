@@ -1,0 +1,109 @@
+"""Tests of the metrics and probes of listeners."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaylevel.consumer import Listeners, ReceivedMessage
+from delaylevel.consumer.metrics import ListenerCollector
+from delaylevel.consumer.stats import ListenerHealth
+from delaylevel.testing import MemoryPulsar
+
+pytest.importorskip("prometheus_client")
+
+TOPIC = "persistent://public/default/orders"
+
+
+class Troubled(Listeners):
+    """Listeners with a state that a test sets."""
+
+    state: ListenerHealth | None = None
+
+    def health(self) -> Any:
+        return {} if self.state is None else {(TOPIC, "billing"): self.state}
+
+
+@pytest.fixture
+def app(memory_pulsar: MemoryPulsar) -> Troubled:
+    """A listener that has handled one message and failed with two."""
+    app = Troubled(memory_pulsar.client())
+
+    @app.on("orders", subscription="billing", retry=False)
+    def bill(message: ReceivedMessage) -> None:
+        if message.data != b"good":
+            raise ValueError
+
+    producer = memory_pulsar.client().create_producer("orders")
+    for body in (b"good", b"bad", b"ugly"):
+        producer.send(body)
+    memory_pulsar.advance(timedelta(0))
+    app.state = ListenerHealth(True, True)
+    return app
+
+
+def samples(app: Listeners) -> dict[str, float]:
+    """Return the values of all series by name."""
+    found = {}
+    for family in ListenerCollector(app).collect():
+        for sample in family.samples:
+            assert sample.labels["topic"] == TOPIC
+            assert (sample.labels["subscription"], sample.labels["listener"]) == ("billing", "bill")
+            found[sample.name + sample.labels.get("le", "")] = sample.value
+    return found
+
+
+def test_counts_and_durations(app: Troubled) -> None:
+    found = samples(app)
+    wanted = {"received": 3, "handled": 1, "failed": 2, "dead": 2, "retried": 0, "filtered": 0}
+    for name, count in wanted.items():
+        assert found[f"delaylevel_listener_{name}_total"] == count, name
+    assert found["delaylevel_listener_in_progress"] == 0
+    assert found["delaylevel_listener_duration_seconds_count"] == 3
+    assert found["delaylevel_listener_duration_seconds_bucket+Inf"] == 3
+    assert found["delaylevel_listener_duration_seconds_sum"] > 0
+    assert found["delaylevel_listener_subscribed"] == 1
+    app.state = ListenerHealth(True, False)
+    assert samples(app)["delaylevel_listener_subscribed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "alive", "ready", "text"),
+    [
+        (ListenerHealth(True, True), 200, 200, "subscribed"),
+        (ListenerHealth(True, False), 200, 503, "not subscribed; it tries again"),
+        (ListenerHealth(False, True), 503, 200, "a thread ended"),
+        (None, 200, 503, "has not started, or it has stopped"),
+    ],
+)
+def test_probes(
+    app: Troubled, state: ListenerHealth | None, alive: int, ready: int, text: str
+) -> None:
+    pytest.importorskip("waitress")
+    from delaylevel.prometheus import serve
+
+    app.state = state
+
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    with serve(ListenerCollector(app), 0) as port:
+        answers = {path: get(path) for path in ("/healthz", "/readyz", "/", "/pending")}
+    assert answers["/healthz"][0] == alive
+    assert answers["/readyz"][0] == ready
+    assert text in answers["/healthz"][1] + answers["/readyz"][1]
+    checks = json.loads(answers["/readyz"][1])["checks"]
+    assert [check["name"] for check in checks] == [f"consumers of bill ({TOPIC}, billing)"]
+    page = answers["/"][1]
+    assert "bill" in page
+    assert "Mean duration" in page
+    assert answers["/pending"][0] == 404

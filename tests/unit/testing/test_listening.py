@@ -1,0 +1,421 @@
+"""Tests of listeners on the in-memory Pulsar."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+
+from delaylevel.cluster.connection import Connection
+from delaylevel.consumer import Backoff, Deduplication, Listeners, ReceivedMessage, Reject, Retry
+from delaylevel.errors import InvalidInputError
+from delaylevel.testing import MemoryPulsar
+
+DAY = timedelta(days=1)
+NOW = timedelta(0)
+RETRY = Backoff("10s", "5m", "2h", "1d")
+DEAD = "orders-billing-DLQ"
+
+
+class Calls:
+    """The calls of a handler: payload, attempt and time of each."""
+
+    def __init__(self, memory: MemoryPulsar) -> None:
+        self._clock = memory.clock
+        self.start = self._clock.now()
+        self.found: list[tuple[bytes, int, timedelta]] = []
+
+    def add(self, message: ReceivedMessage) -> None:
+        at = self._clock.now() - self.start
+        self.found.append((message.data, message.attempt, at))
+
+    @property
+    def attempts(self) -> list[int]:
+        return [attempt for _, attempt, _ in self.found]
+
+    @property
+    def times(self) -> list[timedelta]:
+        return [at for _, _, at in self.found]
+
+
+@pytest.fixture
+def calls(memory_pulsar: MemoryPulsar) -> Calls:
+    """An empty list of calls."""
+    return Calls(memory_pulsar)
+
+
+@pytest.fixture
+def app(memory_pulsar: MemoryPulsar) -> Iterator[Listeners]:
+    """Listeners without handlers."""
+    app = Listeners(memory_pulsar.client())
+    yield app
+    app.close()
+
+
+def send(memory: MemoryPulsar, *bodies: bytes, topic: str = "orders", **options: Any) -> None:
+    producer = memory.client().create_producer(topic, **options)
+    for body in bodies:
+        producer.send(body)
+
+
+Register = Callable[..., None]
+
+
+@pytest.fixture(params=["function", "coroutine"])
+def register(request: pytest.FixtureRequest, app: Listeners) -> Register:
+    """Register a handler, given as a function, as a function or as a coroutine function."""
+
+    def register(handle: Callable[[Any], Any], **options: Any) -> None:
+        if request.param == "function":
+
+            def handler(message: Any) -> None:
+                handle(message)
+
+            app.on("orders", subscription="billing", **options)(handler)
+        else:
+
+            async def coroutine(message: Any) -> None:
+                await asyncio.sleep(0)
+                handle(message)
+
+            app.on("orders", subscription="billing", **options)(coroutine)
+
+    return register
+
+
+def test_a_message_is_handled_when_the_clock_is_advanced(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
+) -> None:
+    register(calls.add)
+    send(memory_pulsar, b"1", b"2")
+    assert calls.found == []
+    memory_pulsar.advance(NOW)
+    assert calls.found == [(b"1", 1, NOW), (b"2", 1, NOW)]
+    memory_pulsar.advance(DAY)
+    assert len(calls.found) == 2
+
+
+def test_every_retry_is_handled_at_its_own_time(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
+) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        calls.add(message)
+        raise ValueError("no funds")
+
+    register(fail, retry=RETRY)
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(2 * DAY)
+    wanted = [NOW, timedelta(seconds=10), timedelta(minutes=5), timedelta(hours=2), DAY]
+    assert calls.attempts == [1, 2, 3, 4, 5]
+    late = [at - sum(wanted[: number + 1], NOW) for number, at in enumerate(calls.times)]
+    assert all(NOW <= each < timedelta(seconds=1) for each in late), late
+    (dead,) = memory_pulsar.delivered(DEAD)
+    assert dead.data == b"1"
+    assert dead.properties["delaylevel.reason"] == "attempt 5 failed: ValueError: no funds"
+    (listener,) = app.listeners
+    counts = listener.stats.counts()
+    assert (counts.received, counts.failed, counts.retried, counts.dead) == (5, 5, 4, 1)
+    assert memory_pulsar.pending("orders-billing-RETRY") == []
+
+
+def test_a_message_that_succeeds_later_is_done(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, app: Listeners
+) -> None:
+    def fail_twice(message: ReceivedMessage) -> None:
+        calls.add(message)
+        if message.attempt < 3:
+            raise ValueError
+
+    register(fail_twice, retry=RETRY)
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(7 * DAY)
+    assert calls.attempts == [1, 2, 3]
+    assert memory_pulsar.delivered(DEAD) == []
+    (listener,) = app.listeners
+    assert listener.stats.counts().handled == 1
+
+
+def test_retry_and_reject_have_their_effect(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
+) -> None:
+    def decide(message: ReceivedMessage) -> None:
+        calls.add(message)
+        if message.data == b"bad":
+            raise Reject("nonsense")
+        if message.attempt == 1:
+            raise Retry(after="3d")
+
+    register(decide)
+    send(memory_pulsar, b"bad", b"later")
+    memory_pulsar.advance(2 * DAY)
+    assert calls.attempts == [1, 1]
+    memory_pulsar.advance(2 * DAY)
+    assert calls.attempts == [1, 1, 2]
+    (dead,) = memory_pulsar.delivered(DEAD)
+    assert dead.data == b"bad"
+    assert "nonsense" in dead.properties["delaylevel.reason"]
+
+
+@pytest.mark.parametrize("kind", ["Shared", "Key_Shared", "Failover", "Exclusive"])
+def test_every_subscription_type(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls, kind: str
+) -> None:
+    def fail_once(message: ReceivedMessage) -> None:
+        calls.add(message)
+        if message.attempt == 1:
+            raise ValueError
+
+    register(fail_once, subscription_type=kind, retry=["1h"])
+    send(memory_pulsar, b"1", b"2", batching_enabled=False)
+    memory_pulsar.advance(DAY)
+    found = [(body, attempt) for body, attempt, _ in calls.found]
+    assert found[:2] == [(b"1", 1), (b"2", 1)]
+    assert sorted(found[2:]) == [(b"1", 2), (b"2", 2)]
+
+
+def test_batches_filters_and_deduplication(
+    memory_pulsar: MemoryPulsar, register: Register, app: Listeners
+) -> None:
+    got: list[list[bytes]] = []
+    register(
+        lambda messages: got.append([message.data for message in messages]),
+        batch=3,
+        filter=lambda message: message.data != b"skip",
+        deduplicate=Deduplication(by=lambda message: message.data.decode()),
+    )
+    bodies = (b"same", b"skip", b"1", b"same", b"2", b"3")
+    send(memory_pulsar, *bodies, batching_enabled=False)
+    memory_pulsar.advance(NOW)
+    send(memory_pulsar, b"same")
+    memory_pulsar.advance(NOW)
+    assert got == [[b"same", b"1"], [b"2", b"3"]]
+    (listener,) = app.listeners
+    counts = listener.stats.counts()
+    assert (counts.handled, counts.filtered, counts.duplicates) == (4, 1, 2)
+
+
+def test_a_handler_may_send_and_others_get_it(
+    memory_pulsar: MemoryPulsar, register: Register, app: Listeners, calls: Calls
+) -> None:
+    producer = memory_pulsar.client().create_producer("mails", enable_delay_level_topic=True)
+    register(lambda message: producer.send(b"reminder", deliver_after=timedelta(days=3)))
+
+    @app.on("mails", subscription="mailer")
+    def mail(message: ReceivedMessage) -> None:
+        calls.add(message)
+        assert message.due == memory_pulsar.clock.now()
+
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(4 * DAY)
+    assert calls.found == [(b"reminder", 1, 3 * DAY)]
+
+
+def test_everything_happens_in_the_thread_of_the_test(
+    memory_pulsar: MemoryPulsar, register: Register
+) -> None:
+    threads = []
+    register(lambda message: threads.append(threading.current_thread()))
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(NOW)
+    assert threads == [threading.current_thread()]
+    names = {thread.name for thread in threading.enumerate()}
+    assert not [name for name in names if name.startswith("delaylevel") and "search" not in name]
+
+
+def test_an_outcome_of_the_test_is_not_a_failure_of_the_handler(
+    memory_pulsar: MemoryPulsar, register: Register
+) -> None:
+    register(lambda message: pytest.fail("the handler was called"))
+    send(memory_pulsar, b"1")
+    with pytest.raises(pytest.fail.Exception, match="was called"):
+        memory_pulsar.advance(NOW)
+    memory_pulsar.advance(NOW)  # the clock can be advanced again
+
+
+def test_a_handler_that_advances_the_clock_is_told(
+    memory_pulsar: MemoryPulsar, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    register(lambda message: memory_pulsar.advance(DAY), retry=False)
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(NOW)
+    assert "a handler advances the clock" in caplog.text
+
+
+def test_a_failure_is_logged(
+    memory_pulsar: MemoryPulsar, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(message: ReceivedMessage) -> None:
+        raise ValueError("no funds")
+
+    register(fail, retry=["1d"])
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(NOW)
+    (record,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert "ValueError: no funds; again in 1d" in record.getMessage()
+
+
+def test_closed_listeners_are_not_called(
+    memory_pulsar: MemoryPulsar, register: Register, app: Listeners, calls: Calls
+) -> None:
+    register(calls.add)
+    assert [state.subscribed for state in app.health().values()] == [True]
+    app.close()
+    assert app.health() == {}
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(DAY)
+    assert calls.found == []
+    app.start()
+    memory_pulsar.advance(NOW)
+    assert [body for body, _, _ in calls.found] == [b"1"], "the subscription kept it"
+
+
+def test_run_is_refused(memory_pulsar: MemoryPulsar, register: Register, app: Listeners) -> None:
+    register(lambda message: None)
+    with pytest.raises(InvalidInputError, match="advance its clock instead"):
+        app.run()
+
+
+def test_the_listeners_of_a_module_run_here(memory_pulsar: MemoryPulsar, calls: Calls) -> None:
+    connection = Connection(service_url="pulsar://nowhere.invalid:6650")
+    client = connection.open_client(logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
+    app = Listeners(client)
+
+    @app.on("orders", subscription="billing", retry=["1d"])
+    def bill(message: ReceivedMessage) -> None:
+        calls.add(message)
+        app.create_producer("bills").send(b"bill")
+        if message.attempt == 1:
+            raise ValueError
+
+    memory_pulsar.listen(app)
+    send(memory_pulsar, b"1")
+    memory_pulsar.advance(2 * DAY)
+    assert calls.attempts == [1, 2]
+    assert len(memory_pulsar.delivered("bills")) == 2
+    memory_pulsar.close()
+    assert app.client is client
+    assert app.health() == {}
+    client.close()
+
+
+# -- in a running event loop
+
+
+def test_coroutines_are_awaited_in_the_running_loop(
+    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls
+) -> None:
+    async def test() -> None:
+        lock = asyncio.Lock()
+        loops = []
+
+        @app.on("orders", subscription="billing", retry=["1d"])
+        async def bill(message: ReceivedMessage) -> None:
+            loops.append(asyncio.get_running_loop())
+            async with lock:
+                await asyncio.sleep(0.001)
+            calls.add(message)
+            if message.attempt == 1:
+                raise ValueError
+
+        @app.on("orders", subscription="shipping")
+        def ship(message: ReceivedMessage) -> None:
+            calls.add(message)
+
+        send(memory_pulsar, b"1")
+        await memory_pulsar.advance_async(2 * DAY)
+        assert sorted(calls.attempts) == [1, 1, 2]
+        assert set(loops) == {asyncio.get_running_loop()}
+        with pytest.raises(InvalidInputError, match=r"write `await memory.advance_async"):
+            memory_pulsar.advance(DAY)
+
+    asyncio.run(test())
+
+
+def test_functions_are_called_in_a_running_loop_either_way(
+    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls
+) -> None:
+    app.on("orders", subscription="billing")(calls.add)
+
+    async def test() -> None:
+        send(memory_pulsar, b"1")
+        memory_pulsar.advance(NOW)
+        send(memory_pulsar, b"2")
+        await memory_pulsar.advance_async(NOW)
+
+    asyncio.run(test())
+    assert len(calls.found) == 2
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_test_that_is_cancelled_ends(
+    memory_pulsar: MemoryPulsar, app: Listeners, calls: Calls, cancel: bool
+) -> None:
+    @app.on("orders", subscription="billing", retry=False)
+    async def bill(message: ReceivedMessage) -> None:
+        calls.add(message)
+        if not cancel:
+            raise asyncio.CancelledError
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        send(memory_pulsar, b"1")
+        advancing = asyncio.ensure_future(memory_pulsar.advance_async(NOW))
+        while not calls.found:
+            await asyncio.sleep(0)
+        if cancel:
+            advancing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await advancing
+            assert memory_pulsar.delivered(DEAD) == []
+        else:
+            await advancing
+            assert len(memory_pulsar.delivered(DEAD)) == 1
+
+    asyncio.run(test())
+
+
+def test_async_with_starts_and_stops_the_listeners(
+    memory_pulsar: MemoryPulsar, calls: Calls
+) -> None:
+    async def test() -> None:
+        app = Listeners(memory_pulsar.client())
+
+        @app.on("orders", subscription="billing")
+        async def bill(message: ReceivedMessage) -> None:
+            calls.add(message)
+
+        async with app:
+            send(memory_pulsar, b"1")
+            await memory_pulsar.advance_async(NOW)
+        send(memory_pulsar, b"2")
+        await memory_pulsar.advance_async(NOW)
+
+    asyncio.run(test())
+    assert len(calls.found) == 1
+
+
+def test_a_retry_in_a_day_takes_milliseconds(
+    memory_pulsar: MemoryPulsar, register: Register, calls: Calls
+) -> None:
+    def fail_once(message: ReceivedMessage) -> None:
+        calls.add(message)
+        if message.attempt == 1:
+            raise ValueError
+
+    register(fail_once, retry=["1d"])
+    producer = memory_pulsar.client().create_producer("orders")
+    durations = []
+    for number in range(5):
+        start_s = time.process_time()
+        producer.send(b"%d" % number)
+        memory_pulsar.advance(2 * DAY)
+        durations.append(time.process_time() - start_s)
+    assert calls.attempts == [1, 2] * 5
+    assert min(durations) < 0.1, durations
