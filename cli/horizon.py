@@ -10,7 +10,7 @@ from delaylevel.inspection.plot import check_plot, save_plot
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .inspecting import inspector, reading, screen, target_option
+from .inspecting import inspector, note_delivery, reading, screen, target_option
 from .output import emit, emit_one, note
 from .views.horizon import horizon_note, horizon_text, horizon_view, within_view
 
@@ -46,6 +46,8 @@ def horizon(
         check_plot(plot)  # before a read that may take minutes
     with inspector(settings, topic, target=target) as look, reading() as bar:
         found = look.horizon(exact=exact, tell=bar.tell, expect=bar.expect)
+        bar.close()
+        note_delivery(look, topic)
     if plot is not None:
         save_plot(found, plot)
     if output == "json":

@@ -15,6 +15,7 @@ from delaylevel.model.formatting import exact_duration
 from delaylevel.topics.scan import DEFAULT_SLACK_MS
 
 from .command import Settings
+from .delivery import note_undelivered
 from .output import progress
 from .values import DURATION_MS
 
@@ -43,6 +44,11 @@ def inspector(settings: Settings, topic: str, **options: Any) -> Inspector:
     require_reachable(connection)
     client_options = {"logger": settings.client_logger()}
     return Inspector.connect(connection, topic, client_options=client_options, **options)
+
+
+def note_delivery(look: Inspector, topic: str) -> None:
+    """Print a note on stderr if the messages of an inspector's level topic are not delivered."""
+    note_undelivered(look.admin, look.description, topic)
 
 
 class Reading:

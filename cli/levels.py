@@ -30,6 +30,7 @@ from delaylevel.topics.status import status
 
 from . import options
 from .command import Settings, examples, pass_settings
+from .delivery import undelivered
 from .lifecycle import delete, drain, expand, orphans, set_
 from .output import emit, emit_one, note
 from .pausing import pause, resume
@@ -211,11 +212,15 @@ def list_(settings: Settings, namespace: str, output: str) -> None:
     now_ms = SystemClock().now_ms()
     with Admin.from_connection(settings.connection()) as admin:
         found = topics.list_level_topics(admin, namespace)
-        rows = [
-            list_view(item, status(admin, item.description, now_ms) if item.description else None)
-            for item in found
-        ]
+        rows = [_row(admin, item, now_ms) for item in found]
     emit(rows, LIST, output, empty=f"No level topics in {namespace}.")
+
+
+def _row(admin: Admin, item: topics.FoundLevelTopic, now_ms: int) -> dict[str, Any]:
+    if item.description is None:
+        return list_view(item, None)
+    at = status(admin, item.description, now_ms)
+    return list_view(item, at, undelivered(admin, at))
 
 
 @examples(
@@ -236,14 +241,15 @@ def describe(settings: Settings, topic: str, output: str) -> None:
     """
     with settings.level_topic(topic) as (_, admin, described):
         at = status(admin, described, SystemClock().now_ms())
+        state = status_view(at, undelivered(admin, at))
     rows = [partition_view(row, at.now_ms) for row in (*at.partitions, *at.others)]
     if output == "json":
-        emit_one({**status_view(at), "rows": rows}, DESCRIBE, output)
+        emit_one({**state, "rows": rows}, DESCRIBE, output)
         return
     if output == "jsonl":
         emit(rows, PARTITIONS, output)
         return
-    emit_one(status_view(at), DESCRIBE, output)
+    emit_one(state, DESCRIBE, output)
     shown = rows if output == "wide" else [row for row in rows if row["backlog_entries"]]
     if shown:
         click.echo()

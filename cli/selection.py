@@ -16,7 +16,7 @@ from delaylevel.web.reports import TOKEN_VARIABLE
 
 from . import options
 from .command import Settings
-from .inspecting import Reading, inspector, reading, slack_option, target_option
+from .inspecting import Reading, inspector, note_delivery, reading, slack_option, target_option
 from .output import note
 from .values import TIME
 
@@ -88,3 +88,4 @@ def query(
         for address, reason in refusals.items():
             where = f"the dispatcher at {address}" if address else "the dispatchers"
             note(f"The window was read from its topic; {where} did not answer: {reason}")
+        note_delivery(look, topic)

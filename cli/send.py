@@ -27,6 +27,7 @@ from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .command import examples, pass_connection, settings_of
+from .delivery import note_undelivered
 from .output import Column, emit_one, note, progress
 from .values import DURATION, TIME, parse_time_ms
 
@@ -233,6 +234,7 @@ def _deliver(
 
     due_ms: int | None = None
     attempted = 0
+    delayed = False
     receipt: Receipt | None = None
     with (
         contextlib.closing(client),
@@ -250,6 +252,7 @@ def _deliver(
             for message in messages:
                 message.fix_due(SystemClock().now_ms())
                 due_ms = message.arguments["deliver_at"]
+                delayed = delayed or due_ms is not None
                 try:
                     if due_ms is not None and message.line is None and _cancellable(producer):
                         receipt = producer.schedule(message.body, **message.arguments)
@@ -268,6 +271,8 @@ def _deliver(
                 f"{error} ({outcomes['Ok']} messages before it were sent)"
             ) from error
         _flush(producer, lambda: outcomes.total() == attempted)
+        if delayed and client.admin is not None:
+            note_undelivered(client.admin, producer.description, topic)
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
     for name, count in refused.items():
         note(f"{count} messages not stored: the Pulsar client reports {name}")

@@ -31,6 +31,8 @@ def pending_commands(
         )
 
     monkeypatch.setattr(command, "inspector", connect)
+    # The in-memory Pulsar moves and releases messages itself.
+    monkeypatch.setattr(command, "note_delivery", lambda look, topic: None)
     monkeypatch.setattr(cancelling, "inspector", partial(connect, target=None, slack_ms=0))
     monkeypatch.setattr(cancelling, "client_of", lambda settings: memory.client())
 

@@ -83,17 +83,25 @@ def description_view(description: LevelTopicDescription) -> dict[str, Any]:
     }
 
 
-def list_view(found: FoundLevelTopic, at: LevelTopicStatus | None) -> dict[str, Any]:
-    """Return a level topic as one row of a list; without a description, its name and problem."""
+def list_view(
+    found: FoundLevelTopic, at: LevelTopicStatus | None, undelivered: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a level topic as one row of a list; without a description, its name and problem.
+
+    Args:
+        found: the level topic.
+        at: its status.
+        undelivered: a line for each mover and dispatcher that is missing.
+    """
     if found.description is None or at is None:
         return {"topic": found.topic, "problem": found.problem}
-    problems = _problems(at)
+    problems = _problems(at, undelivered)
     problem = f"{len(problems)}: {problems[0]}" if problems else None
     return {**description_view(found.description), **_state_view(at), "problem": problem}
 
 
-def status_view(at: LevelTopicStatus) -> dict[str, Any]:
-    """Return the state of a whole level topic as one row."""
+def status_view(at: LevelTopicStatus, undelivered: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the state of a whole level topic as one row; see `list_view`."""
     return {
         **description_view(at.description),
         **_state_view(at),
@@ -104,7 +112,7 @@ def status_view(at: LevelTopicStatus) -> dict[str, Any]:
         "outcome_entries": at.outcome_entries,
         "dispatchers": list(at.dispatchers),
         "consumers": list(at.consumers),
-        "problems": _some(_problems(at)),
+        "problems": _some(_problems(at, undelivered)),
     }
 
 
@@ -136,8 +144,8 @@ def _state_view(at: LevelTopicStatus) -> dict[str, Any]:
     }
 
 
-def _problems(at: LevelTopicStatus) -> list[str]:
-    return [*at.problems, *map(str, at.foreign)]
+def _problems(at: LevelTopicStatus, undelivered: Sequence[str]) -> list[str]:
+    return [*at.problems, *map(str, at.foreign), *undelivered]
 
 
 def _some(lines: Sequence[str], most: int = 5) -> list[str]:

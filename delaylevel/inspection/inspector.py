@@ -58,6 +58,7 @@ class Inspector:
         live_token: the token of their live queries; by default ``DELAYLEVEL_LIVE_TOKEN``.
 
     Attributes:
+        admin: the cluster.
         live: the dispatchers to ask; None for none.
 
     Raises:
@@ -85,7 +86,7 @@ class Inspector:
                 f"for {', '.join(self.description.targets)}"
             )
         self._client = client
-        self._admin = admin
+        self.admin = admin
         self._clock = clock or SystemClock()
         self._snapshot = partial(
             take_snapshot, client, admin, self.description, target=self.target, slack_ms=slack_ms
@@ -174,7 +175,7 @@ class Inspector:
 
     def flow(self) -> Flow:
         """Return the present state of every stage; two of them give rates."""
-        return read_flow(self._admin, self._client, self.description, self._clock.now_ms())
+        return read_flow(self.admin, self._client, self.description, self._clock.now_ms())
 
     def outcomes(self) -> Outcomes:
         """Return the outcomes topic.
@@ -182,7 +183,7 @@ class Inspector:
         Raises:
             LevelTopicError: messages of the level topic cannot be cancelled.
         """
-        return Outcomes(self._client, self._admin, self.description)
+        return Outcomes(self._client, self.admin, self.description)
 
     def parts(self) -> tuple[Part, ...]:
         """Return the parts in which messages wait: levels coarse to fine, window, held messages."""

@@ -50,6 +50,12 @@ class TopicName:
         return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
 
     @property
+    def short(self) -> str:
+        """The shortest text that names the topic: ``orders`` or ``tenant/namespace/orders``."""
+        namespace = self.namespace_path
+        return self.local if namespace == "public/default" else f"{namespace}/{self.local}"
+
+    @property
     def namespace_path(self) -> str:
         """``tenant/namespace``."""
         return f"{self.tenant}/{self.namespace}"

@@ -17,16 +17,9 @@ from dataclasses import dataclass, field
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import BrokerError
 from delaylevel.model.clock import Clock, SystemClock
-from delaylevel.model.formatting import format_duration
-from delaylevel.model.level_topic import (
-    SUBSCRIPTION,
-    FinalWindow,
-    LevelTopicDescription,
-    Mover,
-    Role,
-)
-from delaylevel.model.topic_name import TopicName
-from delaylevel.topics.stats import LevelTopicStats, PartitionStatus, read_stats
+from delaylevel.model.level_topic import LevelTopicDescription, Role
+from delaylevel.topics import hosts
+from delaylevel.topics.stats import read_stats
 
 log = logging.getLogger(__name__)
 
@@ -39,89 +32,26 @@ CONFIRM_AFTER_S = 30.0
 CHECK_EVERY_S = 600.0
 #: Shortest time between two warnings of the same kind, in s.
 WARN_EVERY_S = 6 * 3600.0
-# Lateness of a healthy mover: one trigger, grouped acknowledgements.
-_USUAL_DELAY_MS = 5000
 
 
 def missing_hosts(
     admin: TopicAdmin, description: LevelTopicDescription, target: str, now_ms: int
 ) -> dict[str, str]:
-    """Return a sentence for a mover and for a dispatcher that is missing.
-
-    A Spark job need not be connected: a scheduler may start it with ``--once`` from time to time.
-    Without a consumer, it is missing if hand-offs are overdue, or if the broker has seen no trace
-    of a mover.
+    """Return a text for a mover and for a dispatcher that is missing; see `topics.hosts`.
 
     Args:
         target: the business topic.
         now_ms: the present, ms since the epoch.
 
     Returns:
-        The sentences by kind, ``mover`` or ``dispatcher``.
+        The texts by kind, ``mover`` or ``dispatcher``.
 
     Raises:
         BrokerError: the statistics cannot be read.
     """
     stats = read_stats(admin, description, as_described=True, roles=(Role.LEVEL, Role.WINDOW))
-    found = {}
-    mover = _missing_mover(admin, stats, target, now_ms)
-    if mover is not None:
-        found["mover"] = mover
-    window = [row for row in stats.partitions if row.role is Role.WINDOW]
-    if (
-        description.final_window is FinalWindow.TRACKER
-        and any(row.stats is not None for row in window)
-        and not any(row.consumers for row in window)
-    ):
-        found["dispatcher"] = (
-            f"no dispatcher is running for {target}, so messages that are due are not released: "
-            f"`delaylevel dispatcher run {description.topic}`"
-        )
-    return found
-
-
-def _missing_mover(
-    admin: TopicAdmin, stats: LevelTopicStats, target: str, now_ms: int
-) -> str | None:
-    description = stats.description
-    rows = [row for row in stats.partitions if row.role is Role.LEVEL and row.subscription]
-    if not rows or any(row.consumers for row in rows):
-        return None
-    if description.mover is Mover.FUNCTION:
-        return (
-            f"no mover is running for {target}, so delayed messages stay parked: `delaylevel mover "
-            f"deploy {description.topic}`, or `delaylevel mover restart` if it is deployed"
-        )
-    command = f"`delaylevel mover run {description.topic}`"
-    times = [row.subscription.acknowledged_ms for row in rows if row.subscription]
-    last_ms = max((time_ms for time_ms in times if time_ms is not None), default=None)
-    behind_ms = max(row.behind_ms(now_ms) for row in rows)
-    if behind_ms > max(description.levels.smallest_lead_ms, _USUAL_DELAY_MS):
-        since = ""
-        if last_ms is not None:
-            since = f" (the last one moved messages {format_duration(now_ms - last_ms)} ago)"
-        return (
-            f"no mover is running for {target}{since}, and hand-offs are overdue by "
-            f"{format_duration(behind_ms)}: messages arrive late. {command}"
-        )
-    if last_ms is not None or any(_had_mover(admin, row) for row in rows):
-        return None  # it may run at intervals, and nothing is overdue
-    return (
-        f"no mover is running for {target}, and the broker has not seen one so far: delayed "
-        f"messages stay parked until one runs. {command}, or the same with --once at intervals "
-        "shorter than the lead"
-    )
-
-
-def _had_mover(admin: TopicAdmin, row: PartitionStatus) -> bool:
-    """Return True if a mover was connected to a level partition, or has moved messages from it."""
-    subscription = row.subscription
-    if subscription is not None and subscription.type != "None":
-        return True  # since the broker opened the partition
-    if not row.storage_bytes:
-        return False
-    position = admin.mark_delete_position(TopicName.parse(row.topic), SUBSCRIPTION)
-    return position.entry >= 0
+    found = hosts.missing_hosts(admin, description, stats.partitions, target, now_ms)
+    return {item.kind: item.explanation for item in found}
 
 
 @dataclass

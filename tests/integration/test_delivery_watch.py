@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from background import Serving
 from delaylevel import PartitionBy, PartitionStrategy, topics
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
-from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow
 from delaylevel.model.strategy import Levels
+from delaylevel.model.topic_name import TopicName
 from delaylevel.producer import delivery_watch
 from delaylevel.producer.delivery_watch import DeliveryWatches, missing_hosts
+from delaylevel.topics import hosts
+from delaylevel.topics.stats import read_stats
 from world import MakeClient, MakeLevelTopic, RealWorld
 
 HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
@@ -72,3 +78,58 @@ def test_producer_warns_in_the_background(
     assert f"`delaylevel mover run {level_topic}`" in text
     assert f"`delaylevel dispatcher run {level_topic}`" in text
     assert all(item.threadName != threading.main_thread().name for item in caplog.records)
+
+
+def test_commands_say_that_nothing_is_delivered(
+    world: RealWorld, level_topic: MakeLevelTopic, invoke: Callable[..., Result], tmp_path: Path
+) -> None:
+    description = level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
+    orders = TopicName.parse(description.targets[0]).short
+    run = f"`delaylevel run {orders}`"
+    neither = f"no mover and no dispatcher is running for {orders}: {run}"
+    assert neither in invoke("send", orders, "hi", "--after", "2h").stderr
+    assert "running" not in invoke("send", orders, "hi").stderr  # at once: nobody is needed
+    assert neither in invoke("horizon", orders).stderr
+    assert neither in invoke("pending", orders).stderr
+    assert neither in invoke("levels", "list", world.namespace).stdout
+    described = json.loads(invoke("levels", "describe", orders, "-o", "json").stdout)
+    assert described["problems"] == [neither]
+
+    def problems() -> Any:
+        return json.loads(invoke("levels", "describe", orders, "-o", "json").stdout)["problems"]
+
+    settings = DispatchSettings(directory=tmp_path)
+    dispatcher = Dispatcher(world.plain_client, world.admin, [description.topic], settings)
+    with Serving(dispatcher):
+        only = [f"no mover is running for {orders}: {run}"]
+        world.eventually(lambda: problems() == only, "the dispatcher's consumers")
+        world.mover(description)
+        assert problems() == []
+        assert "running" not in invoke("pending", orders).stderr
+    lone = [f"no dispatcher is running for {orders}: {run}"]
+    world.eventually(lambda: problems() == lone, "the end of the dispatcher")
+
+
+def test_dispatcher_that_hangs_is_stale(world: RealWorld, level_topic: MakeLevelTopic) -> None:
+    description = level_topic(Levels(HOURS), final_window=FinalWindow.TRACKER)
+    orders = description.targets[0]
+    with (
+        world.client() as client,
+        client.create_producer(orders, enable_delay_level_topic=True) as producer,
+    ):
+        producer.send(b"soon", deliver_after=timedelta(minutes=30))
+    # A process that was suspended keeps its consumers for a while.
+    hanging = world.plain_client.subscribe(
+        description.window_topic.full, SUBSCRIPTION, consumer_name="hanging"
+    )
+
+    def found(later_ms: int) -> list[str]:
+        rows = read_stats(world.admin, description).partitions
+        now_ms = world.clock.now_ms() + later_ms
+        missing = hosts.missing_hosts(world.admin, description, rows, "orders", now_ms)
+        return [item.line for item in missing if item.kind == "dispatcher"]
+
+    world.eventually(lambda: not found(0), "the consumers")
+    (line,) = found(description.levels[-1].near_due_ms + 3_600_000)
+    assert line.startswith("the dispatcher of orders does not release messages: hanging")
+    hanging.close()
