@@ -83,7 +83,7 @@ class DelayQueue:
             InvalidInputError: the segments have another precision, or are not empty.
         """
         self.state = state
-        self.pending = PendingIndex(segments, clock)
+        self.pending = PendingIndex(segments)
         # IDs of the messages that are pending or in flight. The state remembers released ones.
         self._pending_ids = RemovableIds()
         self._open = OpenPositions(state.low_watermark)  # pending or in flight

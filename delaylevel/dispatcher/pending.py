@@ -1,7 +1,4 @@
-"""Index of the pending messages: due times in a tracker, records in segments.
-
-Both keep the due order. Each is compared with the other whenever messages are taken.
-"""
+"""The pending messages: a tracker determines what is due, and segments hold the records."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import numpy.typing as npt
 
 from delaylevel.dispatcher.journal.records import ENTRY_BITS, unpack
 from delaylevel.errors import DelayLevelError, InvalidInputError
-from delaylevel.model.clock import Clock
 from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows
 from delaylevel.structures.segments.pending import PendingSegments
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
@@ -31,7 +27,6 @@ class PendingIndex:
 
     Attributes:
         segments: the records, which also answer queries by due time and attribute.
-        tracker: the due times.
         last_due_ms: highest due time so far, ms since the epoch.
         attribute: attribute of the messages for queries; None for the sizes of the stored records.
 
@@ -39,15 +34,12 @@ class PendingIndex:
         InvalidInputError: the segments have another precision than 1 ms, or are not empty.
     """
 
-    def __init__(self, segments: PendingSegments, clock: Clock) -> None:
+    def __init__(self, segments: PendingSegments) -> None:
         if segments._mask != -1:
             raise InvalidInputError("the segments must have precision_ms=1")
         if len(segments):
             raise InvalidInputError("the segments must be empty")
         self.segments = segments
-        self.tracker = TimeBucketTracker(precision_ms=1, clock=self._tracker_now)
-        self._clock = clock
-        self._lowest_due: int | None = None
         self.last_due_ms = 0
         self.attribute: MessageAttribute | None = None
         self._next_due_ms: int | None = None
@@ -56,6 +48,11 @@ class PendingIndex:
     def __len__(self) -> int:
         """Return the number of records."""
         return len(self.segments)
+
+    @property
+    def tracker(self) -> TimeBucketTracker:
+        """The due times of the records."""
+        return self.segments.tracker
 
     @property
     def memory_bytes(self) -> int:
@@ -97,11 +94,8 @@ class PendingIndex:
         except ValueError as error:
             raise InvalidInputError(f"a record cannot be stored: {error}") from None
         self.segments.append(rows[DUE], rows[LEDGER], rows[ENTRY], payloads, attribute, force=force)
-        self._lowest_due = int(rows[DUE].min())
         self.last_due_ms = max(self.last_due_ms, int(rows[DUE].max()))
         self._changed = True
-        self.tracker.add_messages(rows[LEDGER], rows[ENTRY], rows[DUE])
-        self._lowest_due = None
 
     def put_again(self, due_ms: Int64s, positions: Int64s, records: list[MessageRecord]) -> None:
         """Add records that were in memory; the budget does not refuse them.
@@ -124,23 +118,15 @@ class PendingIndex:
 
         Raises:
             DamagedSegmentError: a spill file is gone.
-            DelayLevelError: tracker and segments differ.
+            DelayLevelError: the tracker has a message that the segments do not have.
         """
         self._changed = True
+        expected = len(self.tracker)
         found = self.segments.read_due(now_ms, count)
-        positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
-        ledgers, entries = self.tracker.get_scheduled_messages(len(found.payloads), now_ms)
-        if not np.array_equal(ledgers << ENTRY_BITS | entries, positions):
+        if expected - len(self.tracker) != len(found.payloads):
             raise DelayLevelError(
                 f"tracker and segments disagree on the messages due at {now_ms}; none of them was "
                 "released: start again from the journal, and report this as a defect"
             )
+        positions = found.ledger_ids << ENTRY_BITS | found.entry_ids
         return found.due_ms, positions, [marshal.loads(payload) for payload in found.payloads]
-
-    def _tracker_now(self) -> int:
-        """Return the current time, but less than any due time that is being added.
-
-        A tracker refuses what is already due; this one has to track every message.
-        """
-        now = self._clock.now_ms()
-        return now if self._lowest_due is None else min(now, self._lowest_due - 1)

@@ -81,7 +81,7 @@ class WaitingQueue:
             self._bytes += sum(map(_size, batch.records))
             return
         if self._rest is None:
-            self._rest = PendingIndex(self._overflow(), self._clock)
+            self._rest = PendingIndex(self._overflow())
             self._rest.attribute = self._attribute
         ledgers, entries = unpack(batch.positions)
         rows: Rows = np.array([batch.due_ms, ledgers, entries], dtype=np.int64)

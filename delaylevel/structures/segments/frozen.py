@@ -14,6 +14,7 @@ from delaylevel.structures.rows import DUE, Int64s, empty_rows
 
 from .cursors import FileCursor, PayloadRows
 from .file import Columns, Floats, Run, SegmentFile
+from .opened import OpenColumns
 from .queries import ATTRIBUTE, Discarded, Excluded, Range, sorted_table
 
 #: Number of runs of one slice of work: some tenths of a millisecond.
@@ -49,6 +50,7 @@ class FrozenSegments:
         cursors: the open runs.
         files: paths and runs of the files with rows in the range.
         discarded: positions to leave out.
+        opened: further rows in memory, in any order; None for none.
 
     Attributes:
         working: function that returns a context, which each slice of the work enters. The thread of
@@ -66,10 +68,12 @@ class FrozenSegments:
         cursors: Sequence[FileCursor],
         files: Sequence[tuple[Path, list[Run]]],
         discarded: Discarded,
+        opened: OpenColumns | None = None,
     ) -> None:
         self.working: Callable[[], AbstractContextManager[None]] = nullcontext
         self._range = Range(start, stop, -np.inf, np.inf)
-        self._parts = [Columns(part.rows, part.attribute) for part in parts]
+        self._sorted = [Columns(part.rows, part.attribute) for part in parts]
+        self._opened = opened
         self._discarded = discarded.copy()
         self.hidden: Excluded = self._discarded
         duplicates: dict[Path, SegmentFile] = {}
@@ -87,6 +91,14 @@ class FrozenSegments:
         for file in self._duplicates:
             file.release()
         self._duplicates = []
+
+    @property
+    def _parts(self) -> list[Columns]:
+        """Rows in memory, each part in due order."""
+        if self._opened is not None:  # sorted here, and not in the thread of the segments
+            self._sorted.append(self._opened.ordered())
+            self._opened = None
+        return self._sorted
 
     @property
     def most_rows(self) -> int:

@@ -34,13 +34,18 @@ class FrozenPayloads(FrozenSegments):
         self._dues = dues
         # The lists of payloads change later: those that are wanted are copied now.
         self._held: list[tuple[Rows, list[bytes]]] = []
-        for part in (*segments._memory.runs, segments._slice):
+        for part in segments._memory.runs:
             index = self._wanted(part.rows[DUE])
             if index.size == part.count:
                 self._held.append((part.rows, part.payloads.copy()))
             elif index.size:
                 some = list(map(part.payloads.__getitem__, index.tolist()))
                 self._held.append((part.rows[:, index], some))
+        opened = segments._slice.columns()
+        remaining = opened.remaining()
+        index = remaining.take(self._wanted(opened.rows[DUE].take(remaining)))
+        if index.size:
+            self._held.append((opened.rows[:, index], segments._slice.payloads_at(index)))
 
     def payloads(self) -> Iterator[tuple[Rows, list[bytes]]]:
         """Yield rows, shape (3, n), with their n payloads, in any order; errors as for `table`."""

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from delaylevel.errors import InvalidInputError
-from delaylevel.structures.rows import ENTRY, LEDGER, Int64s, Key, Rows
+from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Key, Rows, find_key
+from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
-from .cursors import ROW_BYTES, Cursor, FileCursor, PayloadRows, take_lowest
+from .cursors import Cursor, FileCursor, PayloadRows, take_lowest
 from .directory import SpillDirectory
 from .disk import (
     DamagedSegmentError,
@@ -26,9 +27,11 @@ from .disk import (
     is_full,
     reason_of,
 )
-from .file import Columns, Floats
+from .exchange import DueRows, payload_rows
+from .file import Columns
 from .frozen import FrozenSegments
 from .memory import MemoryRuns
+from .opened import OPEN_ROW_BYTES, OpenRows
 from .queries import ATTRIBUTE, Discarded, Range, mean_attribute, sorted_table
 
 __all__ = [
@@ -46,24 +49,6 @@ _LOOKAHEAD_MS = 1_000
 #: Pause between attempts to write to a disk that is full or failing.
 _RETRY_MS = 1_000
 _LIMIT = 1 << 62
-_MAX_PAYLOAD_BYTES = (1 << 31) - 1  # Arrow's offsets have 32 bits
-
-
-class DueRows(NamedTuple):
-    """Result of ``read_due``: n rows in due order.
-
-    Attributes:
-        due_ms: exact due times, ms since the epoch, shape (n,).
-        ledger_ids, entry_ids: positions, shape (n,).
-        attribute: attributes, shape (n,).
-        payloads: list of n payloads.
-    """
-
-    due_ms: Int64s
-    ledger_ids: Int64s
-    entry_ids: Int64s
-    attribute: Floats
-    payloads: list[bytes]
 
 
 def _refusal_type(error: OSError) -> type[SpillWriteError]:
@@ -77,8 +62,13 @@ def _now_ms() -> int:
 class PendingSegments:
     """Payloads by due time, each read once, in the order (truncated due time, ledger, entry).
 
-    This is the order of a TimeBucketTracker with the same precision. The files are a cache: those
-    of an earlier process are deleted. Not thread-safe.
+    The tracker decides which rows are due, and their order. The payloads lie where they arrived, in
+    memory or in files, roughly by due time. Those that are due next are open: they are looked up by
+    their positions. The files are a cache: those of an earlier process are deleted. Not
+    thread-safe.
+
+    Attributes:
+        tracker: the pending rows and their due times.
     """
 
     def __init__(
@@ -116,23 +106,23 @@ class PendingSegments:
         self.budget_bytes = budget_bytes if directory is not None else _LIMIT
         self._mask = -precision_ms
         self._clock = clock
+        self.tracker = TimeBucketTracker(precision_ms, clock)
         self._spilled = SpillDirectory(
             self.directory, bucket_ms, self._mask, opener, budget_bytes, writing
         )
         self._memory = MemoryRuns(self._mask)
         self._cursors: list[FileCursor] = []  # the open runs
         # The next rows. All rows below the edge are in the slice, all others elsewhere.
-        self._slice = PayloadRows.empty(self._mask)
+        self._slice = OpenRows(self._mask)
         self._edge: Key = (-_LIMIT, 0, 0)
         self._ahead_bytes = 0  # memory of the open cursors
         self._discarded = Discarded()
-        self._rows = 0
         self._error: OSError | None = None  # of the last write
         self._failed_ms = 0
 
     def __len__(self) -> int:
         """Return the number of pending rows."""
-        return self._rows
+        return len(self.tracker)
 
     @property
     def state(self) -> str:
@@ -183,25 +173,10 @@ class PendingSegments:
             SpillWriteError: writing fails for another reason, and the budget is used up.
             DamagedSegmentError: a spill file was changed by another program.
         """
-        sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
-        try:
-            rows: Rows = np.array([due_ms, ledger_ids, entry_ids], dtype=np.int64)
-            values = np.array(sizes if attribute is None else attribute, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise InvalidInputError(
-                "due_ms, ledger_ids and entry_ids must be integers, all of the same length"
-            ) from None
-        if rows.shape != (3, sizes.size) or values.shape != sizes.shape:
-            raise InvalidInputError(
-                "due_ms, ledger_ids, entry_ids, payloads and attribute must have the same length"
-            )
-        if not sizes.size:
+        fresh = payload_rows(due_ms, ledger_ids, entry_ids, payloads, attribute, self._mask)
+        if not fresh.count:
             return
-        if int(np.abs(rows).max()) >= _LIMIT:
-            raise InvalidInputError("due times and positions must be below 2**62")
-        if int(sizes.max()) > _MAX_PAYLOAD_BYTES:
-            raise InvalidInputError("a payload must be smaller than 2 GiB")
-        fresh = PayloadRows(rows, values, list(payloads), self._mask, int(sizes.sum()))
+        rows = fresh.rows
         cost = fresh.memory_bytes
         reading = self._ahead_bytes + self._slice.memory_bytes + self._spilled.memory_bytes
         # Half of what is left, because a spill needs memory to sort and write the rows.
@@ -209,16 +184,16 @@ class PendingSegments:
         if self._memory.memory_bytes + cost > limit:
             self._spill()
         if self._error is not None and not force:
-            counted = cost if sizes.size > 1 else min(cost, self.budget_bytes // 2)
+            counted = cost if fresh.count > 1 else min(cost, self.budget_bytes // 2)
             if self.memory_bytes + counted > self.budget_bytes:
                 raise self._refused(self._error)
-        self._rows += sizes.size
         near, far = fresh.split_below(self._edge)
         if near.count:
-            self._slice = PayloadRows.join([self._slice, near], self._mask)
+            self._slice.add(near)
             self._shorten_slice()
         if far.count:
             self._memory.add(far)
+        self.tracker.put(rows)
 
     def read_due(self, now_ms: int | None = None, max_rows: int = 1000) -> DueRows:
         """Remove and return due rows in due order, without discarded rows.
@@ -229,20 +204,18 @@ class PendingSegments:
 
         Raises:
             DamagedSegmentError: a spill file is truncated or missing.
+            DelayLevelError: the tracker has a row without a payload.
         """
         now = self._clock() if now_ms is None else now_ms
-        end: Key = (now + 1, -1, -1)
         parts: list[PayloadRows] = []
         while max_rows > 0:
-            if not self._slice.payloads and not self._next_slice(now):
+            rows = self.tracker.take(max_rows, now)
+            if not rows.shape[1]:
                 break
-            part = self._slice.take(min(self._slice.find(end), max_rows))
-            if not part.payloads:
-                break
-            self._rows -= len(part.payloads)
+            part = self._fetch(rows, now)
             if self._discarded:
                 part = self._without_discarded(part)
-            max_rows -= len(part.payloads)
+            max_rows -= part.count
             parts.append(part)
         found = PayloadRows.concatenate(parts, self._mask)
         due, ledgers, entries = found.rows
@@ -295,9 +268,11 @@ class PendingSegments:
 
         Segments with a precision of 1 ms only.
         """
-        held = [*self._memory.runs, self._slice]
+        held, slice_ = self._memory.runs, self._slice.columns()
         files = self._spilled.files_between(due_from_ms, due_to_ms)
-        return FrozenSegments(due_from_ms, due_to_ms, held, self._cursors, files, self._discarded)
+        return FrozenSegments(
+            due_from_ms, due_to_ms, held, self._cursors, files, self._discarded, slice_
+        )
 
     def close(self) -> None:
         """Delete the spill files, and drop the rows in memory."""
@@ -307,8 +282,8 @@ class PendingSegments:
         self._ahead_bytes = 0
         self._spilled.delete()
         self._memory.clear()
-        self._slice = PayloadRows.empty(self._mask)
-        self._rows = 0
+        self._slice.clear()
+        self.tracker.clear()
 
     def _sources(self) -> list[Cursor]:
         """Return the open runs in files and the runs in memory."""
@@ -316,7 +291,8 @@ class PendingSegments:
 
     def _columns(self, wanted: Range, first: int = 0) -> Columns:
         """Return the rows due in the range, unordered, without the first ``first`` columns."""
-        held = [cursor.columns() for cursor in (*self._sources(), self._slice)]
+        held = [source.columns() for source in self._sources()]
+        held.append(self._slice.columns().ordered())
         # Spilled rows arrived before those in memory: ties are then mostly in order already.
         return self._spilled.columns(wanted, held, first)
 
@@ -327,13 +303,33 @@ class PendingSegments:
         self._discarded.forget(part.rows[1:, dead])
         return part.select(np.delete(np.arange(part.count), dead))
 
-    def _next_slice(self, now: int) -> bool:
-        """Fill the empty slice with the lowest rows; return False if nothing is due."""
+    def _fetch(self, rows: Rows, now: int) -> PayloadRows:
+        """Remove and return the payloads of the lowest rows of the tracker.
+
+        Args:
+            rows: rows in the order of their keys, shape (3, k).
+            now: time up to which further rows are due, ms.
+        """
+        parts: list[PayloadRows] = []
+        while rows.shape[1]:
+            below = find_key(rows, self._edge)
+            if not below:
+                self._next_slice(max(now, rows.item(DUE, 0)))
+                below = find_key(rows, self._edge)
+            part = self._slice.take(rows[:, :below])
+            if part is None or not below:
+                raise DelayLevelError(
+                    f"tracker and segments disagree on the messages due at {now}; none of them was "
+                    "released: start again from the journal, and report this as a defect"
+                )
+            parts.append(part)
+            rows = rows[:, below:]
+        return PayloadRows.concatenate(parts, self._mask)
+
+    def _next_slice(self, now: int) -> None:
+        """Open the lowest rows; those that are open now are not pending any more."""
         horizon = now + _LOOKAHEAD_MS
         starts = self._spilled.bucket_starts(horizon)
-        dues = [cursor.first_due for cursor in self._sources()]
-        if not starts and min(dues, default=_LIMIT) > horizon:
-            return False
         end_due = horizon + 1
         for low in starts:
             start: Key = (low, -1, -1)
@@ -350,16 +346,16 @@ class PendingSegments:
                 cursor.close()
         self._cursors = [cursor for cursor in self._cursors if cursor.count]
         self._ahead_bytes = sum(cursor.memory_bytes for cursor in self._cursors)
-        self._slice = PayloadRows.join(parts, self._mask)
-        return bool(parts)
+        self._slice.clear()
+        for part in parts:
+            self._slice.add(part)
 
     def _shorten_slice(self) -> None:
         """Move the last rows of a slice that has grown too large to those that may be spilled."""
-        rows = self._slice
-        keep = max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // (rows.memory_bytes // rows.count))
-        if keep < rows.count and rows.memory_bytes > self.budget_bytes // 4:
-            rest = rows.between(keep, rows.count)
-            self._slice = rows.between(0, keep)
+        open_ = self._slice
+        keep = max(_MIN_SLICE_ROWS, self.budget_bytes // 8 // (open_.memory_bytes // open_.count))
+        if keep < open_.count and open_.memory_bytes > self.budget_bytes // 4:
+            rest = open_.take_after(keep)
             self._edge = rest.first_due, *rest.rows[LEDGER:, 0].tolist()
             self._memory.add(rest)
 
@@ -367,7 +363,7 @@ class PendingSegments:
         """Return the average memory of a row, in bytes."""
         sources = self._sources()
         rows = sum(source.count for source in sources)
-        return ROW_BYTES + sum(source.payload_bytes for source in sources) // max(rows, 1)
+        return OPEN_ROW_BYTES + sum(source.payload_bytes for source in sources) // max(rows, 1)
 
     def _spill(self) -> None:
         """Write the rows in memory to files; keep the first to be due, an eighth of the budget."""

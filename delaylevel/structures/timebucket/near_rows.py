@@ -52,14 +52,22 @@ class NearRows:
             if len(self._runs) > _MAX_RUNS:
                 self._merge_small_runs()
 
-    def take(self, limit: int, end: Key) -> Rows:
-        """Remove and return up to ``limit`` rows below ``end``, in the order of their keys."""
+    def take(self, limit: int, end: Key, bound: Key | None) -> Rows:
+        """Remove and return up to ``limit`` rows, in the order of their keys.
+
+        Args:
+            limit: number of rows.
+            end: exclusive upper bound of their keys.
+            bound: key up to which all rows are here; None for all rows.
+        """
+        if bound is not None:
+            end = min(end, bound)
         parts: list[Rows] = []
         while limit > 0:
             if not self._slice.shape[1]:
                 if not self._runs:
                     break
-                self._cut_slice(limit, end)
+                self._cut_slice(limit, bound)
                 if not self._slice.shape[1]:
                     break
             below = min(find_key(self._slice, end), limit)
@@ -106,9 +114,14 @@ class NearRows:
             self._runs.append(np.concatenate((self._slice[:, keep:_SLICE_ROWS], rest), axis=1))
             self._slice = self._slice[:, :keep].copy()
 
-    def _cut_slice(self, limit: int, end: Key) -> None:
-        """Fill the empty slice with the lowest rows of all runs that are below ``end``."""
-        edge = min(end, self._sampled_edge(max(limit, _SLICE_ROWS)))
+    def _cut_slice(self, limit: int, bound: Key | None) -> None:
+        """Fill the empty slice with the lowest rows of all runs that are below the bound.
+
+        This includes rows that are not due yet: many small calls would search all runs otherwise.
+        """
+        edge = self._sampled_edge(max(limit, _SLICE_ROWS))
+        if bound is not None:
+            edge = min(edge, bound)
         parts, runs = [], []
         for run in self._runs:
             below = find_key(run, edge)

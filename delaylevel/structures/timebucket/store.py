@@ -84,6 +84,11 @@ class BucketStore:
                 return key
         return None
 
+    def first_due(self) -> int | None:
+        """Return the earliest due time, ms; None without rows."""
+        bound = self.bound()
+        return None if bound is None else bound[0]
+
     def load(self, limit: int, until_due: int) -> Rows:
         """Remove and return the rows at the bound, and then more rows up to about ``limit``.
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, sort_rows
+from delaylevel.structures.rows import DUE, ENTRY, LEDGER, Int64s, Rows, empty_rows, sort_rows
 
 from .near_rows import NearRows
 from .store import SPLIT_ROWS, BucketStore, first_position
@@ -138,19 +138,28 @@ class TimeBucketTracker:
                 f"not {ledgers.size}, {entries.size} and {dues.size}"
             )
         now = self._clock()
-        tracked = 0
+        before = len(self)
         for start in range(0, dues.size, _BATCH_ROWS):
             part = slice(start, start + _BATCH_ROWS)
             due = dues[part] & self._mask
             rows = np.empty((3, due.size), dtype=np.int64)
             rows[DUE], rows[LEDGER], rows[ENTRY] = due, ledgers[part], entries[part]
             pending = due > now
-            if not pending.all():
-                rows = rows[:, pending]
-            if rows.shape[1]:
-                tracked += rows.shape[1]
-                self._insert(rows, now)
-        return tracked
+            self._insert(rows if pending.all() else rows[:, pending], now)
+        return len(self) - before
+
+    def put(self, rows: Rows) -> None:
+        """Track many messages, also those that are due already.
+
+        Args:
+            rows: due times, ms since the epoch, below 2**62, and ledger and entry IDs in
+                [0, 2**62), shape (3, n).
+        """
+        now = self._clock()
+        for start in range(0, rows.shape[1], _BATCH_ROWS):
+            part = rows[:, start : start + _BATCH_ROWS].copy()
+            part[DUE] &= self._mask
+            self._insert(part, now)
 
     def get_scheduled_messages(
         self, max_messages: int, now_ms: int | None = None
@@ -166,6 +175,15 @@ class TimeBucketTracker:
         Returns:
             Ledger IDs and entry IDs, each of shape (k,).
         """
+        rows = self.take(max_messages, now_ms)
+        return rows[LEDGER].copy(), rows[ENTRY].copy()  # a view would keep further rows
+
+    def take(self, max_messages: int, now_ms: int | None = None) -> Rows:
+        """Do the same as `get_scheduled_messages`, but return truncated due times, too.
+
+        Returns:
+            Due times, ledger IDs and entry IDs, shape (3, k).
+        """
         if max_messages < 0:
             raise InvalidInputError(f"max_messages must not be negative, got {max_messages}")
         now = self._clock() if now_ms is None else now_ms
@@ -173,10 +191,10 @@ class TimeBucketTracker:
             self._flush()
         parts: list[Rows] = []
         need = max_messages
+        end = (now + 1, -1, -1)
         while need:
-            end = (now + 1, -1, -1)
             bound = self._store.bound()
-            rows = self._near.take(need, end if bound is None else min(bound, end))
+            rows = self._near.take(need, end, bound)
             if rows.shape[1]:
                 parts.append(rows)
                 need -= rows.shape[1]
@@ -184,12 +202,9 @@ class TimeBucketTracker:
                 break
             self._near.add(self._store.load(_LOAD_ROWS, now))
         self.prepare(now, max(_LOAD_ROWS, 2 * (max_messages - need)))
-        if not parts:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        return (
-            np.concatenate([rows[LEDGER] for rows in parts]),
-            np.concatenate([rows[ENTRY] for rows in parts]),
-        )
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts, axis=1) if parts else empty_rows()
 
     def prepare(self, now_ms: int | None = None, max_rows: int = _LOAD_ROWS) -> bool:
         """Decode some of the rows due within the next seconds, as every get does.
@@ -201,8 +216,12 @@ class TimeBucketTracker:
         Returns:
             True if more rows remain to be decoded.
         """
-        horizon = (self._clock() if now_ms is None else now_ms) + _LOOKAHEAD_MS
+        now = self._clock() if now_ms is None else now_ms
+        horizon = now + _LOOKAHEAD_MS
         loaded = 0
+        due = self._store.first_due()
+        if due is None or due > now + _LOOKAHEAD_MS // 2:
+            return False  # so that a call decodes many rows, or none
         while self._near.rows < SPLIT_ROWS:
             bound = self._store.bound()
             if bound is None or bound[0] > horizon:
@@ -231,8 +250,7 @@ class TimeBucketTracker:
 
     def next_deliver_at_ms(self) -> int | None:
         """Return the earliest time, ms, at which a get returns a message; None without rows."""
-        bound = self._store.bound()
-        dues = [self._near.min_due(), None if bound is None else bound[0]]
+        dues = [self._near.min_due(), self._store.first_due()]
         dues.append(self._stage_due if self._staged else None)
         return min((due for due in dues if due is not None), default=None)
 

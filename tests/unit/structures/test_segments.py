@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaylevel.errors import InvalidInputError
-from delaylevel.structures.segments import cursors, directory, pending, queries
+from delaylevel.errors import DelayLevelError, InvalidInputError
+from delaylevel.structures.segments import cursors, directory, exchange, pending, queries
 from delaylevel.structures.segments.pending import (
     DamagedSegmentError,
     PendingSegments,
@@ -96,6 +96,42 @@ def test_the_order_is_that_of_the_tracker(tmp_path: Path) -> None:
     assert len(store) == len(tracker) == 0
 
 
+def test_rows_that_the_tracker_does_not_contain_are_skipped(tmp_path: Path) -> None:
+    """The tracker alone decides which rows come out; the payloads are looked up."""
+    store = PendingSegments(tmp_path, budget_bytes=1 << 20, bucket_ms=10_000, clock=lambda: T0)
+    rng = np.random.default_rng(1)
+    rows: list[Row] = []
+    for start in range(0, 12_000, 1000):
+        rows += add(store, T0 + rng.integers(1, 60_000, 1000), start)
+    assert store.disk_bytes > 0
+    for row in rows[::5]:
+        assert store.tracker.remove(row[1], row[2], row[0])
+    left = [row for row in rows if row[2] % 5]
+    assert len(store) == len(left)
+    assert drain(store, T0 + 60_000, 700) == in_order(left, 1024)
+    assert len(store) == 0
+
+
+def test_a_row_without_a_payload_is_an_error(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, precision_ms=1, clock=lambda: T0)
+    add(store, [T0 + 1, T0 + 2])
+    store.tracker.add_message(5, 9, T0 + 1)
+    with pytest.raises(DelayLevelError, match="disagree"):
+        store.read_due(T0 + 2)
+
+
+def test_rows_that_keep_arriving_below_the_edge_take_no_more_memory(tmp_path: Path) -> None:
+    store = PendingSegments(tmp_path, precision_ms=1, clock=lambda: T0)
+    rows = add(store, np.arange(T0, T0 + 3000))
+    assert drain(store, T0) == rows[:1]
+    for entry in range(3000, 9000, 10):
+        late = add(store, np.full(10, T0), entry)
+        assert store.read_due(T0, 10).payloads == [row[4] for row in late]
+        store._slice.check()
+        assert store._slice._attribute.size <= 4 * 3100
+    assert len(store) == 2999
+
+
 def test_a_full_disk_stops_intake_and_loses_nothing(tmp_path: Path) -> None:
     now = [T0]
     disk = SmallDisk(700_000)
@@ -162,7 +198,7 @@ def test_a_payload_larger_than_the_budget_is_stored(tmp_path: Path) -> None:
 def test_invalid_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PendingSegments(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(pending, "_MAX_PAYLOAD_BYTES", 3)
+        patched.setattr(exchange, "_MAX_PAYLOAD_BYTES", 3)
         with pytest.raises(InvalidInputError, match="2 GiB"):
             store.append([T0, T0], [1, 1], [1, 2], [b"abc", b"abcd"])
     with pytest.raises(InvalidInputError, match="same length"):
@@ -227,6 +263,8 @@ def _play(
             model = in_order(model, precision)
             due = [row for row in model if row[0] & -precision <= now[0]][:most]
             got = store.read_due(max_rows=most)
+            store._slice.check()
+            store.tracker._check()
             assert list(zip(*[c.tolist() for c in got[:4]], got.payloads, strict=True)) == due
             del model[: len(due)]
         if model and rng.random() < 0.5:

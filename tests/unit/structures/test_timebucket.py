@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delaylevel.errors import InvalidInputError
-from delaylevel.structures.timebucket import store
+from delaylevel.structures.timebucket import near_rows, store
 from delaylevel.structures.timebucket.tracker import TimeBucketTracker
 
 T0 = 1_700_000_000_000
@@ -180,6 +180,38 @@ def test_sequential_and_random_due_times_are_compact() -> None:
 
     assert packed(sequential) < 0.05
     assert packed(spread) < 2.7
+
+
+def test_small_gets_do_not_search_all_near_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A get every few milliseconds costs some searches, however many runs there are."""
+    now = [T0]
+    tracker = tracker_at(now)
+    due = T0 + 1 + np.random.default_rng(1).integers(0, 30_000, 60_000)
+    for start in range(0, due.size, 500):
+        tracker.add_messages(np.full(500, 1), np.arange(start, start + 500), due[start:][:500])
+    searches, loads = [], []
+    find, load = near_rows.find_key, tracker._store.load
+    monkeypatch.setattr(near_rows, "find_key", lambda *each: (searches.append(1), find(*each))[1])
+    monkeypatch.setattr(tracker._store, "load", lambda *each: (loads.append(1), load(*each))[1])
+    gets = 30_000 // 8
+    taken = 0
+    for _ in range(gets + 1):
+        now[0] += 8
+        taken += tracker.get_scheduled_messages(1000)[0].size
+    assert taken == due.size
+    assert len(searches) < 3 * gets
+    assert len(loads) < gets // 20
+
+
+def test_messages_that_are_due_already_can_be_put() -> None:
+    now = [T0]
+    tracker = tracker_at(now, 1024)
+    due = [T0 - 5000, T0, T0 + 2000, T0 + 90_000]
+    tracker.put(np.array([due, [1] * 4, [4, 3, 2, 1]]))
+    assert len(tracker) == 4
+    now[0] += 100_000
+    rows = tracker.take(10)
+    assert rows.tolist() == [[each & -1024 for each in due], [1] * 4, [4, 3, 2, 1]]
 
 
 def test_clear_removes_everything() -> None:
