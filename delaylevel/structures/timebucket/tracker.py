@@ -179,7 +179,7 @@ class TimeBucketTracker:
         return rows[LEDGER].copy(), rows[ENTRY].copy()  # a view would keep further rows
 
     def take(self, max_messages: int, now_ms: int | None = None) -> Rows:
-        """Do the same as `get_scheduled_messages`, but return truncated due times, too.
+        """Remove and return due messages like `get_scheduled_messages`, with truncated due times.
 
         Returns:
             Due times, ledger IDs and entry IDs, shape (3, k).
