@@ -10,6 +10,12 @@ again, and "cpu" is processor time in seconds from the first due time to the las
 is the same as a share of one core. "disorder" counts messages that arrive in another order than
 promised. ``nats`` is a NATS server with file storage and its message schedules.
 
+``cancellable`` is ``tracker`` for messages with IDs and keys, in a level topic that allows
+cancellations, and ``half cancelled`` the same after half of them were cancelled, at random. The
+others have to arrive. "pending_mib" is the dispatcher's memory before it is killed, "decided_s" the
+time from the first cancellation to the last outcome, and "stored" the number of messages in the
+business topic.
+
 ``--rates`` measures quiet hours: one run for each rate, without a restart. ``--burst`` makes all
 messages due at one instant, without a restart: "max_ms" is the time until the last one is received,
 and "rate_per_s" the number of messages divided by it.
@@ -19,6 +25,7 @@ Examples:
     python benchmarks/bench_dispatch.py --rates 100,1000 --seconds 30
     python benchmarks/bench_dispatch.py
     python benchmarks/bench_dispatch.py --messages 1000000 --sides tracker
+    python benchmarks/bench_dispatch.py --messages 1000000 --sides "cancellable,half cancelled"
     python benchmarks/bench_dispatch.py --messages 20000 --seconds 10 --json dispatch.json
 """
 
@@ -33,7 +40,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,6 +48,7 @@ import nats_peer
 import psutil
 from arrivals import consume, stamped, wait, watched
 from baselines import Case
+from cancelling import cancel
 from common import arguments, connected, note, report
 
 from delaylevel import PartitionBy, PartitionStrategy, topics
@@ -54,6 +62,8 @@ from delaylevel.model.topic_name import TopicName
 
 Usage: TypeAlias = "dict[str, tuple[float, int]]"
 SIDES = ("tracker", "tracker, deduplicated", "native", "nats")
+CANCELLABLE = ("cancellable", "half cancelled")
+PENDING = "delaylevel_dispatch_pending"
 
 
 class DispatcherProcess:
@@ -135,6 +145,8 @@ def main() -> None:
             for rate in rates or [0]:
                 count = round(rate * options.seconds) or options.messages
                 load = Load(count, options.seconds, options.burst, options.keys)
+                if side in CANCELLABLE:
+                    load = replace(load, keys=load.keys or 1000, half=side == CANCELLABLE[1])
                 row = run(side, load, not rate and not options.burst, options.dispatchers)
                 if row is not None:
                     rows.append(row)
@@ -151,17 +163,29 @@ class Load:
         seconds: range of the due times, in seconds.
         burst: True for one due time of all messages.
         keys: number of different keys; 0 for messages without keys.
+        half: True to cancel half of the messages.
     """
 
     count: int
     seconds: float
     burst: bool
     keys: int
+    half: bool = False
+
+    @property
+    def cancelled(self) -> list[int]:
+        """Numbers of the messages that are cancelled."""
+        return random.Random(8).sample(range(self.count), self.count // 2 if self.half else 0)
+
+    @property
+    def kept(self) -> int:
+        """Number of the messages that are not cancelled."""
+        return self.count - (self.count // 2 if self.half else 0)
 
     @property
     def prepare_s(self) -> float:
-        """Time to publish everything and to restart, in seconds."""
-        return 20 + self.count / 12_000
+        """Time to publish everything, to cancel and to restart, in seconds."""
+        return 20 + self.count / 12_000 + (self.count - self.kept) / 8_000
 
     @property
     def limit_s(self) -> float:
@@ -178,7 +202,7 @@ class Load:
         """Return the row of a run."""
         found: Case = {"side": side, "messages": self.count, **arrivals}
         if self.burst:
-            found["rate_per_s"] = round(self.count / max(arrivals["max_ms"], 1) * 1000)
+            found["rate_per_s"] = round(self.kept / max(arrivals["max_ms"], 1) * 1000)
         else:
             found["restart_s"] = round(restart_s, 1)
         spent_s = arrivals["max_ms"] / 1000 if self.burst else self.seconds
@@ -186,7 +210,7 @@ class Load:
             cpu_s, peak = usage.get(name, (0.0, 0))
             found[f"{name}_cpu_s"] = round(cpu_s, 1)
             found[f"{name}_percent"] = round(cpu_s / max(spent_s, 0.001) * 100, 1)
-            found[f"{name}_us_per_message"] = round(cpu_s / self.count * 1e6, 1)
+            found[f"{name}_us_per_message"] = round(cpu_s / self.kept * 1e6, 1)
             found[f"{name}_peak_mib"] = peak >> 20
         return found
 
@@ -237,6 +261,7 @@ def measure(
             Levels([PartitionStrategy(partition_by=PartitionBy.HOUR)]),
             (topic,),
             final_window=FinalWindow.BROKER if native else FinalWindow.TRACKER,
+            features=("cancel",) if side in CANCELLABLE else (),
         ),
     )
     delivery = "effectively-once" if "deduplicated" in side else "at-least-once"
@@ -246,7 +271,7 @@ def measure(
         target=consume,
         args=(
             *(connection.service_url, topic, native),
-            *(load.count, load.keys, load.limit_s, answer),
+            *(load.kept, load.keys, load.limit_s, answer),
         ),
     )
     reader.start()
@@ -267,15 +292,24 @@ def measure(
         start()
         begin_ms = round((time.time() + load.prepare_s) * 1000)
         began = time.monotonic()
-        publish(connection, topic, native, load, begin_ms)
+        publish(connection, topic, native, load, begin_ms, side in CANCELLABLE)
         note(f"{side}: published in {time.monotonic() - began:.1f} s")
         restart_s = 0.0
+        figures: Case = {}
         if native and restart:
             restart_s = unload(admin, connection, topic, load.count)
         elif not native:
-            pending = "delaylevel_dispatch_pending"
-            wait(lambda: sum(d.series(pending) for d in started) >= load.count, load.prepare_s)
+            wait(lambda: sum(d.series(PENDING) for d in started) >= load.count, load.prepare_s)
             note(f"{side}: all pending after {time.monotonic() - began:.1f} s")
+            if side in CANCELLABLE:
+                began = time.monotonic()
+                dues_ms = list(load.dues_ms(begin_ms))
+                orders = ((dues_ms[n], f"key-{n % load.keys}", f"m-{n}") for n in load.cancelled)
+                cancel(connection.service_url, described, orders)
+                wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
+                figures["decided_s"] = round(time.monotonic() - began, 1)
+                resident = sum(psutil.Process(d.process.pid).memory_info().rss for d in started)
+                figures["pending_mib"] = resident >> 20
         if started and restart:
             for dispatcher in started:
                 dispatcher.process.kill()
@@ -290,11 +324,22 @@ def measure(
         with watched({"broker": [broker], "dispatcher": own}) as usage:
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()
-    return load.row(side, arrivals, restart_s, usage)
+        if side in CANCELLABLE:
+            wait(lambda: not sum(d.series(PENDING) for d in started), 60)
+            figures["stored"] = admin.partition_stats(TopicName.parse(topic)).messages_in
+    return {**load.row(side, arrivals, restart_s, usage), **figures}
 
 
-def publish(connection: Connection, topic: str, native: bool, load: Load, begin_ms: int) -> None:
-    """Publish all messages through the wrapper."""
+def decided(dispatchers: list[DispatcherProcess]) -> float:
+    """Return the number of outcomes ``cancelled`` that are stored."""
+    name = "delaylevel_dispatch_outcomes_total"
+    return sum(each.series(name, status="cancelled") for each in dispatchers)
+
+
+def publish(
+    connection: Connection, topic: str, native: bool, load: Load, begin_ms: int, named: bool
+) -> None:
+    """Publish all messages through the wrapper, with IDs if they are named."""
     with connected(connection) as client:
         producer = client.create_producer(
             topic,
@@ -306,7 +351,13 @@ def publish(connection: Connection, topic: str, native: bool, load: Load, begin_
         )
         for number, due_ms in enumerate(load.dues_ms(begin_ms)):
             key = f"key-{number % load.keys}" if load.keys else None
-            producer.send_async(stamped(number, due_ms), None, deliver_at=due_ms, partition_key=key)
+            name = f"m-{number}" if named else None
+            producer.send_async(
+                *(stamped(number, due_ms), None),
+                deliver_at=due_ms,
+                partition_key=key,
+                message_id=name,
+            )
         producer.flush()
 
 
