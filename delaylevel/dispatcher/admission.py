@@ -6,6 +6,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from delaylevel.cluster.targets.pool import TargetKey
 from delaylevel.model.clock import Clock
 from delaylevel.model.expiry import expired_reason, expires_at_ms
@@ -41,6 +43,8 @@ class Admission:
     Args:
         description: function that returns the latest description of the level topic.
         gate: the decision about paused targets.
+        numbered: True if the messages have sequence IDs. Then a message that an earlier owner may
+            still send does not expire: it would be released all the same.
     """
 
     def __init__(
@@ -49,11 +53,14 @@ class Admission:
         description: Callable[[], LevelTopicDescription],
         clock: Clock,
         gate: PauseGate,
+        *,
+        numbered: bool,
     ) -> None:
         self._queue = delay_queue
         self._description = description
         self._clock = clock
         self.gate = gate
+        self._numbered = numbered
 
     def admit(self, batch: DueBatch, key: TargetKey, *, waited: bool = False) -> Admitted:
         """Divide a batch.
@@ -83,4 +90,9 @@ class Admission:
         times = (
             expires_at_ms(description, message.due_ms, message.expires_ms) for message in messages
         )
-        return {index: at_ms for index, at_ms in enumerate(times) if 0 < at_ms <= now_ms}
+        expired = {index: at_ms for index, at_ms in enumerate(times) if 0 < at_ms <= now_ms}
+        if expired and self._numbered:
+            # Its release has a higher sequence ID, so the broker drops what the other one sends.
+            for index in np.flatnonzero(self._queue.reopened(batch)).tolist():
+                expired.pop(index, None)
+        return expired

@@ -249,7 +249,7 @@ class CancellationQueue:
         """Return an intent of what an earlier owner may still send, to precede a Resolved record.
 
         Its client sends it again once the name of its producer is free, and no higher sequence ID
-        came. So these messages are not cancelled before they are released.
+        came. So these messages are not cancelled before they are released, and do not expire.
 
         Args:
             number: number of an unresolved intent.
@@ -260,7 +260,7 @@ class CancellationQueue:
         """
         intent = self._state.open_intents[number]
         index = np.flatnonzero((intent.sequence_ids() > 0) & ~stored)
-        if self._state.dispositions is None or not index.size:
+        if not index.size:
             return None
         uncertain = Intent(
             self._in_flight.take_number(),

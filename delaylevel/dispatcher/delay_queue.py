@@ -310,6 +310,10 @@ class DelayQueue:
         positions = batch.positions.tolist() if refused else []
         return [index for index, each in enumerate(positions) if each in refused]
 
+    def reopened(self, batch: DueBatch) -> Mask:
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,)."""
+        return self._unresolved.reopened(batch.positions)
+
     def unresolved_intents(self) -> list[Intent]:
         """Return the intents from before the takeover that are not resolved."""
         return self._unresolved.intents

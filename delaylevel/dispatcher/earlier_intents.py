@@ -17,11 +17,22 @@ class EarlierIntents:
 
     Without deduplication nothing is known: all messages count as not stored. If messages may be
     cancelled, the intents stay open until these are released again. With deduplication, the broker
-    is asked, through the pool of targets.
+    is asked, through the pool of targets, and an intent of what it has not stored stays open.
+
+    Args:
+        numbered: True if the messages have sequence IDs.
     """
 
-    def __init__(self, queue: DelayQueue, pool: TargetPool[PoolItem], journal: Journal) -> None:
+    def __init__(
+        self,
+        queue: DelayQueue,
+        pool: TargetPool[PoolItem],
+        journal: Journal,
+        *,
+        numbered: bool,
+    ) -> None:
         self._queue = queue
+        self._numbered = numbered
         self._pool = pool
         self._journal = journal
         self._recalls: dict[int, Recall] = {}
@@ -47,8 +58,10 @@ class EarlierIntents:
                     name, _ = intent.targets[int(intent.target_index[index])]
                     self._pool.producer(parse_target(name)).recall((recall, index), number)
                     recall.left += 1
-            if not intent.target_index.size and self._queue.state.dispositions is not None:
-                # Nothing is known. It stays open, so that its messages cannot be cancelled.
+            stays = self._numbered or self._queue.state.dispositions is not None
+            if not intent.target_index.size and stays:
+                # Nothing is known. It stays open: its messages cannot be cancelled, and with
+                # sequence IDs they do not expire.
                 self._queue.reopen(intent.number)
                 continue
             self._recalls[intent.number] = recall

@@ -63,7 +63,7 @@ class FlightOutcomes:
         self._stats = stats
         self._now_s = now_s
         self.flights: set[Flight] = set()
-        self._earlier = EarlierIntents(delay_queue, pool, journal)
+        self._earlier = EarlierIntents(delay_queue, pool, journal, numbered=numbered)
         self.cutting: dict[TargetKey, int] = {}
         # By topic, messages and bytes of the flights of which messages are being set aside.
         self._refused_load: dict[str, tuple[int, int]] = {}

@@ -103,7 +103,7 @@ class BatchPublisher:
             pool,
             partitions,
             self._divider,
-            Admission(delay_queue, description, clock, self._gate),
+            Admission(delay_queue, description, clock, self._gate, numbered=self._numbered),
             self._readiness,
             self._limits,
             self._cuts,

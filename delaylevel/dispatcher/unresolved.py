@@ -109,6 +109,17 @@ class UnresolvedIntents:
         positions = np.array(pending, dtype=np.int64)
         return due_ms, positions, [record for _, record in again]
 
+    def reopened(self, positions: Int64s) -> Mask:
+        """Return which messages an earlier owner may have sent, or may still send, shape (n,).
+
+        Args:
+            positions: packed positions of messages that are pending again or in flight, shape (n,).
+        """
+        found = np.zeros(positions.size, dtype=np.bool_)
+        for intent in self._reopened:
+            found |= np.isin(positions, intent.positions)
+        return found
+
     def keep_open(self, intent: Intent) -> None:
         """Add an open intent whose messages are pending again, or will be."""
         self._reopened.append(intent)

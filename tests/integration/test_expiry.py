@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cancel_race import CancelRace, Plan
 from window_world import LEVELS, WindowWorld
 
 from background import Moving
+from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Expired, FinalWindow
+from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.topics.lifecycle import pause, resume
-from world import MakeLevelTopic, RealWorld
+from world import MakeLevelTopic, RealWorld, eventually
 
 pytestmark = pytest.mark.broker
 
@@ -103,3 +109,51 @@ def test_held_messages_expire(
         assert letter.message.properties[env.EXPIRES] == str(now_ms + 2_000)
         world.plain_client.subscribe(target, "kept")
         window.wait_for(target, "waits")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_suspended_dispatcher_releases_nothing_that_expired(
+    world: RealWorld, level_topic: MakeLevelTopic, connection: Connection, tmp_path: Path
+) -> None:
+    # As in test_cancel_race.py: the dispatcher's client has sent messages that the broker has not
+    # read. It sends them again when it goes on, and nobody else uses the name of its producer then.
+    window = make(world, level_topic, tmp_path, expire_after_ms=3_000, expired=Expired.DEAD_LETTER)
+    description = window.description
+    target = TopicName.parse(description.targets[0]).rest_path
+    delivery = Delivery.EFFECTIVELY_ONCE
+    with (
+        CancelRace(connection, description, delivery, tmp_path / "race") as race,
+        closing(Rest(connection.admin_url)) as rest,
+    ):
+        slow = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
+        rest.post(f"{target}/publishRate", slow)
+        eventually(lambda: rest.get(f"{target}/publishRate", applied="true") == slow, "the limit")
+        first = race.start()
+        eventually(race.owned, "an owner")
+        due_ms = window.now_ms() + 1_000
+        names = {f"m-{number}": due_ms for number in range(1_500)}
+        race.padding = 4_000
+        race.send(Plan(names, [(0, name) for name in names]))
+        eventually(race.released, "the first message")
+        first.send_signal(signal.SIGSTOP)
+        before = len(race.released())
+        eventually(lambda: window.now_ms() > due_ms + 3_000, "the expiry")
+        race.start()
+        eventually(lambda: race.owned_by(race.processes[1]), "a takeover")
+        rest.delete(f"{target}/publishRate")
+        eventually(lambda: race.backlog() == 0, "the end of all messages", 120)
+        found = f"{target}/stats"
+        eventually(lambda: not rest.get(found)["publishers"], "no producer of the target")
+        first.send_signal(signal.SIGCONT)
+        owner = f":{first.pid}"
+        race.processes[1].terminate()
+        eventually(lambda: all(name.endswith(owner) for name in race.owners().values()), "it again")
+        eventually(race.owned, "an owner")
+        released = race.released()
+        expired = [each.message.properties[env.ID] for each in window.dead()]
+    print(f"{before} released before, {len(released)} at the end, {len(expired)} expired")
+    assert len(expired) == len(set(expired))
+    assert not released.keys() & set(expired), "released and expired"
+    assert released.keys() | set(expired) == names.keys()
+    assert all(len(times) == 1 for times in released.values())

@@ -121,9 +121,10 @@ Recovery
    topic that does not exist has stored nothing. While a target refuses to be opened, its intents
    stay open: their messages wait, and the low watermark does not pass them. A Resolved record is
    written when all messages of its intent have an answer. The client of an earlier owner, which was
-   suspended, may still send what is not stored, once nobody else uses the producer's name. After a
-   DispositionStart record, an intent of these messages without sequence IDs therefore precedes the
-   Resolved record, and stays open as without deduplication.
+   suspended, may still send what is not stored, once nobody else uses the producer's name. So an
+   intent of these messages without sequence IDs precedes the Resolved record. It stays open, in
+   later recoveries too, until they are released again. None of them is cancelled, and none of them
+   expires: the release has a higher sequence ID, so the broker then drops what that client sends.
 4. Write a snapshot, which contains the open intents, and acknowledge the journal up to its first
    chunk.
 5. Read the window topic from the low watermark, or from the acknowledged position if that is later.

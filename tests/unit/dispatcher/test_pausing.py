@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulation import TARGETS, Simulation, is_target
+from simulation import TARGETS, Producer, Simulation, is_target
 
 from delaylevel.cluster.publisher import KEY_BATCHED_SETTINGS
-from delaylevel.dispatcher.journal.records import unpack
+from delaylevel.dispatcher.journal.records import Intent, unpack
+from delaylevel.dispatcher.journal.state import JournalState
 from delaylevel.dispatcher.pause_gate import PAUSED_PARTITION
 from delaylevel.model import envelope as env
 from delaylevel.model.level_topic import Expired
@@ -38,10 +39,16 @@ class PausingSimulation(Simulation):
         self.expires: dict[str, int] = {}
         self.crashed = False
         self._in_intents: set[str] = set()  # when the last pause began
+        self._may_be_sent: set[str] = set()  # by an earlier process, with sequence IDs
         super().__init__(numbered, directory, partitions)
         self.broker.on_send = self._on_send
 
     def start(self) -> None:
+        if self.numbered:
+            state = JournalState.read(self.journal_topic.confirmed, 1000)
+            for intent in state.open_intents.values():
+                if intent.targets or not intent.target_index.size:
+                    self._may_be_sent.update(self._names(intent))
         super().start()
         send = self.set_aside.send
         sender: Any = self.publisher._sender
@@ -63,7 +70,8 @@ class PausingSimulation(Simulation):
                         pauses = self.description.pauses
                         assert pauses.paused_since_ms(flight.key.topic) is None
                         for message in flight.batch.messages:
-                            assert self.expires_ms(message) > self.clock.now_ms()
+                            if message.message_id not in self._may_be_sent:
+                                assert self.expires_ms(message) > self.clock.now_ms()
                 write(flights)
 
             return write_checked
@@ -93,8 +101,11 @@ class PausingSimulation(Simulation):
         pauses = self.description.pauses.pause(target, self.clock.now_ms())
         self.description = replace(self.description, pauses=pauses)
         for intent in self.queue.state.open_intents.values():
-            for entry in unpack(intent.positions)[1].tolist():
-                self._in_intents.add(self.window[entry >> 10].message_id)
+            self._in_intents.update(self._names(intent))
+
+    def _names(self, intent: Intent) -> list[str]:
+        entries = unpack(intent.positions)[1].tolist()
+        return [self.window[entry >> 10].message_id for entry in entries]
 
     def resume(self, target: str = ALL, spread_ms: int = 0) -> None:
         pauses = self.description.pauses.resume(target, self.clock.now_ms(), spread_ms)
@@ -276,6 +287,46 @@ def test_messages_expire_while_their_target_is_paused_or_refuses(
         assert set(reasons) == set(lost)
         assert all(reason.startswith("expired at 20") for reason in reasons.values())
         assert len(set(reasons.values())) > 1
+
+
+@pytest.mark.parametrize("takeovers", [1, 2])
+@pytest.mark.parametrize("features", [(), ("cancel",)])
+def test_what_a_suspended_client_may_still_send_does_not_expire(
+    features: tuple[str, ...], takeovers: int, tmp_path: Path
+) -> None:
+    run = PausingSimulation(True, tmp_path)
+    run.description = replace(run.description, features=features, expire_after_ms=1_000)
+    topic = run.broker.topics[ORDERS]
+    run.put(ORDERS)
+    run.run_for(1)
+    kept = [run.put(ORDERS), run.put(ORDERS)]
+    sent: list[Producer] = []
+    while not sent:
+        run.wait(0.01)
+        run.work()
+        run.cycle()
+        sent = [each for each in run.broker.producers if each.topic is topic and each.wire]
+    (producer,) = sent
+    late = [entry for entry in producer.wire if entry.number]
+    producer.wire.clear()  # the broker has not read them
+    run.pause(ORDERS)
+    for _ in range(takeovers):
+        run.suspend(2, random.Random(1))
+        run.run_for(1)
+    expired = run.put(ORDERS)
+    run.run_for(2)
+    run.resume(ORDERS)
+    while (
+        any(each.topic is topic for each in run.broker.producers) or kept[0] not in run.delivered()
+    ):
+        run.round(1)
+    # The process goes on: its client connects, and sends them again.
+    again = Producer(run.broker, topic, producer.name, True, wire=late)
+    again.store(len(late))
+    run.settle()
+    run.check()
+    assert run.expired == Counter([expired])
+    assert not run.queue.state.open_intents
 
 
 def test_many_expired_messages_leave_room_for_their_dead_letters(
