@@ -99,6 +99,8 @@ class AsyncScheduling(BaseProducer):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
         timeout: timedelta | float | None = None,
     ) -> Rescheduled:
         """Replace a scheduled message; see :meth:`delaylevel.DelayLevelProducer.reschedule`."""
@@ -108,6 +110,7 @@ class AsyncScheduling(BaseProducer):
         self._enter_loop()
         self._check_open()
         due_ms = self._due_again(deliver_at, deliver_after)
+        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
         given = content is not None
         if not given:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
@@ -118,11 +121,12 @@ class AsyncScheduling(BaseProducer):
                 if given:
                     key = (wanted.key or None) if partition_key is None else partition_key
                     kept = (key, ordering_key, event_timestamp)
+                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
                     new = await self._store(
-                        content, properties, due_ms, None, own_id, kept, {"replaces": wanted.id}
+                        content, properties, due_ms, None, own_id, kept, envelope
                     )
                 else:
-                    new = await self._store_again(wanted, due_ms, own_id)
+                    new = await self._store_again(wanted, due_ms, own_id, expires_ms)
                 if wanted.sent_directly:
                     return Rescheduled(new, too_late(wanted))
                 return Rescheduled(new, await self._cancel(wanted, route, wait, timeout_s, new))
@@ -166,7 +170,9 @@ class AsyncScheduling(BaseProducer):
         route, due_ms, stored = sent
         return self._receipt(message_id, due_ms, kept[0], route, stored)
 
-    async def _store_again(self, old: Receipt, due_ms: int, message_id: str) -> Receipt:
+    async def _store_again(
+        self, old: Receipt, due_ms: int, message_id: str, expires_ms: int
+    ) -> Receipt:
         """Send a parked message with another due time, and return its receipt."""
         message, envelope = await in_thread(partial(self._read_back, old))
         if message.value is None:
@@ -174,7 +180,7 @@ class AsyncScheduling(BaseProducer):
                 f"message {old.id!r} has a null value, which pulsar.asyncio cannot send: use "
                 "delaylevel.DelayLevelClient, or give the payload; nothing was sent"
             )
-        route, arguments = self._parked_again(message, envelope, due_ms, message_id)
+        route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
         stored = await self._partition(route).send(message.value, **arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 

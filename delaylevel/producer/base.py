@@ -11,7 +11,7 @@ from pulsar.schema import BytesSchema
 
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
-from delaylevel.model.due_time import due_time_ms
+from delaylevel.model.due_time import due_time_ms, expiry_ms
 from delaylevel.model.envelope import DUE, Envelope, application_properties
 from delaylevel.model.features import CANCEL
 from delaylevel.model.level_topic import LevelTopicDescription
@@ -25,7 +25,7 @@ from .options import window_producer_settings
 from .outcome_watch import OutcomeWatch, stored_outcome
 from .read_back import read_back
 from .receipts import check_cancellable, check_scheduled, receipt_for, wanted_message
-from .routing import BUSINESS, WINDOW, Route, Routing
+from .routing import BUSINESS, WINDOW, Route, Routing, check_not_expired
 from .setup import ProducerSetup
 
 
@@ -163,14 +163,28 @@ class BaseProducer:
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
         return now_ms if due_ms is None else due_ms
 
+    def _expiry_again(
+        self, expires_at: int | datetime | None, expires_after: timedelta | None, due_ms: int
+    ) -> int:
+        """Return the expiry that is given for a new message, ms since the epoch; 0 for none."""
+        expires_ms = expiry_ms(expires_at, expires_after, due_ms)
+        check_not_expired(expires_ms, self._clock.now_ms())
+        return expires_ms
+
     def _parked_again(
-        self, message: ParkedMessage, envelope: Envelope, due_ms: int, message_id: str
+        self,
+        message: ParkedMessage,
+        envelope: Envelope,
+        due_ms: int,
+        message_id: str,
+        expires_ms: int,
     ) -> tuple[Route, dict[str, Any]]:
         """Return the route of a message that was read back, and the arguments of its message.
 
         Args:
             due_ms: the new due time, ms since the epoch.
             message_id: the new ID.
+            expires_ms: the new expiry, ms since the epoch; 0 for none.
 
         Raises:
             MessageTooLargeError: the message is too large for later hops.
@@ -178,7 +192,7 @@ class BaseProducer:
         application = application_properties(message.properties)
         route = self._cache.routed(
             lambda routing: routing.route_again(
-                due_ms, envelope, application, message_id, message.key
+                due_ms, envelope, application, message_id, message.key, expires_ms
             )
         )
         size_limit = self._cache.routing.size_limit

@@ -43,6 +43,14 @@ def envelope_options(
     return {"expires_at": expires_at, "expires_after": expires_after}
 
 
+def check_not_expired(expires_ms: int, now_ms: int) -> None:
+    """Raise InvalidDelayError if a message has expired; 0 for a message that does not expire."""
+    if 0 < expires_ms <= now_ms:
+        raise InvalidDelayError(
+            f"the message has expired already ({format_instant(expires_ms)}); it was not sent"
+        )
+
+
 class Route(NamedTuple):
     """The destination of a message, and its properties there.
 
@@ -140,10 +148,7 @@ class Routing:
         now_ms = self._clock.now_ms()
         due_ms = due_time_ms(deliver_at, deliver_after, now_ms)
         expires_ms = expiry_ms(expires_at, expires_after, due_ms)
-        if 0 < expires_ms <= now_ms:
-            raise InvalidDelayError(
-                f"the message has expired already ({format_instant(expires_ms)}); it was not sent"
-            )
+        check_not_expired(expires_ms, now_ms)
         if due_ms is None:
             return Route(BUSINESS, -1, _undelayed(properties, message_id), None)
         decision = self._router.decide(due_ms, now_ms)
@@ -193,6 +198,7 @@ class Routing:
         application: Mapping[str, str],
         message_id: str,
         partition_key: str,
+        expires_ms: int = 0,
     ) -> Route:
         """Route the encoded payload of a parked message with a new due time, in its stead.
 
@@ -205,18 +211,19 @@ class Routing:
             application: its properties without ours.
             message_id: ID of the new message.
             partition_key: its key; empty for none.
+            expires_ms: its expiry, ms since the epoch; 0 for one as long after its due time as
+                that of the parked message.
 
         Raises:
             DelayTooLongError: the message must not be sent.
         """
-        expires_ms = original.expires_ms
+        before_ms = original.expires_ms
         envelope = original._replace(
             due_ms=due_ms,
             id=message_id,
             attempt=0,
             compression=self._compression,
-            # A message expires as long after its due time as before.
-            expires_ms=expires_ms and due_ms + expires_ms - original.due_ms,
+            expires_ms=expires_ms or (before_ms and due_ms + before_ms - original.due_ms),
             replaces=original.id,
         )
         properties = envelope.parked_properties(application)

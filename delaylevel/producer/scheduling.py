@@ -124,6 +124,8 @@ class Scheduling(BaseProducer):
         deliver_after: timedelta | None = None,
         *,
         message_id: str | None = None,
+        expires_at: int | datetime | None = None,
+        expires_after: timedelta | None = None,
         timeout: timedelta | float | None = None,
     ) -> Rescheduled:
         """Replace a scheduled message by one with another due time, or with other contents.
@@ -142,6 +144,9 @@ class Scheduling(BaseProducer):
             deliver_at, deliver_after: the new due time, as for
                 :meth:`~delaylevel.DelayLevelProducer.send`.
             message_id: ID of the new message; a random one by default.
+            expires_at, expires_after: the expiry of the new message, as for
+                :meth:`~delaylevel.DelayLevelProducer.send`. By default, a message that is read back
+                expires as long after its due time as before, and one with ``content`` has none.
             timeout: as for :meth:`cancel`.
 
         Raises:
@@ -156,6 +161,7 @@ class Scheduling(BaseProducer):
         own_id = new_id() if message_id is None else check_id(message_id)
         self._check_open()
         due_ms = self._due_again(deliver_at, deliver_after)
+        expires_ms = self._expiry_again(expires_at, expires_after, due_ms)
         given = content is not None
         if not given:
             check_read_back(wanted, properties, partition_key, ordering_key, event_timestamp)
@@ -166,11 +172,10 @@ class Scheduling(BaseProducer):
                 if given:
                     key = (wanted.key or None) if partition_key is None else partition_key
                     kept = (key, ordering_key, event_timestamp)
-                    new = self._store(
-                        content, properties, due_ms, None, own_id, kept, {"replaces": wanted.id}
-                    )
+                    envelope = {"replaces": wanted.id, "expires_at": expires_ms or None}
+                    new = self._store(content, properties, due_ms, None, own_id, kept, envelope)
                 else:
-                    new = self._store_again(wanted, due_ms, own_id)
+                    new = self._store_again(wanted, due_ms, own_id, expires_ms)
                 if wanted.sent_directly:
                     return Rescheduled(new, too_late(wanted))
                 return Rescheduled(new, self._cancel(wanted, route, wait, timeout_s, new))
@@ -239,10 +244,10 @@ class Scheduling(BaseProducer):
             stored = self._business.send(body, **arguments)
         return self._receipt(message_id, due_ms, kept[0], route, stored)
 
-    def _store_again(self, old: Receipt, due_ms: int, message_id: str) -> Receipt:
+    def _store_again(self, old: Receipt, due_ms: int, message_id: str, expires_ms: int) -> Receipt:
         """Send a parked message with another due time, and return its receipt."""
         message, envelope = self._read_back(old)
-        route, arguments = self._parked_again(message, envelope, due_ms, message_id)
+        route, arguments = self._parked_again(message, envelope, due_ms, message_id, expires_ms)
         stored = self._partition(route).send(message.value, arguments)
         return self._receipt(message_id, due_ms, message.key, route, stored)
 

@@ -50,7 +50,7 @@ class SizeLimit:
     the target, the ID, the schema, the number of attempts, the reason and the source. The client
     writes the properties of a batched message into the payload, to which the broker's limit
     applies. So the limit is for the uncompressed payload, keys and properties together, less a
-    reserve for everything that is added.
+    reserve for everything that is added. Expiry and replaced ID count if a message has them.
 
     Args:
         description: the level topic.
@@ -92,6 +92,7 @@ class SizeLimit:
             env.REASON: _REASON + longest + _bytes(target),
             env.SOURCE: self._added_id,
         }
+        self._reserved = added.keys()
         self.reserve = _METADATA + sum(
             _bytes(name) + value + 2 * _FRAMING for name, value in added.items()
         )
@@ -127,7 +128,7 @@ class SizeLimit:
         for name, value in (properties or {}).items():
             if name == env.ID:
                 size += max(0, _bytes(value) - self._added_id)
-            elif not name.startswith(env.PREFIX):
+            elif name not in self._reserved:
                 size += _bytes(name) + _bytes(value) + 2 * _FRAMING
         if size <= self.bytes:
             return

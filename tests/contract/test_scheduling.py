@@ -368,6 +368,39 @@ def test_a_message_is_rescheduled_with_other_contents(world: World) -> None:
         producer.reschedule(moved.receipt, b"x")
 
 
+@pytest.mark.parametrize("content", [None, b"new"])
+def test_a_rescheduled_message_can_expire(world: World, content: bytes | None) -> None:
+    description = described(world)
+    producer = producer_for(world)
+
+    def newest() -> ParkedMessage:
+        messages = members(world, description)["orders-delay-level-hour"]
+        return next(each for each in reversed(messages) if each.value != b"cancel")
+
+    after = HOUR + NEAR
+    receipt = producer.schedule(b"old", deliver_after=FAR, expires_after=2 * HOUR)
+    receipt = producer.reschedule(receipt, content, deliver_after=after).receipt
+    kept = newest().properties.get(env.EXPIRES)
+    assert kept == (None if content else str(receipt.due_ms + 2 * 3_600_000))
+    receipt = producer.reschedule(receipt, content, deliver_after=after, expires_after=HOUR).receipt
+    assert newest().properties[env.EXPIRES] == str(receipt.due_ms + 3_600_000)
+    at = datetime.fromtimestamp(receipt.due_ms // 1000 + 60, timezone.utc)
+    receipt = producer.reschedule(
+        receipt, content, deliver_at=receipt.due_ms, expires_at=at
+    ).receipt
+    assert newest().properties[env.EXPIRES] == str(round(at.timestamp() * 1000))
+    before = everything(world, description)
+    past_ms = world.clock.now_ms() - 60_000
+    for wrong, text in (
+        ({"deliver_after": after, "expires_after": timedelta(0)}, "not later than the due time"),
+        ({"deliver_after": after, "expires_at": at, "expires_after": HOUR}, "both given"),
+        ({"deliver_at": past_ms, "expires_after": timedelta(seconds=1)}, "has expired already"),
+    ):
+        with pytest.raises(InvalidDelayError, match=text):
+            producer.reschedule(receipt, content, **wrong)
+    assert everything(world, description) == before
+
+
 def test_a_null_value_is_rescheduled(world: World) -> None:
     description = described(world)
     producer = producer_for(world)

@@ -359,6 +359,8 @@ def test_the_asyncio_producer_does_the_same(
     world: RealWorld,
     wrapped: bool,
 ) -> None:
+    expiring: dict[int, str] = {}
+
     async def run() -> None:
         client = AsyncDelayLevelClient(
             connection.service_url, admin_url=connection.admin_url, logger=QUIET
@@ -394,7 +396,8 @@ def test_the_asyncio_producer_does_the_same(
         assert await producer.outcome(receipts[1]) == outcomes[1]
         far = await producer.schedule(b"far", {"n": "9"}, "k", deliver_after=FAR)
         assert (await producer.cancel(far, timeout=0.2)).status is OutcomeStatus.ACCEPTED
-        again = await producer.reschedule(far, deliver_after=NEAR)
+        again = await producer.reschedule(far, deliver_after=NEAR, expires_after=FAR)
+        expiring[again.receipt.due_ms] = again.receipt.id
         fired = await producer.fire_now(again.receipt, b"new", timeout=30)
         assert fired.outcome.status is OutcomeStatus.CANCELLED
         assert fired.receipt.sent_directly
@@ -420,6 +423,10 @@ def test_the_asyncio_producer_does_the_same(
         if env.REPLACES in found.properties
     ]
     assert [(found.value, found.properties["n"]) for found in rescheduled] == [(b"far", "9")]
+    ((due_ms, own_id),) = expiring.items()
+    assert rescheduled[0].properties[env.ID] == own_id
+    expires_ms = int(rescheduled[0].properties[env.EXPIRES])
+    assert expires_ms - due_ms == FAR // timedelta(milliseconds=1)
 
 
 def test_asyncio_errors_are_those_of_its_client(

@@ -14,6 +14,7 @@ from pulsar.schema import AvroSchema, BytesSchema, JsonSchema, Record, String, S
 import fakes
 from delaylevel.errors import InvalidInputError, MessageTooLargeError
 from delaylevel.model import envelope as env
+from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.envelope import Envelope, SchemaRef
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, MissingTarget
 from delaylevel.model.message import ParkedMessage
@@ -61,6 +62,8 @@ def in_a_batch(message: ParkedMessage, properties: dict[str, str]) -> int:
     ordering_key=texts,
     message_id=st.none() | st.text(min_size=1, max_size=512),
     final_window=st.sampled_from(list(FinalWindow)),
+    expires_ms=st.sampled_from([0, LATEST_DUE_MS]),
+    replaces=st.sampled_from([None, "r", "\N{GRINNING FACE}" * 512]),
 )
 def test_the_largest_message_fits_at_every_hop(
     own: dict[str, str],
@@ -68,10 +71,13 @@ def test_the_largest_message_fits_at_every_hop(
     ordering_key: str,
     message_id: str | None,
     final_window: FinalWindow,
+    expires_ms: int,
+    replaces: str | None,
 ) -> None:
     description = described(final_window=final_window, on_missing_target=MissingTarget.DEAD_LETTER)
     limit = SizeLimit(description, ORDERS, SCHEMA, 16 * 1024)
-    envelope = Envelope(253_402_300_799_999, ORDERS, message_id, SCHEMA)
+    envelope = Envelope(LATEST_DUE_MS, ORDERS, message_id, SCHEMA)
+    envelope = envelope._replace(expires_ms=expires_ms, replaces=replaces)
     parked = envelope.parked_properties(own)
     with pytest.raises(MessageTooLargeError) as refused:
         limit.check(b"x" * 16 * 1024, parked, key, ordering_key)
