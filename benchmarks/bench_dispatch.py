@@ -136,6 +136,20 @@ def main() -> None:
     parser.add_argument(
         "--dispatchers", type=int, default=1, help="number of dispatcher processes (default: 1)"
     )
+    parser.add_argument(
+        "--soon",
+        type=int,
+        default=0,
+        help="number of messages that are due within the run; the others are due 10 to 40 minutes "
+        "later, and only pending (default: all)",
+    )
+    parser.add_argument("--no-restart", action="store_true", help="kill no dispatcher")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="factor for the time before the first due time, for a busy machine (default: 1)",
+    )
     options = parser.parse_args()
     rates = [int(rate) for rate in options.rates.split(",") if rate]
     sides = [each.strip().replace("tracker d", "tracker, d") for each in options.sides.split(",")]
@@ -145,9 +159,11 @@ def main() -> None:
             for rate in rates or [0]:
                 count = round(rate * options.seconds) or options.messages
                 load = Load(count, options.seconds, options.burst, options.keys)
+                load = replace(load, soon=options.soon or count, patience=options.patience)
                 if side in CANCELLABLE:
                     load = replace(load, keys=load.keys or 1000, half=side == CANCELLABLE[1])
-                row = run(side, load, not rate and not options.burst, options.dispatchers)
+                restart = not (rate or options.burst or options.no_restart)
+                row = run(side, load, restart, options.dispatchers)
                 if row is not None:
                     rows.append(row)
                     note(str(row))
@@ -164,6 +180,8 @@ class Load:
         burst: True for one due time of all messages.
         keys: number of different keys; 0 for messages without keys.
         half: True to cancel half of the messages.
+        soon: number of messages that are due within the run.
+        patience: factor for `prepare_s`.
     """
 
     count: int
@@ -171,6 +189,8 @@ class Load:
     burst: bool
     keys: int
     half: bool = False
+    soon: int = 0
+    patience: float = 1.0
 
     @property
     def cancelled(self) -> list[int]:
@@ -183,9 +203,22 @@ class Load:
         return self.count - (self.count // 2 if self.half else 0)
 
     @property
+    def released(self) -> int:
+        """Number of the messages that are released within the run."""
+        if self.soon == self.count:
+            return self.kept
+        cancelled = set(self.cancelled)
+        return sum(number not in cancelled for number in self._first)
+
+    @property
+    def _first(self) -> set[int]:
+        """Numbers of the messages that are due within the run."""
+        return set(random.Random(9).sample(range(self.count), self.soon))
+
+    @property
     def prepare_s(self) -> float:
         """Time to publish everything, to cancel and to restart, in seconds."""
-        return 20 + self.count / 12_000 + (self.count - self.kept) / 8_000
+        return self.patience * (20 + self.count / 12_000 + (self.count - self.kept) / 8_000)
 
     @property
     def limit_s(self) -> float:
@@ -196,13 +229,19 @@ class Load:
         """Return the due times of all messages."""
         chosen = random.Random(7)
         spread = 1 if self.burst else round(self.seconds * 1000)
-        return (begin_ms + chosen.randrange(spread) for _ in range(self.count))
+        if self.soon == self.count:
+            return (begin_ms + chosen.randrange(spread) for _ in range(self.count))
+        first, later = self._first, (600_000, 2_400_000)
+        return (
+            begin_ms + (chosen.randrange(spread) if each in first else chosen.randint(*later))
+            for each in range(self.count)
+        )
 
     def row(self, side: str, arrivals: Case, restart_s: float, usage: Usage) -> Case:
         """Return the row of a run."""
         found: Case = {"side": side, "messages": self.count, **arrivals}
         if self.burst:
-            found["rate_per_s"] = round(self.kept / max(arrivals["max_ms"], 1) * 1000)
+            found["rate_per_s"] = round(self.released / max(arrivals["max_ms"], 1) * 1000)
         else:
             found["restart_s"] = round(restart_s, 1)
         spent_s = arrivals["max_ms"] / 1000 if self.burst else self.seconds
@@ -210,7 +249,7 @@ class Load:
             cpu_s, peak = usage.get(name, (0.0, 0))
             found[f"{name}_cpu_s"] = round(cpu_s, 1)
             found[f"{name}_percent"] = round(cpu_s / max(spent_s, 0.001) * 100, 1)
-            found[f"{name}_us_per_message"] = round(cpu_s / self.kept * 1e6, 1)
+            found[f"{name}_us_per_message"] = round(cpu_s / self.released * 1e6, 1)
             found[f"{name}_peak_mib"] = peak >> 20
         return found
 
@@ -271,8 +310,9 @@ def measure(
         target=consume,
         args=(
             *(connection.service_url, topic, native),
-            *(load.kept, load.keys, load.limit_s, answer),
+            *(load.released, load.keys, load.limit_s, answer),
         ),
+        daemon=True,
     )
     reader.start()
     assert answer.get(timeout=60) == "ready"
@@ -325,7 +365,8 @@ def measure(
             arrivals = answer.get(timeout=load.limit_s)
         reader.join()
         if side in CANCELLABLE:
-            wait(lambda: not sum(d.series(PENDING) for d in started), 60)
+            left = load.kept - load.released
+            wait(lambda: sum(d.series(PENDING) for d in started) <= left, 60)
             figures["stored"] = admin.partition_stats(TopicName.parse(topic)).messages_in
     return {**load.row(side, arrivals, restart_s, usage), **figures}
 

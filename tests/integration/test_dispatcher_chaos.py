@@ -266,5 +266,6 @@ def test_a_graceful_stop_leaves_no_message_to_release_twice(world: ChaosWorld) -
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         process = world.start()
+        wait(world.all_owned, "owners")  # before that, it may not know the signal yet
     stored = finish(world, due, consumer)
     assert sum(stored.values()) == len(due)
