@@ -346,6 +346,7 @@ def measure(
                 dues_ms = list(load.dues_ms(begin_ms))
                 orders = ((dues_ms[n], f"key-{n % load.keys}", f"m-{n}") for n in load.cancelled)
                 cancel(connection.service_url, described, orders)
+                note(f"{side}: cancelled in {time.monotonic() - began:.1f} s")
                 wait(lambda: decided(started) >= load.count - load.kept, 60 + load.prepare_s)
                 figures["decided_s"] = round(time.monotonic() - began, 1)
                 resident = sum(psutil.Process(d.process.pid).memory_info().rss for d in started)
