@@ -12,16 +12,7 @@ from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.unreadable import RAW
 
 from .failure import Failure
-from .message import (
-    FAILED_ATTEMPTS,
-    ORIGIN_MESSAGE_ID,
-    REAL_SUBSCRIPTION,
-    REAL_TOPIC,
-    RETRY_ERROR,
-    RETRY_ID,
-    RETRY_PUBLISHED,
-    ReceivedMessage,
-)
+from .message import ReceivedMessage
 
 LONGEST_TRACE = 8_000
 _LONGEST_REASON = 1_000
@@ -33,19 +24,21 @@ def copy_properties(message: ReceivedMessage, error: str) -> dict[str, str]:
     Args:
         error: text of the error; empty to leave it out.
     """
-    properties = {
-        name: value
-        for name, value in env.application_properties(message.all_properties).items()
-        if name not in retries.ATTEMPT_PROPERTIES
-    }
-    properties[FAILED_ATTEMPTS] = str(message.attempt)
-    properties[REAL_TOPIC] = message.topic
-    properties[REAL_SUBSCRIPTION] = message.subscription
-    properties.setdefault(ORIGIN_MESSAGE_ID, message.position_id)
-    properties[RETRY_ID] = message.id
-    properties[RETRY_PUBLISHED] = str(message.first_published_ms)
+    properties = env.application_properties(message.all_properties)
+    if message.retry_properties:
+        for name in retries.ATTEMPT_PROPERTIES:
+            properties.pop(name, None)
+    else:
+        properties = retries.without_retries(properties)
+    properties[retries.FAILED_ATTEMPTS] = str(message.attempt)
+    properties[retries.REAL_TOPIC] = message.topic
+    properties[retries.REAL_SUBSCRIPTION] = message.subscription
+    origin = message.retry_properties.get(retries.ORIGIN_MESSAGE_ID)
+    properties[retries.ORIGIN_MESSAGE_ID] = origin or message.position_id
+    properties[retries.RETRY_ID] = message.id
+    properties[retries.RETRY_PUBLISHED] = str(message.first_published_ms)
     if error:
-        properties[RETRY_ERROR] = error
+        properties[retries.ERROR] = error
     return properties
 
 
@@ -102,7 +95,7 @@ def letter_properties(
         env.REASON: reason_for(message, failure),
     }
     # Its attempts are counted from 1 again if it is replayed.
-    del properties[FAILED_ATTEMPTS]
+    del properties[retries.FAILED_ATTEMPTS]
     unreadable = (env.UNREADABLE, RAW)
     properties.update((k, v) for k, v in found.items() if k.startswith(unreadable))
     if not failure.trace:
@@ -116,7 +109,7 @@ def letter_properties(
 
 def round_of(message: ReceivedMessage) -> int:
     """Return the number of times that a message has been a dead letter."""
-    text = message.all_properties.get(retries.ROUND, "")
+    text = message.retry_properties.get(retries.ROUND, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 

@@ -1,4 +1,4 @@
-"""Messages as a handler receives them, and the properties of a retried copy."""
+"""Messages as a handler receives them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,10 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from delaylevel.model import envelope as env
+from delaylevel.model import retries
 from delaylevel.model.position import Position, stable_id
 from delaylevel.model.unreadable import properties_of, text_of
 
-# The names of the Java client, so that its consumers and tools understand a retried copy. None of
-# them starts with ``delaylevel.``, because routing removes such properties.
-#: Number of failed attempts so far.
-FAILED_ATTEMPTS = "RECONSUMETIMES"
-#: Business topic of the first message.
-REAL_TOPIC = "REAL_TOPIC"
-#: Subscription that the copy is for.
-REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
-#: Position of the first message.
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-#: ID of the first message, as in :attr:`ReceivedMessage.id`.
-RETRY_ID = "delaylevel-retry-id"
-#: Publish time of the first message, ms since the epoch.
-RETRY_PUBLISHED = "delaylevel-retry-published"
-#: Error of the last attempt, e.g. ``ValueError: text``.
-RETRY_ERROR = "delaylevel-retry-error"
-
-#: Prefix of our own properties of retried copies and of their dead letters.
-RETRY_PREFIX = "delaylevel-retry-"
-_JAVA = frozenset((FAILED_ATTEMPTS, REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID))
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _UNKNOWN: Any = object()
 
@@ -75,13 +56,21 @@ class ReceivedMessage:
         return self._properties
 
     @property
+    def retry_properties(self) -> dict[str, str]:
+        """All properties if this is a copy for this topic and subscription; otherwise none.
+
+        An application may forward a copy with its properties to another topic, where it is a new
+        message.
+        """
+        properties = self.all_properties
+        if properties.get(retries.REAL_SUBSCRIPTION) != self.subscription:
+            return {}
+        return properties if properties.get(retries.REAL_TOPIC) == self.topic else {}
+
+    @property
     def properties(self) -> dict[str, str]:
         """The application's properties."""
-        return {
-            name: value
-            for name, value in self.all_properties.items()
-            if name not in _JAVA and not name.startswith((env.PREFIX, RETRY_PREFIX))
-        }
+        return retries.without_retries(env.application_properties(self.all_properties))
 
     @property
     def key(self) -> str:
@@ -115,8 +104,7 @@ class ReceivedMessage:
         It is the ID with which a delayed message was sent or stored first. For other messages it is
         ``topic-partition:ledger:entry:batch``, the position in the business topic.
         """
-        properties = self.all_properties
-        found = properties.get(RETRY_ID) or properties.get(env.ID)
+        found = self.retry_properties.get(retries.RETRY_ID) or self.all_properties.get(env.ID)
         return found or self.position_id
 
     @property
@@ -129,7 +117,7 @@ class ReceivedMessage:
     @property
     def failed_attempts(self) -> int:
         """The number of attempts that failed before this one."""
-        text = self.all_properties.get(FAILED_ATTEMPTS, "")
+        text = self.retry_properties.get(retries.FAILED_ATTEMPTS, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
     @property
@@ -140,7 +128,7 @@ class ReceivedMessage:
     @property
     def first_published_ms(self) -> int:
         """The publish time of the message before its first attempt, ms since the epoch."""
-        text = self.all_properties.get(RETRY_PUBLISHED, "")
+        text = self.retry_properties.get(retries.RETRY_PUBLISHED, "")
         valid = text.isascii() and text.isdigit() and len(text) < 16
         return int(text) if valid else self.publish_ms
 

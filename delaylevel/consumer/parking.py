@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -184,15 +185,21 @@ class RetryPublisher:
         except Exception as caught:
             done(caught)
 
-    def close(self) -> None:
-        """Wait for the outcome of everything that was given, and close the producers."""
+    def close(self, timeout_s: float = _CLOSE_S) -> None:
+        """Wait for the outcome of everything that was given, and close the producers.
+
+        Args:
+            timeout_s: longest time to wait for producers and dead letters that are not open or
+                stored yet, in seconds.
+        """
+        until_s = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
-        self._opening.wait(_CLOSE_S)
+        self._opening.wait(timeout_s)
         if self._producers is not None:
             for producer in self._producers.take_all():
                 close_quietly(producer, "producer")
-        self._burying.wait(_CLOSE_S)
+        self._burying.wait(max(0.0, until_s - time.monotonic()))
         with self._lock:
             letters, self._letters = self._letters, None
         if letters is not None:

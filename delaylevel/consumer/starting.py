@@ -13,7 +13,7 @@ from pulsar import ConsumerType, InitialPosition
 from delaylevel.model.clock import Clock
 
 from .handling import HandledMessages
-from .host import Parts, RunningListener
+from .host import Parts, RunningListener, left_s
 from .listener import Listener
 from .loop import LoopListener
 from .parking import RetryPublisher
@@ -25,6 +25,8 @@ Host = Callable[[Parts, list[Callable[[int], Any]]], RunningListener]
 
 # A coroutine listener gets enough messages for its calls, and leaves the rest to other processes.
 _SMALLEST_QUEUE, _LARGEST_QUEUE = 100, 1000
+# Time for open producers to close when nothing is left of the time for a stop.
+_LEAST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Started:
             stack.callback(self.running.close)
             if self.handled is not None:
                 stack.callback(self.handled.close)
-            stack.callback(self.publisher.close)
+            stack.callback(lambda: self.publisher.close(_LEAST_S + left_s(until_s)))
             stack.callback(self.unfinished.close, until_s)
 
 
@@ -93,12 +95,12 @@ def start_listener(
         unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
         parts = Parts(listener, listener.handling(handled), unfinished, clock)
         opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
-        if listener.backoff is not None:
-            kind = listener.subscription_type
-            if kind != ConsumerType.KeyShared and not is_held_for_all(level_topic):
-                kind = ConsumerType.Shared  # the broker holds copies back for this type only
-            retry_topic = publisher.topics.retry.full
-            opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
+        kind = listener.subscription_type
+        if kind != ConsumerType.KeyShared and not is_held_for_all(level_topic):
+            kind = ConsumerType.Shared  # the broker holds copies back for this type only
+        # A listener without retries gets the dead letters that are replayed.
+        retry_topic = publisher.topics.retry.full
+        opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
         running: RunningListener
         if host is not None:
             running = host(parts, opened)

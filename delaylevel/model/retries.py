@@ -12,9 +12,25 @@ from .topic_name import TopicName
 RETRY_SUFFIX = "-RETRY"
 DEAD_LETTER_SUFFIX = "-DLQ"
 
+# The names of the Java client, so that its consumers and tools understand a retried copy. None of
+# them begins with ``delaylevel.``, because routing removes such properties.
+#: Number of failed attempts so far.
+FAILED_ATTEMPTS = "RECONSUMETIMES"
+#: Business topic of the first message.
+REAL_TOPIC = "REAL_TOPIC"
+#: Subscription that the copy is for.
+REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
+#: Position of the first message.
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+_JAVA = frozenset((FAILED_ATTEMPTS, REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID))
+
 #: Prefix of our own properties of retried copies and of their dead letters.
 RETRY_PREFIX = "delaylevel-retry-"
-#: Error of the last attempt.
+#: ID of the first message, the same for all attempts.
+RETRY_ID = RETRY_PREFIX + "id"
+#: Publish time of the first message, ms since the epoch.
+RETRY_PUBLISHED = RETRY_PREFIX + "published"
+#: Error of the last attempt, e.g. ``ValueError: text``.
 ERROR = RETRY_PREFIX + "error"
 #: Traceback of the last attempt, of a dead letter.
 TRACEBACK = RETRY_PREFIX + "traceback"
@@ -29,9 +45,6 @@ ROUND = RETRY_PREFIX + "round"
 OWNER_TOPIC = "delaylevel-retry.topic"
 OWNER_SUBSCRIPTION = "delaylevel-retry.subscription"
 OWNER_LEVEL_TOPIC = "delaylevel-retry.level-topic"
-
-# The names of these properties are the Java client's.
-_JAVA = ("RECONSUMETIMES", "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID")
 
 
 def retry_topic(topic: str, subscription: str) -> TopicName:
@@ -57,12 +70,17 @@ def replayed_properties(properties: Mapping[str, str], other_target: bool) -> di
         return dict(properties)
     if other_target:
         # Its consumers would take it for a retried copy of their own.
-        return {
-            name: value
-            for name, value in properties.items()
-            if not name.startswith(RETRY_PREFIX) and name not in _JAVA
-        }
+        return without_retries(properties)
     return {name: value for name, value in properties.items() if name not in ATTEMPT_PROPERTIES}
+
+
+def without_retries(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return properties without those that retries add."""
+    return {
+        name: value
+        for name, value in properties.items()
+        if name not in _JAVA and not name.startswith(RETRY_PREFIX)
+    }
 
 
 def _own(topic: str, subscription: str, suffix: str) -> TopicName:

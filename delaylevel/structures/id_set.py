@@ -9,6 +9,7 @@ consecutive entries are close together.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ _PAGE_BITS = np.uint64(16)
 #: Number of IDs in a page of 65,536 from which a bitmap is smaller than an array.
 _DENSE = 32
 #: IDs that ``add`` collects before they are sorted in.
-_MAX_PENDING = 4096
+_MAX_PENDING = 16_384
 #: Maximum number of IDs in one sorted array.
 _BLOCK = 131_072
 #: Bitmaps are compacted after this number of new IDs, or an eighth of the set if that is more.
@@ -81,6 +82,21 @@ class _SortedIds:
         self.recent: list[Ids] = []
         self.size = 0
         self._recent_size = 0
+        self._lows: list[int] = []  # first ID of each block
+
+    def __contains__(self, value: int) -> bool:
+        """Return whether one ID is in the runs; for a single one, NumPy costs more than Python."""
+        if self.blocks:
+            block = self.blocks[max(0, bisect_right(self._lows, value) - 1)].data
+            index = bisect_left(block, value)
+            if index < len(block) and block[index] == value:
+                return True
+        for run in self.recent:
+            some = run.data
+            index = bisect_left(some, value)
+            if index < len(some) and some[index] == value:
+                return True
+        return False
 
     def contains(self, ids: Ids) -> Mask:
         found = np.zeros(ids.size, dtype=np.bool_)
@@ -115,6 +131,10 @@ class _SortedIds:
         lows = np.array([block[0] for block in self.blocks[1:]], dtype=np.uint64)
         return [0, *ids.searchsorted(lows).tolist(), ids.size]
 
+    def _set_blocks(self, blocks: list[Ids]) -> None:
+        self.blocks = blocks
+        self._lows = [int(block[0]) for block in blocks]
+
     def _merge(self) -> Ids:
         """Merge the recent IDs into the blocks; remove and return dense IDs, as ``add``."""
         fresh = np.concatenate(self.recent)
@@ -139,7 +159,7 @@ class _SortedIds:
             parts = -(-merged.size // _BLOCK)
             if parts:
                 blocks += [_copy_to_pages(part) for part in np.array_split(merged, parts)]
-        self.blocks = blocks
+        self._set_blocks(blocks)
         return np.concatenate(removed) if removed else fresh[:0]
 
     def remove(self, ids: Ids) -> None:
@@ -149,7 +169,7 @@ class _SortedIds:
             rest = _without(block, ids[starts[index] : starts[index + 1]])
             if rest.size < block.size:
                 self.blocks[index] = _copy_to_pages(rest) if rest.size else rest
-        self.blocks = [block for block in self.blocks if block.size]
+        self._set_blocks([block for block in self.blocks if block.size])
         self.recent = [rest for run in self.recent if (rest := _without(run, ids)).size]
         self._recent_size = sum(run.size for run in self.recent)
         self.size = sum(block.size for block in self.blocks) + self._recent_size
@@ -177,7 +197,7 @@ class IdSet:
             return True
         if not self._sparse.size:
             return False
-        return bool(self._sparse.contains(np.array([value], dtype=np.uint64))[0])
+        return value in self._sparse
 
     def add(self, value: int) -> None:
         """Add one ID."""

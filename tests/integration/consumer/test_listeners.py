@@ -142,6 +142,27 @@ def test_a_failed_message_is_dead_with_its_error(orders: Orders) -> None:
     assert "in fail" in trace
 
 
+def test_a_listener_without_retries_handles_a_dead_letter_that_is_replayed(
+    orders: Orders, invoke: Callable[..., Any]
+) -> None:
+    attempts: list[int] = []
+
+    def fail_once(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        if len(attempts) == 1:
+            raise ValueError("not yet")
+
+    orders.on(fail_once, retry=False)
+    orders.send(b"1")
+    with orders.running() as listener:
+        eventually(lambda: listener.stats.counts().dead, "the dead letter")
+        for command in (("dlq", "replay"), ("run", "--once")):
+            own = ("--subscription", "billing", "--all") if command[0] == "dlq" else ()
+            result = invoke(*command, orders.topic, *own)
+            assert result.exit_code == 0, result.output
+        eventually(lambda: attempts == [1, 1], "the second first attempt")
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Reject("no"), None])
 @pytest.mark.parametrize("coroutine", [False, True], ids=["function", "coroutine"])
 def test_any_exception_of_a_handler_is_a_failed_attempt(

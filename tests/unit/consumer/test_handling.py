@@ -25,6 +25,8 @@ class Raw:
 
 def received(failed: int = 0, own_id: str = "a") -> ReceivedMessage:
     properties = {"RECONSUMETIMES": str(failed), "delaylevel.id": own_id}
+    properties |= {"REAL_TOPIC": "persistent://public/default/orders"}
+    properties |= {"REAL_SUBSCRIPTION": "billing"}
     return ReceivedMessage(Raw(properties), "persistent://public/default/orders", "billing", 0)
 
 

@@ -16,20 +16,24 @@ from delaylevel.model import envelope as env
 from delaylevel.model import retries
 from delaylevel.testing import MemoryPulsar
 
+ORDERS = "persistent://public/default/orders"
 FAILED = Failure(ValueError("no money"), "ValueError: no money", "Traceback …")
 
 
 def received(
     properties: dict[str, str] | None = None, subscription: str = "billing"
 ) -> ReceivedMessage:
-    """Return a message that a consumer in memory received."""
+    """Return a message that a consumer in memory received: a retried copy, if it has properties."""
+    if properties:
+        own = {"REAL_TOPIC": ORDERS, "REAL_SUBSCRIPTION": subscription}
+        properties = {**own, **properties}
     with MemoryPulsar() as pulsar_:
         client = pulsar_.client()
         consumer: Any = client.subscribe("orders", subscription)
         client.create_producer("orders").send(b"pay", properties=properties)
         pulsar_.advance(timedelta(seconds=1))
         raw = consumer.receive()
-        return ReceivedMessage(raw, "persistent://public/default/orders", subscription, 0)
+        return ReceivedMessage(raw, ORDERS, subscription, 0)
 
 
 def letter(message: ReceivedMessage) -> dict[str, str]:
@@ -76,6 +80,26 @@ def test_long_ids_are_hashed_and_stay_different() -> None:
             ids.add(copy_id(received(properties)))
     assert len(ids) == 4
     assert all(len(each) <= env.LONGEST_ID for each in ids)
+
+
+@pytest.mark.parametrize("other", ["REAL_TOPIC", "REAL_SUBSCRIPTION"])
+def test_a_copy_that_was_forwarded_to_another_topic_is_a_new_message(other: str) -> None:
+    properties = {"RECONSUMETIMES": "3", "delaylevel-retry-id": "m", "ORIGIN_MESSAGE_ID": "x"}
+    rounds = {"delaylevel-retry-round": "2", "delaylevel-retry-published": "5", "mine": "1"}
+    message = received({**properties, **rounds, other: "other"})
+    assert (message.attempt, message.id) == (1, message.position_id)
+    assert message.first_published_ms == message.publish_ms
+    copied = copy_properties(message, "")
+    assert copied == {
+        "mine": "1",
+        "RECONSUMETIMES": "1",
+        "REAL_TOPIC": ORDERS,
+        "REAL_SUBSCRIPTION": "billing",
+        "ORIGIN_MESSAGE_ID": message.position_id,
+        "delaylevel-retry-id": message.id,
+        "delaylevel-retry-published": str(message.publish_ms),
+    }
+    assert copy_id(message) == f"{message.id}#billing#1"
 
 
 def test_a_copy_has_the_error_of_the_last_attempt_only() -> None:
