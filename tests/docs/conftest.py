@@ -165,7 +165,7 @@ def _failed(reader: Any) -> None:
         consumer = client.subscribe("orders", "billing")
         client.create_producer("orders").send(b"pay me")
         message = ReceivedMessage(consumer.receive(30_000), "orders", "billing", 0)
-        publisher.bury(message, Failure(None, "no money"), lambda error: error or stored.set())
+        publisher.bury(message, Failure(None, "only EUR"), lambda error: error or stored.set())
         assert stored.wait(30)
 
 
@@ -373,6 +373,12 @@ EXPECTED = Expected(
             "delaylevel mover status orders": (_function_runs,),
             "delaylevel mover delete orders": ("delaylevel mover deploy orders",),
             "delaylevel mover logs orders": ("delaylevel mover deploy orders", _function_runs),
+        },
+        "docs/consuming.md": {
+            "delaylevel dlq list orders --subscription billing": (_failed,),
+            (
+                "delaylevel dlq discard orders --subscription billing --reason 'only EUR' --count 1"
+            ): (_failed,),
         },
         "docs/functions.md": {
             "delaylevel mover status orders": (_function_runs,),

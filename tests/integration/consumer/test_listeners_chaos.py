@@ -90,7 +90,7 @@ class Setting:
         return process
 
     def start_application(self) -> subprocess.Popen[bytes]:
-        return self._start("listening_app", **self.plan.environment())
+        return self._start("delaylevel", "listen", "listening_app:app", **self.plan.environment())
 
     def start_run(self) -> subprocess.Popen[bytes]:
         spill = str(self._directory / "spill")
