@@ -39,7 +39,8 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize(("code", "name"), _examples())
-def test_example(code: str, name: str) -> None:
+def test_example(code: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)  # some examples have files
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 
