@@ -10,6 +10,7 @@ from delaylevel.model.topic_name import TopicName
 from delaylevel.topics.hosts import missing_hosts, summary
 from delaylevel.topics.stats import read_stats
 from delaylevel.topics.status import LevelTopicStatus
+from delaylevel.topics.targets import unsubscribed
 
 from .output import note
 
@@ -47,3 +48,13 @@ def note_undelivered(admin: TopicAdmin, described: LevelTopicDescription, topic:
         return  # the result does not depend on it
     for line in summary(missing, topic):
         note(f"Note: {line}.")
+
+
+def note_unsubscribed(admin: TopicAdmin, topic: TopicName) -> None:
+    """Print on stderr that the broker may delete a business topic, if that can be found out."""
+    try:
+        found = unsubscribed(admin, topic)
+    except BrokerError:
+        return
+    if found is not None:
+        note(f"Note: {found}.")

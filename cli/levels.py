@@ -27,10 +27,11 @@ from delaylevel.model.strategy import Levels, PartitionStrategy
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 from delaylevel.topics.status import status
+from delaylevel.topics.targets import keep
 
 from . import options
 from .command import Settings, examples, pass_settings
-from .delivery import undelivered
+from .delivery import note_unsubscribed, undelivered
 from .lifecycle import delete, drain, expand, orphans, set_
 from .output import emit, emit_one, note
 from .pausing import pause, resume
@@ -80,6 +81,7 @@ def levels() -> None:
 @examples(
     "delaylevel levels create orders",
     "delaylevel levels create orders --unit day --max-delay 30d --then hour:24h",
+    "delaylevel levels create orders --keep-target",
     "delaylevel levels create orders --target invoices --level-topic _billing-delay-level",
     "delaylevel levels create orders --level-namespace public/levels",
     "delaylevel levels create public/demo/ticks --unit 10s --max-delay 1m --then 2s:10s",
@@ -120,6 +122,7 @@ def levels() -> None:
     metavar="TOPIC",
     help="Further business topic to serve. Repeatable.",
 )
+@options.keep_target
 @options.level_topic
 @options.level_namespace
 @options.mover
@@ -151,6 +154,7 @@ def create(
     more_targets: tuple[str, ...],
     level_topic: str | None,
     level_namespace: str | None,
+    keep_target: bool,
     output: str,
     **fields: Any,
 ) -> None:
@@ -164,6 +168,9 @@ def create(
     Also creates its topics for held messages and dead letters, its subscriptions and policies, and
     with --final-window tracker its window and journal. The command may be repeated: it creates
     missing parts and adds new targets.
+
+    A broker deletes a business topic that has no subscription for a minute, and messages that are
+    due for it are held then. Subscribe to it first, or give --keep-target.
     """
     business = TopicName.parse(topic)
     if level_topic is None and business.local.endswith(LEVEL_SUFFIX):
@@ -184,6 +191,10 @@ def create(
             **fields,
         )
         made = topics.create(admin, wanted)
+        names = [TopicName.parse(name) for name in (business.full, *more_targets)]
+        if keep_target:
+            for name in names:
+                keep(admin, name)
         emit_one(description_view(made), DESCRIPTION, output)
         if made.final_window is FinalWindow.TRACKER:
             note(
@@ -193,6 +204,8 @@ def create(
             )
         for line in topics.notes(admin, made):
             note(f"Note: {line}.")
+        for name in names:
+            note_unsubscribed(admin, name)
 
 
 @examples(

@@ -13,9 +13,11 @@ from delaylevel.errors import InvalidInputError, StillPendingError
 from delaylevel.model.formatting import parse_duration
 from delaylevel.model.level_topic import Expired, LevelTopicDescription, MissingTarget, Mover
 from delaylevel.model.report import ForwardReport
+from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import lifecycle
 from delaylevel.topics import registry as topics
 from delaylevel.topics.settings import set_attribute
+from delaylevel.topics.targets import keep
 
 from . import options
 from .command import Settings, examples, pass_settings
@@ -208,6 +210,7 @@ def delete(
     "delaylevel levels set orders --expire-after 1h --expired dead-letter",
     "delaylevel levels set orders --feature cancel",
     "delaylevel levels set orders --attribute amount",
+    "delaylevel levels set orders --keep-target",
 )
 @click.command("set")
 @click.argument("topic")
@@ -216,6 +219,7 @@ def delete(
 @options.expired()
 @options.features
 @options.attribute()
+@options.keep_target
 @options.output
 @pass_settings
 def set_(
@@ -226,22 +230,25 @@ def set_(
     expired: Expired | None,
     features: tuple[str, ...],
     attribute: str | None,
+    keep_target: bool,
     output: str,
 ) -> None:
     """Change settings of TOPIC's level topic.
 
     Messages stay where they are. The Spark job and the dispatcher apply it within seconds, a
     Function when it is restarted. Dispatchers apply --attribute when they are started again.
+    --keep-target is for TOPIC itself, or for all business topics if TOPIC is a level topic.
 
     A feature cannot be removed. Before you add one, upgrade all producers, movers and dispatchers
     to a version that knows it: earlier ones stop, and versions from before features would deliver
     its records as messages.
     """
     expiry = expire_after_ms is not None or expired is not None
-    if on_missing_target is None and not expiry and attribute is None and not features:
+    others = on_missing_target is not None or attribute is not None or bool(features)
+    if not (expiry or others or keep_target):
         raise InvalidInputError(
-            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute "
-            "or --feature"
+            "nothing to change: give --on-missing-target, --expire-after, --expired, --attribute, "
+            "--keep-target or --feature"
         )
     with Admin.from_connection(settings.connection()) as admin:
         after = topics.describe(admin, topic, search=True)
@@ -255,6 +262,10 @@ def set_(
             )
         for feature in features:
             after = lifecycle.add_feature(admin, after.topic, feature)
+        if keep_target:
+            full = TopicName.parse(topic).full
+            for name in (full,) if full in after.targets else after.targets:
+                keep(admin, TopicName.parse(name))
     emit_one(description_view(after), DESCRIPTION, output)
 
 
@@ -270,7 +281,7 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
     """List level topics without business topics.
 
     NAMESPACE is public/default unless given. Also lists the remains of partly deleted level topics.
-    Nothing is changed.
+    Nothing is changed. A level topic of the last ten minutes that has had no message is left out.
     """
     with Admin.from_connection(settings.connection()) as admin:
         found = lifecycle.orphans(admin, namespace)
@@ -285,6 +296,14 @@ def orphans(settings: Settings, namespace: str, output: str) -> None:
         for item in found
     ]
     emit(rows, _ORPHANS, output, empty=f"No orphans in {namespace}.")
+    gone = [name for item in found for name in item.missing]
+    if gone:
+        note(
+            "A broker deletes a topic that has no subscription after a minute. If its messages are "
+            "still wanted, create it again and subscribe to it, or run "
+            f"`delaylevel levels set {TopicName.parse(gone[0]).short} --keep-target`. Otherwise "
+            "delete the level topic: `delaylevel levels delete`."
+        )
 
 
 def _drain(

@@ -122,6 +122,11 @@ expired = functools.partial(
     type=OneOf(Expired),
     help="Action for messages that would be released after their expiry.",
 )
+keep_target = click.option(
+    "--keep-target",
+    is_flag=True,
+    help="Keep the business topic also without a subscription; create it if it is missing.",
+)
 features = click.option(
     "--feature",
     "features",

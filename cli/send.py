@@ -27,7 +27,7 @@ from delaylevel.model.topic_name import TopicName
 
 from . import options
 from .command import examples, pass_connection, settings_of
-from .delivery import note_undelivered
+from .delivery import note_undelivered, note_unsubscribed
 from .output import Column, emit_one, note, progress
 from .values import DURATION, TIME, parse_time_ms
 
@@ -273,6 +273,7 @@ def _deliver(
         _flush(producer, lambda: outcomes.total() == attempted)
         if delayed and client.admin is not None:
             note_undelivered(client.admin, producer.description, topic)
+            note_unsubscribed(client.admin, TopicName.parse(topic))
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
     for name, count in refused.items():
         note(f"{count} messages not stored: the Pulsar client reports {name}")

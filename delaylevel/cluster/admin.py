@@ -129,8 +129,7 @@ class Admin(OperatorAdmin):
     def clock_ms(self) -> int | None:
         """Return the time of the broker's clock, ms since the epoch; None if the answer has none.
 
-        It is the ``Date`` of an answer, in whole seconds: late by less than a second plus the time
-        that the answer took.
+        It is the ``Date`` of an answer, in whole seconds: late by a second plus the answer's time.
         """
         date = self._rest.request("GET", "brokers/version").headers.get("Date")
         return instant_ms(parsedate_to_datetime(date)) if date else None
@@ -182,6 +181,9 @@ class Admin(OperatorAdmin):
     def create_partitioned(
         self, topic: TopicName, partitions: int, properties: Mapping[str, str] | None = None
     ) -> None:
+        if not partitions:
+            self._rest.put(topic.rest_path, dict(properties or {}))
+            return
         body = {"partitions": partitions, "properties": dict(properties or {})}
         self._rest.put(f"{topic.rest_path}/partitions", body, kind=_METADATA)
 
@@ -229,11 +231,9 @@ class Admin(OperatorAdmin):
     def max_message_size(self, topic: TopicName) -> int | None:
         try:
             limit = self._rest.get(f"{topic.rest_path}/maxMessageSize")
-        except (NotFoundError, PermissionDeniedError):
-            return None
         except AdminError as error:
-            if error.status == 405:
-                return None  # the broker has no policies for single topics
+            if error.status in (401, 403, 404, 405):
+                return None  # 405: the broker has no policies for single topics
             raise
         return int(limit) if limit else None
 

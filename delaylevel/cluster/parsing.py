@@ -84,7 +84,8 @@ def ledgers(value: Mapping[str, Any]) -> list[LedgerInfo]:
         # The open ledger has 0 entries in the list.
         last = found[-1]
         entries = max(last.entries, value.get("currentLedgerEntries", 0))
-        found[-1] = LedgerInfo(last.ledger, entries)
+        opened = value.get("lastLedgerCreatedTimestamp")
+        found[-1] = LedgerInfo(last.ledger, entries, instant(opened) if opened else None)
     return found
 
 

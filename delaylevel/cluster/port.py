@@ -52,7 +52,8 @@ class TopicAdmin(Protocol):
     ) -> None:
         """Create a partitioned topic with all its partitions and properties, in one step.
 
-        If several callers do it at the same time, one succeeds.
+        With 0 partitions, create a topic that is not partitioned. If several callers do it at the
+        same time, one succeeds.
 
         Raises:
             ConflictError: a topic of that name exists, partitioned or not; nothing was changed.

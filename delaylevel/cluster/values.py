@@ -45,10 +45,13 @@ class LedgerInfo:
     Attributes:
         ledger: the ledger ID.
         entries: number of entries, including acknowledged ones.
+        opened_ms: time at which the broker began to write to it, ms since the epoch; known only
+            for the last one of a partition.
     """
 
     ledger: int
     entries: int
+    opened_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

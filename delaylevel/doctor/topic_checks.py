@@ -12,6 +12,7 @@ from delaylevel.model.level_topic import FinalWindow, Mover, Role
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import safety
 from delaylevel.topics.subscriptions import early_subscriptions
+from delaylevel.topics.targets import unsubscribed
 
 from .context import LevelTopicContext
 from .finding import CheckResult, Problem
@@ -141,16 +142,25 @@ def _problem(line: str) -> Problem:
 
 
 def targets(context: LevelTopicContext) -> CheckResult:
-    """Check that every business topic exists."""
-    return CheckResult.of(
+    """Check that every business topic exists, and that the broker does not delete it."""
+    gone = [
         Problem(
-            f"{target} does not exist: messages that are due for it are held",
-            f"create it again, or delete the level topic: `delaylevel levels delete "
-            f"{context.description.topic}`",
+            f"{target} does not exist: messages that are due for it are held (a broker deletes a "
+            "topic that has no subscription after a minute)",
+            "create it again and subscribe to it, or create and keep it: `delaylevel levels set "
+            f"{target.short} --keep-target`. If nobody needs it any more, delete the level topic: "
+            f"`delaylevel levels delete {context.description.topic}`",
         )
         for target, found in context.targets.items()
         if found is None
+    ]
+    kept = (
+        unsubscribed(context.admin, target, found.values())
+        for target, found in context.targets.items()
+        if found is not None
     )
+    unsafe = [Problem(item.finding, item.remedy) for item in kept if item is not None]
+    return CheckResult.of([*gone, *unsafe])
 
 
 def target_schemas(context: LevelTopicContext) -> CheckResult:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.errors import NotFoundError
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import MEMBER_PROPERTY, LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 
@@ -16,6 +18,8 @@ from .registry import list_level_topics
 from .stats import pending_entries_in
 
 _THREADS = 8
+# Time in which the first message may create the business topic of a new level topic.
+_NEW_MS = 600_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class Orphan:
 def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
     """Return the orphans of a namespace, sorted by name.
 
+    A level topic that was created less than ten minutes ago and has had no message is none: its
+    business topic may not exist yet.
+
     Args:
         namespace: ``tenant/namespace`` of the level topics; business topics may be elsewhere.
 
@@ -59,8 +66,29 @@ def orphans(admin: TopicAdmin, namespace: str) -> list[Orphan]:
         missing = tuple(name for name in targets if not admin.topic_exists(TopicName.parse(name)))
         if missing:
             pending = pending_entries(admin, item.description)
+            if not pending.total and _is_new(admin, item.description):
+                continue
             found.append(Orphan(item.topic, item.description, missing, pending))
     return sorted([*found, *_strays(admin, namespace)], key=lambda orphan: orphan.topic)
+
+
+def _is_new(admin: TopicAdmin, description: LevelTopicDescription) -> bool:
+    """Return True if a level topic was just created, and nothing was ever stored in it.
+
+    Its ledgers tell that; but a broker also opens a ledger when it opens a partition again.
+    """
+    after_ms = SystemClock().now_ms() - _NEW_MS
+    try:
+        for member in description.members():
+            for index in range(member.partitions):
+                ledgers = admin.ledgers(member.topic.partition(index))
+                if len(ledgers) != 1 or ledgers[0].entries:
+                    return False
+                if (ledgers[0].opened_ms or 0) < after_ms:
+                    return False
+    except NotFoundError:
+        return False
+    return True
 
 
 def _strays(admin: TopicAdmin, namespace: str) -> Iterable[Orphan]:

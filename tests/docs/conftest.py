@@ -388,7 +388,7 @@ EXPECTED = Expected(
         },
         "docs/inspect.md": {"": PENDING},
         "docs/lifecycle.md": {
-            "delaylevel levels orphans": (UNBATCHED, _sent(120), _held(4), TARGET_GONE),
+            "delaylevel levels orphans": (_nothing, UNBATCHED, _sent(120), _held(4), TARGET_GONE),
             "delaylevel levels set orders --on-missing-target dead-letter": CREATED,
             "delaylevel levels expand orders --max-delay 60d --then hour:48h": WITH_HOURS,
             "delaylevel levels drain orders": (_nothing, *PENDING),

@@ -192,7 +192,8 @@ class TargetPool(Generic[Item]):
     def refuse(self, topic: str, schema: str, reason: str) -> None:
         """Leave a target alone for a while; producers of another schema may still write to it."""
         if self.refusal(topic, schema) is None:
-            log.warning("%s cannot be written (%s): holding its messages", topic, reason)
+            advice = f". {_recreate(topic)}" if reason == NO_TOPIC else ""
+            log.warning("%s cannot be written (%s): holding its messages%s", topic, reason, advice)
         self._refused[topic, schema] = (reason, self._now_s() + self._pause_s())
 
     def poll(self) -> Iterator[tuple[TargetKey, Settled]]:
@@ -316,6 +317,15 @@ class TargetPool(Generic[Item]):
         if key.partition >= 0:
             ledgers = [(key.partition, ledger) for _, ledger in ledgers]
         return is_same_topic(self._admin, TopicName.parse(key.topic), opened, ledgers)
+
+
+def _recreate(topic: str) -> str:
+    """Return the advice for a topic that does not exist."""
+    return (
+        "Create it and subscribe to it: by default, a broker deletes a topic that has no "
+        f"subscription after a minute. `delaylevel levels set {TopicName.parse(topic).short} "
+        "--keep-target` creates and keeps it"
+    )
 
 
 def _batches_below(limit: int) -> dict[str, Any]:

@@ -134,6 +134,10 @@ class Broker:
         self.policies_of(name.namespace_path)
         if name in self.partitioned or name in self.partitions:
             raise ConflictError(f"topic {name} exists", status=409, reason="exists already")
+        if partitions == 0:
+            self._add(name)
+            self.changes += 1
+            return
         if partitions < 1:
             raise AdminError(
                 f"topic {name} cannot have {partitions} partitions", status=406, reason="partitions"

@@ -1,0 +1,53 @@
+"""Tests of business topics that nobody subscribes to, on a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from click.testing import Result
+
+from delaylevel.topics import lifecycle
+from delaylevel.topics.targets import unsubscribed
+from world import RealWorld
+
+
+def test_commands_explain_a_target_without_subscription_and_keep_it(
+    world: RealWorld, invoke: Callable[..., Result]
+) -> None:
+    orders, name = world.name("orders").short, world.name("orders")
+    remedy = f"`delaylevel levels set {orders} --keep-target`"
+    created = invoke("levels", "create", orders)
+    assert f"{orders} does not exist" in created.stderr
+    assert remedy in created.stderr
+    # Its first message may create the topic.
+    assert lifecycle.orphans(world.admin, world.namespace) == []
+    sent = invoke("send", orders, "hi", "--after", "2d")
+    assert f"{orders} has no subscription" in sent.stderr
+    assert remedy in sent.stderr
+    world.admin.delete(name, force=True)  # as the broker does after a minute
+    listed = invoke("levels", "orphans", world.namespace, "-o", "json")
+    (row,) = json.loads(listed.stdout)
+    assert (row["missing"], row["parked"]) == ([name.full], 1)
+    assert remedy in listed.stderr
+    failed = invoke("doctor", orders)
+    assert f"{name} does not exist" in failed.output
+    assert remedy in failed.output
+
+    assert invoke("levels", "set", orders, "--keep-target").exit_code == 0
+    assert world.admin.topic_policies(name).delete_while_inactive is False
+    assert unsubscribed(world.admin, name) is None
+    assert lifecycle.orphans(world.admin, world.namespace) == []
+    assert "subscription" not in invoke("send", orders, "hi", "--after", "2d").stderr
+
+
+def test_target_is_kept_from_the_start(world: RealWorld, invoke: Callable[..., Result]) -> None:
+    bills, extra = world.name("bills"), world.name("extra")
+    created = invoke(
+        "levels", "create", bills.short, "--target", extra.full, "--keep-target", "-o", "json"
+    )
+    assert created.exit_code == 0, created.output
+    assert "subscription" not in created.stderr
+    for name in (bills, extra):
+        assert world.admin.topic_policies(name).delete_while_inactive is False
+        assert world.admin.partitioned_metadata(name).partitions == 0
