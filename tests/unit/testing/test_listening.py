@@ -221,11 +221,12 @@ def test_everything_happens_in_the_thread_of_the_test(
     memory_pulsar: MemoryPulsar, register: Register
 ) -> None:
     threads = []
+    before = set(threading.enumerate())
     register(lambda message: threads.append(threading.current_thread()))
     send(memory_pulsar, b"1")
     memory_pulsar.advance(NOW)
     assert threads == [threading.current_thread()]
-    names = {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in set(threading.enumerate()) - before}
     assert not [name for name in names if name.startswith("delaylevel") and "search" not in name]
 
 
