@@ -42,6 +42,22 @@ _UNREACHABLE_HINT = (
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
 
+# The extras of modules that commands import. Most rooms raise a MissingExtraError themselves.
+_EXTRAS = {
+    "duckdb": "inspect",
+    "fastavro": "avro",
+    "matplotlib": "inspect",
+    "numpy": "window",
+    "prometheus_client": "metrics",
+    "pyarrow": "inspect",
+    "pyroaring": "window",
+    "pyspark": "spark",
+    "rich": "inspect",
+    "waitress": "metrics",
+    "zstandard": "window",
+}
+
+
 class WrongInput(click.ClickException):
     """Error for input that cannot be used."""
 
@@ -71,6 +87,13 @@ def translate(error: BaseException) -> click.ClickException | None:
         return WrongInput(text)
     if isinstance(error, DelayLevelError):
         return click.ClickException(text)
+    if isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(name)
+        if extra is not None:
+            return click.ClickException(
+                f"this command needs {name}: pip install 'delaylevel[{extra}]'"
+            )
     if isinstance(error, getattr(sys.modules.get("_pulsar"), "PulsarException", ())):
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:

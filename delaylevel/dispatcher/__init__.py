@@ -4,9 +4,18 @@ Several `Dispatcher` processes share the window partitions. A `PartitionOwner` s
 and the `journal` records its progress.
 """
 
-from .service import Dispatcher
-from .settings import DispatchSettings
-from .stats import OwnerStats
+from delaylevel.errors import MissingExtraError
+
+try:
+    from .service import Dispatcher
+    from .settings import DispatchSettings
+    from .stats import OwnerStats
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("delaylevel"):
+        raise
+    raise MissingExtraError(
+        f"a dispatcher needs {error.name}: pip install 'delaylevel[window]'", name=error.name
+    ) from error
 
 #: The earlier name of `OwnerStats`.
 PartitionFigures = OwnerStats

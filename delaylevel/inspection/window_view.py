@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from delaylevel.cluster.port import TopicAdmin
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Messages: TypeAlias = Sequence[Observation | LazyMessage]
 _THREADS = 4
+# Threads that import the same module at once see it half-initialized if the import fails.
+_IMPORTING = Lock()
 
 
 class WindowView(Protocol):
@@ -155,13 +158,15 @@ class TrackerWindow:
         """Read which positions of a window partition are released, or until when."""
         most = self._most_journal_records
         try:
-            from .released import LongJournalError, last_written_ms, released_by_journal
-        except ModuleNotFoundError as error:
+            with _IMPORTING:
+                from .released import LongJournalError, last_written_ms, released_by_journal
+        except (ModuleNotFoundError, MissingExtraError) as error:
             if most is not None:
                 self._released_until_ms[index] = self._now_ms
                 return
             raise MissingExtraError(
-                f"the window's journal cannot be read without {error.name}: "
+                "the window's journal cannot be read without "
+                f"{error.name or 'numpy and pyroaring'}: "
                 "pip install 'delaylevel[window]'"
             ) from error
         journal = self._description.journal_topic.partition(index)

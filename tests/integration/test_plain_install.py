@@ -1,0 +1,167 @@
+"""Tests of every command in an install without extras, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from delaylevel import PartitionBy, PartitionStrategy
+from delaylevel.cli.main import cli
+from delaylevel.model.level_topic import FinalWindow, Mover
+from delaylevel.model.strategy import Levels
+from world import RealWorld
+
+PROGRAM = Path(__file__).parents[1] / "plain_install.py"
+HOURS = PartitionStrategy(partition_by=PartitionBy.HOUR, maximum_delay=timedelta(hours=3))
+
+# The arguments of each command, and the extras that it lacks; none if it works.
+# TOPIC is a level topic with cancellations, CALM one with a Function, SIMPLE one without a tracker.
+COMMANDS: dict[str, list[tuple[str, str]]] = {
+    "broker status": [("", "")],
+    "levels create": [("NEW", "")],
+    "levels describe": [("TOPIC", "")],
+    "levels list": [("NAMESPACE", "")],
+    "levels orphans": [("NAMESPACE", "")],
+    "levels pause": [("TOPIC", "")],
+    "levels resume": [("TOPIC", "")],
+    "levels set": [("TOPIC --attribute size", "")],
+    "levels expand": [("SIMPLE --max-delay 4h", "")],
+    "levels drain": [("SIMPLE", "")],
+    "levels delete": [("NEW", "")],
+    "plan": [("--rate 10 --max-delay 3d --size 100", "")],
+    "run": [("TOPIC", "window"), ("TOPIC --once", "window")],
+    "mover run": [
+        ("TOPIC", "spark"),
+        ("TOPIC --local --once", ""),
+        ("TOPIC --local --once --metrics-port 0", "metrics"),
+    ],
+    "mover deploy": [("CALM --package-only PACKAGE", "")],
+    "listen": [("shop:app --metrics-port 0", "metrics")],
+    "dispatcher run": [("TOPIC", "window")],
+    "dispatcher status": [("TOPIC", "window")],
+    "send": [("TOPIC hi --after 2h", "")],
+    "pending list": [("TOPIC", "inspect")],
+    "pending histogram": [("TOPIC", "inspect")],
+    "pending average": [("TOPIC size", "inspect")],
+    "pending export": [("TOPIC FILE", "inspect")],
+    "pending cancel": [
+        ("TOPIC --key k --count 1", "inspect"),
+        ("TOPIC id --timeout 1s", "inspect"),
+    ],
+    "pending fire": [("TOPIC --key k --count 1", "inspect")],
+    "pending reschedule": [("TOPIC --key k --count 1 --at +1h", "inspect")],
+    "pending outcome": [("TOPIC id", "")],
+    "horizon": [
+        ("TOPIC", ""),
+        ("TOPIC --exact", "window"),
+        ("TOPIC --plot plot.svg", "inspect"),
+    ],
+    "top": [("TOPIC --refreshes 1", "")],
+    "doctor": [("TOPIC", "")],
+    "dlq list": [("TOPIC", "")],
+    "dlq replay": [("TOPIC --all", "")],
+    "dlq discard": [("TOPIC --all --count 0", "")],
+    "dlq show": [("TOPIC 1:2:-1", "")],
+    "demo": [("", "window")],
+}
+# They manage a broker on this machine or a Function in the cluster, and need no extra here.
+OTHERS = {
+    *("broker fetch", "broker logs", "broker start", "broker stop"),
+    *("mover delete", "mover logs", "mover restart", "mover status"),
+}
+
+
+def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the commands that do something, without hidden ones."""
+    if not isinstance(command, click.Group):
+        yield " ".join(path)
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        found = command.get_command(context, name)
+        if found is not None and not found.hidden:
+            yield from leaves(found, (*path, name))
+
+
+def test_every_command_is_here() -> None:
+    assert {*COMMANDS, *OTHERS} == set(leaves(cli))
+
+
+@pytest.fixture
+def names(world: RealWorld, tmp_path: Path) -> dict[str, str]:
+    """The values of the words in capitals."""
+    hours, tracker = Levels(HOURS), FinalWindow.TRACKER
+    world.level_topic(hours, ("orders",), final_window=tracker, features=("cancel",))
+    world.level_topic(hours, ("calm",), final_window=tracker, mover=Mover.FUNCTION)
+    world.level_topic(hours, ("simple",))
+    return {
+        "TOPIC": world.topic("orders"),
+        "CALM": world.topic("calm"),
+        "SIMPLE": world.topic("simple"),
+        "NEW": world.topic("new"),
+        "NAMESPACE": world.namespace,
+        "FILE": str(tmp_path / "pending.jsonl"),
+        "PACKAGE": str(tmp_path / "package"),
+    }
+
+
+def test_commands_name_the_extra_that_they_lack(
+    names: dict[str, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    runs = [
+        (f"{command} {arguments}", lacks)
+        for command, variants in COMMANDS.items()
+        for arguments, lacks in variants
+    ]
+    application = (
+        "from delaylevel import Listeners\n"
+        "app = Listeners.from_config()\n"
+        '@app.on("orders", subscription="billing")\n'
+        "def bill(message): ...\n"
+    )
+    (tmp_path / "shop.py").write_text(application, encoding="utf-8")
+    lines = [json.dumps([names.get(word, word) for word in line.split()]) for line, _ in runs]
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "--each"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        timeout=300,
+        check=True,
+    )
+    answers: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(runs)
+    for (line, lacks), (code, output, trace) in zip(runs, answers, strict=True):
+        assert not trace, f"{line}\n{trace}"
+        if lacks:
+            assert f"delaylevel[{lacks}]" in output, f"{line}: {output}"
+            assert code in (1, 2), f"{line}: {code}"
+        else:
+            assert "delaylevel[" not in output, f"{line}: {output}"
+
+
+def test_threads_that_miss_the_same_module_agree(
+    names: dict[str, str], environment: dict[str, str]
+) -> None:
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, PROGRAM, "horizon", names["TOPIC"], "--exact"],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        assert "pip install 'delaylevel[window]'" in done.stderr
+        assert "Traceback" not in done.stderr
