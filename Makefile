@@ -61,8 +61,9 @@ pytest: fetch ## Run the tests; PYTEST_ARGS="-k name" selects some
 test-all: lint typecheck wheel-check java fetch ## Run all checks, including tests that take minutes each
 	$(BIN)/python -m pytest -m "long or not long" $(PYTEST_ARGS)
 
-reference: $(STAMP) ## Regenerate docs/cli.md and docs/api.md
+reference: $(STAMP) ## Regenerate docs/cli.md, docs/api.md and the pictures
 	$(BIN)/python tools/make_reference.py
+	$(BIN)/python tools/make_picture.py
 
 broker: fetch ## Start a private broker (stop it with `make broker-stop`)
 	$(BIN)/delaylevel broker start
