@@ -165,7 +165,7 @@ def replay(
     Use it, for example, after `delaylevel levels create` has added the target that they name. They
     keep their IDs, and their due times unless --at replaces them. Those that still cannot be read
     or delivered stay dead letters. Those of a subscription go to that subscription only, and its
-    attempts are counted from 1 again.
+    attempts are counted from 1 again. The exit code is 1 if nothing was replayed.
     """
     chosen = _chooser(**selected)
     full = TopicName.parse(target).full if target is not None else None
@@ -201,6 +201,10 @@ def replay(
             "change when a part of the batch is replayed: `delaylevel dlq list` shows the present "
             "ones"
         )
+    if not report.replayed:
+        if not report.refused:
+            note(f"Nothing was replayed: {place.owner} has no such dead letter.")
+        click.get_current_context().exit(1)
 
 
 @examples(

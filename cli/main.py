@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import logging
@@ -15,6 +16,7 @@ from delaylevel import __version__
 from delaylevel.errors import (
     BrokerError,
     BrokerUnreachableError,
+    ConfigError,
     DelayLevelError,
     InvalidInputError,
     MessageTooLargeError,
@@ -22,6 +24,7 @@ from delaylevel.errors import (
 
 from . import logs
 from .command import connection_options, examples, settings_of
+from .hints import unreachable_hint, with_options
 
 # Commands by section of the help. Each has a module of the same name, which is imported on first
 # use, so that `delaylevel broker` never loads Spark.
@@ -34,10 +37,6 @@ SECTIONS = {
 # Former names of groups. They still work; no help and no page shows them.
 FORMER = ("sync", "function", "dispatch")
 
-_UNREACHABLE_HINT = (
-    "Is the cluster running, and are --service-url and --admin-url correct? "
-    "`delaylevel broker start` starts a private broker on this machine."
-)
 # Exceptions of the Pulsar client, compared by name so that handling an error imports nothing.
 _UNREACHABLE_CLIENT_ERRORS = ("ConnectError", "Timeout", "NotConnected", "ServiceUnitNotReady")
 
@@ -70,7 +69,9 @@ class NotReached(click.ClickException):
     exit_code = 3
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}\n{_UNREACHABLE_HINT}")
+        context = click.get_current_context(silent=True)
+        flags = {} if context is None else settings_of(context).flags
+        super().__init__(f"{message}\n{unreachable_hint(flags)}")
 
 
 def translate(error: BaseException) -> click.ClickException | None:
@@ -79,6 +80,8 @@ def translate(error: BaseException) -> click.ClickException | None:
     Exit codes: 1 failed, 2 wrong input, 3 broker not reached.
     """
     text = str(error) or type(error).__name__
+    if isinstance(error, DelayLevelError) and not isinstance(error, ConfigError):
+        text = with_options(error) or type(error).__name__
     if isinstance(error, BrokerUnreachableError):
         return NotReached(text)
     if isinstance(error, MessageTooLargeError):
@@ -116,6 +119,17 @@ class RootGroup(click.Group):
         """Import the module of a command and return the command."""
         module = _module(cmd_name)
         return None if module is None else getattr(importlib.import_module(module), cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; suggest one that is spelled alike."""
+        name = args[0]
+        if name[:1] != "-" and self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, _shown(), 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each section under its title."""

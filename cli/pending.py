@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 from collections.abc import Callable, Iterable
@@ -48,6 +49,10 @@ class _Group(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert ``list`` if the first word is not a command."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            near = difflib.get_close_matches(args[0], self.commands, 1)
+            if near and args[1:2] and not args[1].startswith("-"):
+                # A topic has no second argument.
+                ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
             args = ["list", *args]
         return super().parse_args(ctx, args)
 

@@ -9,8 +9,25 @@ from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import SystemClock, duration_ms
 
 
+def check_duration(delta: timedelta) -> None:
+    """Raise InvalidInputError for a duration that ``deliver_after`` would not take, either."""
+    if not isinstance(delta, timedelta):
+        raise InvalidInputError(
+            f"time advances by a timedelta, not {type(delta).__name__} ({delta!r}): write "
+            "timedelta(seconds=…)"
+        )
+    if delta < timedelta(0):
+        raise InvalidInputError(
+            f"time cannot go back ({delta!r}): give a duration that is not negative"
+        )
+
+
 class ManualClock:
     """A :class:`~delaylevel.model.clock.Clock` that only moves in :meth:`advance` and :meth:`step`.
+
+    Once it has moved, it differs from the system clock: ``datetime.now(timezone.utc)`` plus an hour
+    may be past for it, so that the message is sent at once. Use :meth:`now` in its place, or
+    ``deliver_after``.
 
     Args:
         start_ms: initial time, ms since the epoch; by default the current time, so that it agrees
@@ -41,12 +58,9 @@ class ManualClock:
             delta: duration, rounded up to a millisecond.
 
         Raises:
-            InvalidInputError: the duration is negative.
+            InvalidInputError: the duration is negative, or no timedelta.
         """
-        if delta < timedelta(0):
-            raise InvalidInputError(
-                f"a clock cannot go back ({delta!r}): give a duration that is not negative"
-            )
+        check_duration(delta)
         self.move_to(self._now_ms + duration_ms(delta))
 
     def move_to(self, now_ms: int) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from delaylevel.cluster.values import NamespacePolicies
-from delaylevel.errors import EnvelopeError, InvalidInputError
+from delaylevel.errors import EnvelopeError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.envelope import Envelope
 from delaylevel.model.level_topic import SUBSCRIPTION, FinalWindow, LevelTopicDescription, Role
@@ -24,7 +24,7 @@ from delaylevel.testing.memory.log import Entry, StoredMessage
 from delaylevel.testing.memory.released import ReleasedMessages
 
 from .admin import MemoryAdmin
-from .clock import ManualClock
+from .clock import ManualClock, check_duration
 from .listening import Listening, Step
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class MemoryPulsar:
             ``window`` when it is handed off, and as ``due`` when it is delivered.
 
         Raises:
-            InvalidInputError: the duration is negative.
+            InvalidInputError: the duration is negative, or no timedelta.
             AlreadyRunningError: the test runs its own mover or dispatcher: advance the clock
                 instead.
         """
@@ -160,10 +160,7 @@ class MemoryPulsar:
         app.start()
 
     def _advance(self, delta: timedelta) -> Step:
-        if delta < timedelta(0):
-            raise InvalidInputError(
-                f"time cannot go back ({delta!r}): give a duration that is not negative"
-            )
+        check_duration(delta)
         target_ms = self.clock.now_ms() + duration_ms(delta)
         with ExitStack() as stack:
             movers = _Movers(self, self._broker, stack)

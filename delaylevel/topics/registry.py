@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import BrokerSettings, NamespacePolicies, TopicMetadata
 from delaylevel.errors import (
     AdminError,
+    BrokerError,
     LevelTopicError,
     NotFoundError,
     PermissionDeniedError,
@@ -18,6 +20,8 @@ from delaylevel.errors import (
 )
 from delaylevel.model.level_topic import (
     DESCRIPTION_PROPERTY,
+    LEVEL_PREFIX,
+    LEVEL_SUFFIX,
     MEMBER_PROPERTY,
     PLAN_PROPERTY,
     LevelTopicDescription,
@@ -194,15 +198,36 @@ def _existing(admin: TopicAdmin, level_topic: str, name: TopicName) -> LevelTopi
         if name.full in belongs:
             return described
         raise LevelTopicError(
-            f"{name} has no level topic ({level_topic} serves other topics): create one with "
-            f"`delaylevel levels create {name} --level-topic …`"
+            f"{name} has no level topic ({level_topic} serves other topics): "
+            f"create one with `delaylevel levels create {name} --level-topic …`"
         )
     if members.metadata_of(admin, level_name) is not None:
         raise LevelTopicError(f"level topic {level_topic}: {_UNFINISHED}")
     raise LevelTopicError(
-        f"{name} has no level topic ({level_topic} does not exist): create one with "
-        f"`delaylevel levels create {name}`"
+        f"{name} has no level topic ({level_topic} does not exist){similar(admin, name)}: create "
+        f"one with `delaylevel levels create {name}`"
     )
+
+
+def similar(admin: TopicAdmin, business_topic: TopicName) -> str:
+    """Return a suggestion for a name without a level topic; empty if no other name is like it.
+
+    Only level topics of default names in the topic's namespace count.
+    """
+    try:
+        names = admin.list_partitioned_topics(business_topic.namespace_path)
+    except BrokerError:
+        return ""
+    served = {
+        name.local.removesuffix(LEVEL_SUFFIX).removeprefix(LEVEL_PREFIX)
+        for name in names
+        if name.local.endswith(LEVEL_SUFFIX)
+    }
+    asked = business_topic.local.removesuffix(LEVEL_SUFFIX).removeprefix(LEVEL_PREFIX)
+    near = difflib.get_close_matches(asked, sorted(served - {asked}), 1)
+    if not near:
+        return ""
+    return f" (did you mean {replace(business_topic, local=near[0]).short!r}?)"
 
 
 def _default_named(

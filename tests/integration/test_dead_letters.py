@@ -247,3 +247,11 @@ def test_the_largest_letters_are_stored_in_chunks_shown_discarded_and_replayed(
             )
     finally:
         again.stop()
+
+
+def test_a_replay_of_nothing_fails(
+    description: LevelTopicDescription, run: Callable[..., Result]
+) -> None:
+    answer = run("replay", description.targets[0], "--reason", "no such reason")
+    assert answer.exit_code == 1, answer.output
+    assert "Nothing was replayed" in answer.stderr
