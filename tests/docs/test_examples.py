@@ -1,6 +1,7 @@
 """Every Python example in README.md and docs/ that needs no broker runs here.
 
 Examples marked ``with-broker`` or ``background`` run in test_pages.py, in the order of their page.
+Those marked ``needs-NAME`` are skipped if the package NAME is not installed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def _examples() -> list[object]:
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             name = f"{page.relative_to(ROOT)}:{line}"
-            if not match["options"].strip():
-                found.append(pytest.param(match["code"], name, id=name))
+            needed = re.fullmatch(r"(?:needs-(\w+))?", match["options"].strip())
+            if needed:
+                found.append(pytest.param(match["code"], name, needed[1], id=name))
     return found
 
 
@@ -38,8 +40,12 @@ def test_there_are_examples() -> None:
     assert len(_examples()) > 15
 
 
-@pytest.mark.parametrize(("code", "name"), _examples())
-def test_example(code: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "name", "needed"), _examples())
+def test_example(
+    code: str, name: str, needed: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if needed:
+        pytest.importorskip(needed)
     monkeypatch.chdir(tmp_path)  # some examples have files
     exec(compile(code, name, "exec"), {"__name__": "__main__"})
 

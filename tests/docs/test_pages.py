@@ -10,6 +10,7 @@ The info string of a fence has options for its block:
 ``with-broker``     Python that needs a broker; the blocks of a page share their names. A block that
                     begins with ``# some/file.py`` is written to that file
 ``background``      Python that needs a broker and runs until Ctrl-C, while later blocks run
+``needs-NAME``      Python that runs where the package NAME is installed (test_examples.py)
 ``pytest``          a file of a project, ``# some/file.py``, whose tests test_examples.py runs
 
 ``sh`` blocks are commands. In ``console`` blocks commands begin with ``$``, and the lines below a
@@ -47,7 +48,7 @@ from delaylevel.cluster.connection import Connection
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 KINDS = {"sh", "console", "python", "java", "text", "yaml"}
-OPTION = re.compile(r"exits-\d|background|stopped|with-broker|pytest")
+OPTION = re.compile(r"exits-\d|background|stopped|with-broker|pytest|needs-\w+")
 # A section of docs/cli.md. `mover run` has its own section: it needs another kind of level topic.
 SECTION = re.compile(r"^##+ delaylevel(?: (mover run|\w+))?", re.MULTILINE)
 SPARK = r"(-v )?(mover run|sync spark)"
