@@ -19,7 +19,17 @@ from delaylevel import __version__, installed
 # The name of the folder into which Spark unpacks the archive.
 FOLDER = "delaylevel-packages"
 # The requirements of `delaylevel[spark]` without Spark itself, which executors have.
-ROOTS = ("pulsar-client", "pydantic", "click", "urllib3", "platformdirs", "pyarrow")
+ROOTS: tuple[str, ...] = (
+    "pulsar-client",
+    "pydantic",
+    "click",
+    "certifi",
+    "urllib3",
+    "platformdirs",
+    "pyarrow",
+)
+if sys.version_info < (3, 11):  # later ones have tomllib
+    ROOTS += ("tomli",)
 _FROM_SPARK = frozenset({"pyspark", "py4j"})
 _OWN_PARTS = ("delaylevel", "delaylevel.functions", "delaylevel.spark_sync", "delaylevel.cli")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib
 import logging
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -36,6 +39,26 @@ def test_requirements_are_found_without_those_of_spark() -> None:
     assert {"certifi", "pydantic-core", "typing-extensions"} <= set(found)
     assert not {"pyspark", "py4j", "delaylevel"} & set(distributions(["pyspark", "pydantic"]))
     assert "fastavro" not in found, "an extra of pulsar-client that is not required"
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 11), (3, 13)])
+def test_the_archive_has_every_requirement_of_the_python_version(
+    version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load the module as another Python version does: executors have the driver's version."""
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[3] / "setup.cfg")
+    needed = set()
+    for line in setup["options"]["install_requires"].split("\n"):
+        requirement, _, marker = line.partition(";")
+        name = re.match(r"[\w.-]+", requirement.strip())
+        assert marker.strip() in ("", 'python_version < "3.11"')
+        if name is not None and (not marker or version < (3, 11)):
+            needed.add(name.group())
+    monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
+    assert set(importlib.reload(packages).ROOTS) == needed | {"pyarrow"}
+    monkeypatch.undo()
+    importlib.reload(packages)
 
 
 def test_a_package_that_is_not_installed_cannot_be_shipped() -> None:
