@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,21 +181,48 @@ def test_the_last_partition_before_an_expansion_is_not_bounded_either() -> None:
     assert unbounded == [(0, 2), (0, longer[0].partitions - 1), (1, LEVELS[1].partitions - 1)]
 
 
-def test_partitions_outside_the_window_are_not_requested() -> None:
-    stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
-    search(stored, Window(NOW + 100 * HOUR, None))
-    assert stored.requested == [
+@dataclass
+class Backwards(Stored):
+    """Stored partitions of which the first one is requested last, as threads may do."""
+
+    first: str = ""
+    others: int = 0
+    answered: threading.Event = field(default_factory=threading.Event)
+
+    def mark_delete_position(self, partition: TopicName, subscription: str) -> Position:
+        if partition.full == self.first:
+            assert self.answered.wait(30)
+        found = super().mark_delete_position(partition, subscription)
+        if len(self.requested) == self.others:
+            self.answered.set()
+        return found
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_partitions_outside_the_window_are_not_requested(backwards: bool) -> None:
+    wanted = [
         SOURCES[Role.LEVEL, 0, 2].topic,
         SOURCES[Role.LEVEL, 1, 1].topic,
         SOURCES[Role.HELD, 1, 0].topic,
     ]
-
-
-def test_only_wanted_partitions_are_requested() -> None:
     stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
+    if backwards:
+        stored = Backwards(stored.partitions, first=wanted[0], others=2)
+    found = search(stored, Window(NOW + 100 * HOUR, None))
+    # Threads request each of them once, in any order; the ranges keep the order of partitions.
+    assert sorted(stored.requested) == sorted(wanted)
+    assert [item.source.topic for item in found] == wanted
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_only_wanted_partitions_are_requested(backwards: bool) -> None:
+    wanted = [SOURCES[Role.LEVEL, 1, number].topic for number in (0, 1)]
+    stored = Stored({source.topic: [Message(NOW, NOW)] for source in SOURCES.values()})
+    if backwards:
+        stored = Backwards(stored.partitions, first=wanted[0], others=1)
     found = search(stored, wanted=lambda source: source.level == 1 and source.role is Role.LEVEL)
-    assert [item.source.topic for item in found] == stored.requested
-    assert len(stored.requested) == 2
+    assert sorted(stored.requested) == sorted(wanted)
+    assert [item.source.topic for item in found] == wanted
 
 
 def test_a_bound_in_the_future_needs_no_search() -> None:
