@@ -276,9 +276,10 @@ def export(
     """Write pending messages of TOPIC to FILE.
 
     They are written in due order. The ending of FILE selects the format: .parquet, .csv or .jsonl.
-    A .jsonl file has the keys of `list -o jsonl`, a .csv file has them as columns, and a
-    .parquet file has the columns that --where takes. Messages are written while they are read,
-    under a temporary name in the same folder. FILE appears when it is complete.
+    A .jsonl file has the keys of `list -o jsonl`; with --payload, `delaylevel send --jsonl` sends
+    its messages again, with their IDs, targets and due times. A .csv file has the keys as columns,
+    and a .parquet file has the columns that --where takes. Messages are written while they are
+    read, under a temporary name in the same folder. FILE appears when it is complete.
     """
     check_file(file, force)
     with query(settings, topic, **conditions) as (look, selection, shown):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
-import json
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TextIO
 
 import click
 
 from delaylevel.cluster.connection import Connection
 from delaylevel.errors import InvalidInputError
-from delaylevel.model.clock import SystemClock, duration_ms
+from delaylevel.model.clock import SystemClock
 from delaylevel.model.features import CANCEL
-from delaylevel.model.formatting import parse_duration
 from delaylevel.model.level_topic import FinalWindow
 from delaylevel.model.outcome import Receipt
 from delaylevel.model.topic_name import TopicName
@@ -28,8 +24,9 @@ from delaylevel.model.topic_name import TopicName
 from . import options
 from .command import examples, pass_connection, settings_of
 from .delivery import note_undelivered, note_unsubscribed
+from .json_lines import Outgoing, parse_line
 from .output import Column, emit_one, note, progress
-from .values import DURATION, TIME, parse_time_ms
+from .values import DURATION, TIME
 
 _COLUMNS = (
     Column("topic"),
@@ -39,101 +36,6 @@ _COLUMNS = (
     Column("due_ms", "time"),
 )
 _PATIENCE_S = 10.0
-_LINE_KEYS = frozenset(
-    (
-        *("body", "base64", "key", "ordering_key", "properties", "event_time", "id"),
-        *("at", "after", "expires_at", "expires_after"),
-    )
-)
-
-
-@dataclass
-class Outgoing:
-    """A message as given on the command line or in a JSON line.
-
-    Attributes:
-        body: the payload; None for a null value.
-        arguments: further arguments of ``DelayLevelProducer.send``, by name.
-        line: the number of its JSON line; None for a message of the command line.
-    """
-
-    body: bytes | None
-    arguments: dict[str, Any]
-    line: int | None = None
-
-    def fix_due(self, now_ms: int) -> None:
-        """Replace a delay by a due time, so that the result shows the due time that is sent."""
-        after = self.arguments["deliver_after"]
-        if after and self.arguments["deliver_at"] is None:
-            self.arguments |= {"deliver_at": now_ms + duration_ms(after), "deliver_after": None}
-
-
-def parse_line(text: str, now_ms: int) -> Outgoing:
-    """Parse a JSON line.
-
-    Args:
-        text: an object with ``body`` (text, or null for a null value) or ``base64``. Optional keys
-            are ``key``, ``ordering_key``, ``properties``, ``event_time``, ``at`` or ``after``,
-            ``expires_at`` or ``expires_after``, and ``id``. Times are ISO-8601, epoch ms or
-            ``+2h``; ``after`` and ``expires_after`` are durations (``3d``).
-        now_ms: the present, in ms since the epoch; ``+2h`` is relative to it.
-
-    Raises:
-        InvalidInputError: the line is wrong; the text says why.
-    """
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"it is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidInputError("it is not a JSON object")
-    unknown = sorted(set(value) - _LINE_KEYS)
-    if unknown:
-        raise InvalidInputError(f"unknown key {unknown[0]!r}: use {sorted(_LINE_KEYS)}")
-    if ("body" in value) == ("base64" in value):
-        raise InvalidInputError("give either body (text or null) or base64")
-    body = _text(value, "body")
-    content = body.encode() if body is not None else None
-    if "base64" in value:
-        try:
-            content = base64.b64decode(_text(value, "base64") or "", validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise InvalidInputError(f"base64: {error}") from None
-    properties = value.get("properties") or {}
-    if not (isinstance(properties, dict) and all(isinstance(v, str) for v in properties.values())):
-        raise InvalidInputError("properties is not an object whose values are all strings")
-    after, expires_after = _text(value, "after"), _text(value, "expires_after")
-    try:
-        arguments = {
-            "partition_key": _text(value, "key"),
-            "ordering_key": _text(value, "ordering_key"),
-            "properties": properties or None,
-            "event_timestamp": _time(value, "event_time", now_ms),
-            "deliver_at": _time(value, "at", now_ms),
-            "deliver_after": parse_duration(after) if after is not None else None,
-            "expires_at": _time(value, "expires_at", now_ms),
-            "expires_after": parse_duration(expires_after) if expires_after is not None else None,
-            "message_id": _text(value, "id"),
-        }
-    except ValueError as error:
-        raise InvalidInputError(str(error)) from None
-    return Outgoing(content, arguments)
-
-
-def _text(value: dict[str, Any], name: str) -> str | None:
-    found = value.get(name)
-    if found is not None and not isinstance(found, str):
-        raise InvalidInputError(f"{name} is {json.dumps(found)}, not a string")
-    return found
-
-
-def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
-    found = value.get(name)
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, (str, int)):
-        raise InvalidInputError(f"{name} is {json.dumps(found)}: write ISO-8601, epoch ms or +2h")
-    return parse_time_ms(str(found), now_ms)
 
 
 @examples(
@@ -141,6 +43,7 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
     "delaylevel send orders 'call back' --after 3d --expires-after 2h",
     "delaylevel send orders --at 2030-01-31T12:00:00Z --key customer-7 < body.bin",
     "delaylevel send orders --jsonl reminders.jsonl",
+    "delaylevel send orders --jsonl reminders.jsonl --spread 10m",
     'echo \'{"body": "hi", "after": "2h", "key": "k"}\' | delaylevel send orders --jsonl -',
 )
 @click.command()
@@ -155,6 +58,9 @@ def _time(value: dict[str, Any], name: str, now_ms: int) -> int | None:
 @options.pairs("--property", "properties", help="Property of the message. Repeatable.")
 @click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
 @click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
+@click.option(
+    "--spread", type=DURATION, help="Longest random time to add to each due time: 5m, 1h."
+)
 @options.level_topic
 @options.level_namespace
 @click.option(
@@ -168,6 +74,7 @@ def send(
     body: str | None,
     level_topic: str | None,
     level_namespace: str | None,
+    spread: timedelta | None,
     jsonl: TextIO | None,
     output: str,
     **arguments: Any,
@@ -176,11 +83,15 @@ def send(
 
     A long delay goes through the level topic. With --jsonl, each line is an object: body (text or
     null) or base64; key, ordering_key, properties, event_time; at or after; expires_at or
-    expires_after; id. A wrong line ends the command with exit code 2 and the line's number; the
-    lines before it are sent.
+    expires_after; id; target, if it is not TOPIC. Or it is a line of `pending export --payload`:
+    its message keeps ID, target and due time. A wrong line ends the command with exit code 2 and
+    the line's number; the lines before it are sent.
 
     With -o json, the result of a delayed message has its receipt, with which it can be cancelled,
     if the level topic allows that.
+
+    --spread adds a random time of at most that length to the due time of each delayed message, so
+    that they are not all due at once.
     """
     now_ms = SystemClock().now_ms()
     if jsonl is not None:
@@ -201,7 +112,7 @@ def send(
         messages = [Outgoing(content, {**arguments, "properties": arguments["properties"] or None})]
         length = 1
     place = {"delay_level_topic": level_topic, "delay_level_namespace": level_namespace}
-    result = _deliver(connection, topic, place, messages, length)
+    result = _deliver(connection, topic, place, messages, length, spread)
     emit_one(result, _COLUMNS, output)
     if result["failed"]:
         click.get_current_context().exit(1)
@@ -213,6 +124,7 @@ def _deliver(
     place: dict[str, str | None],
     messages: Iterable[Outgoing],
     length: int | None,
+    spread: timedelta | None,
 ) -> dict[str, Any]:
     """Send messages, wait for every confirmation, and return the result as one row.
 
@@ -236,24 +148,47 @@ def _deliver(
     attempted = 0
     delayed = False
     receipt: Receipt | None = None
-    with (
-        contextlib.closing(client),
-        client.create_producer(
-            topic,
-            enable_delay_level_topic=True,
-            **place,
-            create_level_topic=False,
-            block_if_queue_full=True,
-            batching_enabled=True,
-        ) as producer,
-        progress(f"Sending to {topic}", length) as bar,
-    ):
+    own = TopicName.parse(topic).full
+    with contextlib.ExitStack() as stack:
+        stack.callback(client.close)
+        producers: dict[str, Any] = {}
+
+        def producer_for(target: str) -> Any:
+            found = producers.get(target)
+            if found is None:
+                found = client.create_producer(
+                    target,
+                    enable_delay_level_topic=True,
+                    **place,
+                    create_level_topic=False,
+                    block_if_queue_full=True,
+                    batching_enabled=True,
+                )
+                producers[target] = stack.enter_context(found)
+                if target == own:
+                    # It serves the targets of other lines, too.
+                    place.update(
+                        delay_level_topic=found.description.topic, delay_level_namespace=None
+                    )
+            return found
+
+        def flush() -> None:
+            _flush(producers.values(), lambda: outcomes.total() == attempted)
+
+        producer = producer_for(own)
+        bar = stack.enter_context(progress(f"Sending to {topic}", length))
         try:
             for message in messages:
                 message.fix_due(SystemClock().now_ms())
                 due_ms = message.arguments["deliver_at"]
-                delayed = delayed or due_ms is not None
+                if due_ms is not None:
+                    delayed = True
+                    message.arguments["spread"] = spread
                 try:
+                    if message.target is not None:
+                        producer = producer_for(TopicName.parse(message.target).full)
+                    else:
+                        producer = producers[own]
                     if due_ms is not None and message.line is None and _cancellable(producer):
                         receipt = producer.schedule(message.body, **message.arguments)
                         confirmed("Ok", _message_id(receipt))
@@ -264,16 +199,19 @@ def _deliver(
                 attempted += 1
                 bar.update(1)
         except InvalidInputError as error:
-            _flush(producer, lambda: outcomes.total() == attempted)
+            flush()
             if length == 1 and not attempted:
                 raise
             raise InvalidInputError(
                 f"{error} ({outcomes['Ok']} messages before it were sent)"
             ) from error
-        _flush(producer, lambda: outcomes.total() == attempted)
+        flush()
         if delayed and client.admin is not None:
-            note_undelivered(client.admin, producer.description, topic)
-            note_unsubscribed(client.admin, TopicName.parse(topic))
+            note_undelivered(client.admin, producers[own].description, topic)
+            for target in producers:
+                note_unsubscribed(client.admin, TopicName.parse(target))
+    if spread is not None and due_ms is not None:
+        due_ms = None if receipt is None else receipt.due_ms
     refused = {name: count for name, count in outcomes.items() if name != "Ok"}
     for name, count in refused.items():
         note(f"{count} messages not stored: the Pulsar client reports {name}")
@@ -302,9 +240,10 @@ def _message_id(receipt: Receipt) -> str:
     return f"({at.ledger},{at.entry},{-1 if partition is None else partition},{at.batch})"
 
 
-def _flush(producer: Any, answered: Callable[[], bool]) -> None:
-    """Flush the producer and wait for the last callbacks, which may run shortly after its flush."""
-    producer.flush()
+def _flush(producers: Iterable[Any], answered: Callable[[], bool]) -> None:
+    """Flush producers and wait for the last callbacks, which may run shortly after a flush."""
+    for producer in producers:
+        producer.flush()
     deadline = time.monotonic() + _PATIENCE_S
     while not answered() and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -87,6 +87,7 @@ class AsyncDelayLevelProducer(AsyncScheduling):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
     ) -> Any:
         """Publish a message, and return its message ID.
 
@@ -103,7 +104,7 @@ class AsyncDelayLevelProducer(AsyncScheduling):
             "disable_replication": disable_replication,
         }
         kept = partition_key, ordering_key, event_timestamp
-        expiry = envelope_options(expires_at, expires_after)
+        expiry = envelope_options(expires_at, expires_after, spread)
         sent = await self._send(
             content, properties, deliver_at, deliver_after, message_id, kept, options, expiry
         )

@@ -51,6 +51,7 @@ class AsyncScheduling(BaseProducer):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
     ) -> Receipt:
         """Publish a delayed message, and return its receipt once it is stored.
 
@@ -59,7 +60,7 @@ class AsyncScheduling(BaseProducer):
         check_scheduled(deliver_at, deliver_after)
         own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after)
+        expiry = envelope_options(expires_at, expires_after, spread)
         return await self._store(
             content, properties, deliver_at, deliver_after, own_id, kept, expiry
         )

@@ -60,6 +60,7 @@ class DelayLevelProducer(Scheduling):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
     ) -> Any:
         """Publish a message and wait until the broker has stored it.
 
@@ -76,6 +77,8 @@ class DelayLevelProducer(Scheduling):
             expires_at, expires_after: time from which the message is not released any more, in ms
                 since the epoch or as an aware datetime; or its distance from the due time. By
                 default the level topic's own rule applies.
+            spread: longest random time to add to the due time, so that messages that are sent for
+                the same time are not all due at once; no message is due earlier.
 
         Returns:
             The message ID in the business topic, or in the level or window topic where the message
@@ -95,7 +98,7 @@ class DelayLevelProducer(Scheduling):
             message_id,
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
-            envelope_options(expires_at, expires_after),
+            envelope_options(expires_at, expires_after, spread),
         )
         if not route.parked:
             return self._business.send(body, **arguments)
@@ -118,6 +121,7 @@ class DelayLevelProducer(Scheduling):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
     ) -> None:
         """Publish a message; ``callback(result, message_id)`` is called once it is stored.
 
@@ -142,6 +146,7 @@ class DelayLevelProducer(Scheduling):
             and disable_replication is False
             and expires_at is None
             and expires_after is None
+            and spread is None
         ):
             # Fast path for plain bytes that go into our own topics: nearly every message.
             try:
@@ -179,7 +184,7 @@ class DelayLevelProducer(Scheduling):
             message_id,
             (partition_key, ordering_key, event_timestamp),
             (sequence_id, replication_clusters, disable_replication),
-            envelope_options(expires_at, expires_after),
+            envelope_options(expires_at, expires_after, spread),
         )
         if route.parked:
             self._partition(route).send_async(body, callback, arguments)

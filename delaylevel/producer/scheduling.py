@@ -46,6 +46,7 @@ class Scheduling(BaseProducer):
         message_id: str | None = None,
         expires_at: int | datetime | None = None,
         expires_after: timedelta | None = None,
+        spread: timedelta | None = None,
     ) -> Receipt:
         """Publish a delayed message, wait until it is stored, and return its receipt.
 
@@ -56,7 +57,8 @@ class Scheduling(BaseProducer):
             content, properties, partition_key, ordering_key, event_timestamp, deliver_at,
                 deliver_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
             message_id: ID given by the application; a random one by default.
-            expires_at, expires_after: as for :meth:`~delaylevel.DelayLevelProducer.send`.
+            expires_at, expires_after, spread: as for
+                :meth:`~delaylevel.DelayLevelProducer.send`. The receipt has the final due time.
 
         Raises:
             InvalidDelayError: neither a due time nor a delay is given. A due time in the past is
@@ -66,7 +68,7 @@ class Scheduling(BaseProducer):
         check_scheduled(deliver_at, deliver_after)
         own_id = new_id() if message_id is None else check_id(message_id)
         kept = (partition_key, ordering_key, event_timestamp)
-        expiry = envelope_options(expires_at, expires_after)
+        expiry = envelope_options(expires_at, expires_after, spread)
         return self._store(content, properties, deliver_at, deliver_after, own_id, kept, expiry)
 
     def cancel(

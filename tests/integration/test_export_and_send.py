@@ -1,0 +1,148 @@
+"""Tests of sending exported messages again, and of a random spread of due times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from delaylevel.errors import DelayTooLongError, InvalidDelayError
+from delaylevel.model.level_topic import FinalWindow
+from delaylevel.model.strategy import Levels, PartitionStrategy
+from delaylevel.producer.aio import AsyncDelayLevelClient
+from world import RealWorld
+
+pytest.importorskip("duckdb")
+
+DAYS = Levels(PartitionStrategy(maximum_delay=timedelta(days=10)))
+
+
+def rows(invoke: Callable[..., Result], topic: str) -> list[dict[str, Any]]:
+    """Return the pending messages with their payloads."""
+    listed = invoke("pending", "list", topic, "--limit", "0", "--payload", "-o", "jsonl")
+    return [json.loads(line) for line in listed.stdout.splitlines()]
+
+
+def test_exported_messages_are_sent_again_as_they_were(
+    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
+) -> None:
+    names = ("orders", "invoices")
+    described = world.level_topic(DAYS, names, final_window=FinalWindow.TRACKER)
+    orders, invoices = map(world.topic, names)
+    client = world.client()
+    for target in described.targets:
+        with client.create_producer(
+            target, enable_delay_level_topic=True, delay_level_topic=described.topic
+        ) as producer:
+            producer.send(
+                b"\x00\xff",
+                {"kind": "reminder"},
+                partition_key="k",
+                ordering_key="o",
+                event_timestamp=1234,
+                deliver_after=timedelta(days=3),
+                expires_after=timedelta(hours=1),
+                message_id=f"own-{target[-3:]}",
+            )
+            producer.send(None, deliver_after=timedelta(days=2))
+    before = rows(invoke, orders)
+    assert len(before) == 4
+    file = tmp_path / "pending.jsonl"
+    exported = invoke("pending", "export", orders, str(file), "--payload")
+    assert exported.exit_code == 0, exported.output
+
+    sent = invoke("send", orders, "--jsonl", str(file), "-o", "json")
+    assert sent.exit_code == 0, sent.output
+    assert json.loads(sent.stdout)["sent"] == 4
+    kept = ("id", "target", "due_ms", "key", "ordering_key", "event_ms", "value_base64")
+
+    def contents(found: list[dict[str, Any]]) -> list[Any]:
+        return sorted(
+            json.dumps(
+                [
+                    *(row[name] for name in kept),
+                    row["properties"].get("kind"),
+                    row["properties"].get("delaylevel.expires"),
+                ]
+            )
+            for row in found
+        )
+
+    # Each message is there twice; consumers get one, because both have the same ID.
+    assert contents(rows(invoke, orders)) == sorted(2 * contents(before))
+    assert {row["target"] for row in before} == {orders, invoices}
+
+
+def test_lines_without_payload_are_refused(
+    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
+) -> None:
+    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
+    assert invoke("send", orders, "hi", "--after", "2d").exit_code == 0
+    file = tmp_path / "pending.jsonl"
+    assert invoke("pending", "export", orders, str(file)).exit_code == 0
+    refused = invoke("send", orders, "--jsonl", str(file))
+    assert refused.exit_code == 2
+    assert "line 1: it has no payload: export the messages with --payload" in refused.stderr
+
+
+def spread_of(due_ms: list[int]) -> int:
+    return max(due_ms) - min(due_ms)
+
+
+def test_due_times_are_spread(
+    world: RealWorld, invoke: Callable[..., Result], tmp_path: Path
+) -> None:
+    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
+    at_ms = world.clock.now_ms() + 3 * 86_400_000
+    hour = timedelta(hours=1)
+    with world.client().create_producer(orders, enable_delay_level_topic=True) as producer:
+        for _ in range(20):
+            producer.send_async(b"sync", None, deliver_at=at_ms, spread=hour)
+        producer.send(b"sync", deliver_at=at_ms, spread=hour)
+        due_ms = producer.schedule(b"sync", deliver_at=at_ms, spread=hour).due_ms
+        assert at_ms <= due_ms <= at_ms + 3_600_000
+        # Not only sometimes: the latest possible due time counts.
+        for _ in range(5):
+            with pytest.raises(DelayTooLongError):
+                producer.send(b"x", deliver_after=timedelta(days=10), spread=hour)
+        with pytest.raises(InvalidDelayError, match="spread is for delayed messages"):
+            producer.send(b"x", spread=hour)
+        with pytest.raises(InvalidDelayError, match="spread is negative"):
+            producer.send_async(b"x", None, deliver_at=at_ms, spread=-hour)
+        producer.flush()
+    file = tmp_path / "lines.jsonl"
+    file.write_text(f'{{"body": "cli", "at": {at_ms}}}\n' * 20, encoding="utf-8")
+    sent = invoke("send", orders, "--jsonl", str(file), "--spread", "1h")
+    assert sent.exit_code == 0, sent.output
+    found = [row["due_ms"] for row in rows(invoke, orders)]
+    assert len(found) == 42
+    assert all(at_ms <= due <= at_ms + 3_600_000 for due in found)
+    assert spread_of(found) > 1_800_000
+
+
+async def _send_with_asyncio(world: RealWorld, orders: str, at_ms: int) -> None:
+    connection = world._connection
+    async with AsyncDelayLevelClient.from_connection(connection) as client:
+        producer = await client.create_producer(orders, enable_delay_level_topic=True)
+        for _ in range(10):
+            await producer.send(b"async", deliver_at=at_ms, spread=timedelta(hours=1))
+        receipt = await producer.schedule(b"async", deliver_at=at_ms, spread=timedelta(hours=1))
+        assert at_ms <= receipt.due_ms <= at_ms + 3_600_000
+        await producer.close()
+
+
+def test_due_times_are_spread_with_asyncio(world: RealWorld, invoke: Callable[..., Result]) -> None:
+    import asyncio
+
+    orders = world.level_topic(DAYS, final_window=FinalWindow.TRACKER).targets[0]
+    at_ms = world.clock.now_ms() + 3 * 86_400_000
+    asyncio.run(_send_with_asyncio(world, orders, at_ms))
+    found = [row["due_ms"] for row in rows(invoke, orders)]
+    assert len(found) == 11
+    assert all(at_ms <= due <= at_ms + 3_600_000 for due in found)
+    assert len(set(found)) > 5
