@@ -47,7 +47,7 @@ format: $(STAMP) ## Format the sources
 typecheck: $(STAMP) ## Check the types (mypy, strict)
 	$(BIN)/python tools/check_types.py
 
-wheel-check: $(STAMP) ## Build the wheel and test it in a clean environment
+wheel-check: $(STAMP) ## Build sdist and wheel, check them, and install them in a clean environment
 	$(BIN)/python tools/check_wheel.py
 
 # A short run never makes up for the time that the JVM's second compiler takes.

@@ -1,8 +1,8 @@
-"""Check of the wheel and its contents, in a clean environment.
+"""Check of the source distribution and the wheel that is built from it, in a clean environment.
 
-The wheel must install exactly one top-level name and run ``delaylevel --version``.
-``import delaylevel`` must not import packages that only some users install, and a part that needs
-an extra must name it.
+``twine check`` must accept both. The wheel must install exactly one top-level name and run
+``delaylevel --version``. ``import delaylevel`` must not import packages that only some users
+install, and a part that needs an extra must name it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ SOURCES = (
     "spark_sync",
     "cli",
 )
+TOOLS = ("build>=1.2", "twine>=6.1")
+#: Files of packages that are no Python code.
+DATA = ("py.typed", "spark_sync/log4j2.properties")
 HEAVY = ("pyspark", "numpy", "pyarrow", "duckdb", "pandas")
 
 PROBE = f"""
@@ -80,9 +83,16 @@ def main() -> None:
                 shutil.copytree(source, tree / name, ignore=ignore)
             else:
                 shutil.copy2(source, tree / name)
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        run(*pip, "wheel", "--no-deps", "--wheel-dir", work / "dist", tree, cwd=work)
+        quiet = ["--disable-pip-version-check", "--quiet"]
+        venv.create(work / "tools", with_pip=True)
+        python = work / "tools" / "bin" / "python"
+        run(python, "-m", "pip", *quiet, "install", *TOOLS, cwd=work)
+        # The wheel is built from the unpacked source distribution, so that has every file, too.
+        run(python, "-m", "build", "--outdir", work / "dist", tree, cwd=work)
+        (source,) = (work / "dist").glob("*.tar.gz")
         (wheel,) = (work / "dist").glob("*.whl")
+        run(python, "-m", "twine", "check", "--strict", source, wheel, cwd=work)
+        print(f"{source.name} and {wheel.name} pass twine check")
         tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
         extra = {top for top in tops if not top.endswith(".dist-info")} - {"delaylevel"}
         if extra:
@@ -95,12 +105,12 @@ def main() -> None:
             for top in SOURCES
             for path in (tree / top).glob("**/*.py")
         }
+        written |= set(DATA)
         if written - packed:
             sys.exit(f"{wheel.name} lacks {sorted(written - packed)}: list them in setup.cfg")
 
         venv.create(work / "clean", with_pip=True)
         python = work / "clean" / "bin" / "python"
-        quiet = ["--disable-pip-version-check", "--quiet"]
         run(python, "-m", "pip", *quiet, "install", wheel, cwd=work)
         print(wheel.name + ":", run(python, "-I", "-c", PROBE, cwd=work).strip())
         print(run(work / "clean" / "bin" / "delaylevel", "--version", cwd=work).strip())

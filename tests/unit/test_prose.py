@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PRODUCT = ("delaylevel", "functions", "spark_sync", "cli")
 TOOLS = ("benchmarks", "tools")
 TESTS = ("tests",)
-PAGES = ("docs", "README.md", "CHANGELOG.md")
+PAGES = ("docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 _IMPERATIVES_WORDS = """
 accept acknowledge acquire add adjust advance allow analyse answer append apply arrange ask assign
