@@ -16,6 +16,7 @@ _PHRASES = (
         "created with --overflow recirculate",
     ),
     (", or allow the producer to (create_level_topic=True)", ""),
+    ("give it a maximum_delay of", "give it, with --then UNIT:MAX, a longest delay of"),
     ("Name it with admin_url, --admin-url or", "Name it with --admin-url or"),
     ("(delay_level_topic=…, --level-topic)", "(--level-topic)"),
     ("overflow='recirculate'", "--overflow recirculate"),

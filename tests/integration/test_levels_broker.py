@@ -680,8 +680,8 @@ def test_refusals_of_the_command(namespace: str, run: Callable[..., Result]) -> 
     for args, code, words in (
         (("create", business, "--unit", "fortnight"), 2, "no unit"),
         (("create", business, "--then", "hour"), 2, "no level"),
-        (("create", business, "--then", "hour:2h"), 2, "give it a maximum_delay"),
-        (("create", business, "--max-delay", "1h"), 2, "finer partition_by"),
+        (("create", business, "--then", "hour:2h"), 2, "--then UNIT:MAX, a longest delay"),
+        (("create", business, "--max-delay", "1h"), 2, "finer --unit"),
         (("create", business, "--unit", "minute", "--max-delay", "30d"), 2, "these levels fit"),
         (("create", f"{business}-delay-level"), 2, "name the business topic"),
         (("create", "non-persistent://a/b/c"), 2, "only persistent"),
