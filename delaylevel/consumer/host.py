@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from delaylevel.model.clock import Clock
@@ -60,6 +62,31 @@ class Parts(NamedTuple):
             tally.duplicates += 1
         consumer.acknowledge(message.raw)
 
+    def succeeded(self, messages: Iterable[ReceivedMessage], consumer: Any, tally: Tally) -> None:
+        """Save the IDs of handled messages, then acknowledge them.
+
+        Raises:
+            Exception: an acknowledgement failed, of a consumer that was closed. All IDs are saved.
+        """
+        thread = threading.get_ident()
+        failures: list[Exception] = []
+
+        def acknowledge(message: ReceivedMessage) -> None:
+            if threading.get_ident() != thread:
+                self.unfinished.acknowledge(message, consumer)
+                return
+            try:
+                consumer.acknowledge(message.raw)
+            except Exception as error:
+                # The others were handled, too, and nothing else would end their claims.
+                failures.append(error)
+
+        for message in messages:
+            tally.handled += 1
+            self.handling.succeeded(message, partial(acknowledge, message))
+        if failures:
+            raise failures[0]
+
     def sort(
         self, received: Iterable[ReceivedMessage], consumer: Any, tally: Tally
     ) -> tuple[list[ReceivedMessage], list[ReceivedMessage]]:
@@ -80,7 +107,13 @@ class Parts(NamedTuple):
             elif verdict is Verdict.WAIT:
                 waiting.append(message)
             else:
-                self.finish(verdict, message, consumer, tally)
+                try:
+                    self.finish(verdict, message, consumer, tally)
+                except BaseException:
+                    # All of them are delivered again, and would wait for these claims for ever.
+                    for begun in batch:
+                        self.handling.release(begun)
+                    raise
         return batch, waiting
 
 

@@ -252,8 +252,7 @@ class Tasks:
                 if failure is not None:
                     parts.failed(batch, consumer, failure, tally)
                     continue
-                for message in batch:
-                    self._succeeded(message, consumer)
+                parts.succeeded(batch, consumer, tally)
             elif waiting:
                 # Another task or thread is handling a message with the same ID.
                 await asyncio.sleep(WAIT_S)
@@ -277,18 +276,6 @@ class Tasks:
             tally.took(time.perf_counter() - start_s)
             tally.in_progress -= len(batch)
         return None
-
-    def _succeeded(self, message: ReceivedMessage, consumer: Any) -> None:
-        self._tally.handled += 1
-        thread = threading.get_ident()
-
-        def acknowledge() -> None:
-            if threading.get_ident() == thread:
-                consumer.acknowledge(message.raw)
-            else:
-                self._parts.unfinished.acknowledge(message, consumer)
-
-        self._parts.handling.succeeded(message, acknowledge)
 
 
 class LoopListener:

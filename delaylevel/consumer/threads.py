@@ -136,7 +136,7 @@ class Worker(threading.Thread):
             self._tally.handled += 1
             consumer.acknowledge(message.raw)
         elif verdict is Verdict.HANDLE:
-            self._succeeded(message, consumer)
+            self._parts.succeeded((message,), consumer, self._tally)
         elif verdict is not None:
             self._parts.finish(verdict, message, consumer, self._tally)
 
@@ -171,18 +171,6 @@ class Worker(threading.Thread):
             tally.took(perf_counter() - start_s)
             tally.in_progress = 0
         return None
-
-    def _succeeded(self, message: ReceivedMessage, consumer: Any) -> None:
-        """Save the ID of a handled message, then acknowledge it."""
-        self._tally.handled += 1
-
-        def acknowledge() -> None:
-            if threading.get_ident() == self.ident:
-                consumer.acknowledge(message.raw)
-            else:
-                self._unfinished.acknowledge(message, consumer)
-
-        self._handling.succeeded(message, acknowledge)
 
     def _free_lock(self) -> threading.Lock | None:
         """Acquire any lock and return it; None if the listener stops."""
@@ -243,8 +231,7 @@ class Worker(threading.Thread):
         if failure is not None:
             self._parts.failed(batch, consumer, failure, self._tally)
         else:
-            for message in batch:
-                self._succeeded(message, consumer)
+            self._parts.succeeded(batch, consumer, self._tally)
         if waiting and not batch:
             self._stopping.wait(WAIT_S)
         return waiting
