@@ -20,10 +20,11 @@ from typing import Any, NamedTuple, Protocol
 
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.repeated_warning import RepeatedWarning
+from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from delaylevel.model.clock import Clock, duration_ms
 from delaylevel.model.formatting import exact_duration
 
-from .failure import Bury, Failure, Park
+from .failure import Bury, Failure, Park, trace_of
 from .listener import Listener
 from .message import ReceivedMessage
 
@@ -151,12 +152,13 @@ class Unfinished:
 
     def _put(self, item: _ToPublish | _ToAcknowledge) -> None:
         with self._changed:
-            self.count += 1
-            self._inbox.put(item)
             if self._threaded and self._thread is None:
                 name = f"delaylevel-failed-{self._listener.name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()  # if there can be no thread, the next message tries again
+                self._thread = thread
+            self.count += 1
+            self._inbox.put(item)
 
     def work(self, timeout_s: float = 0.0) -> bool:
         """Take the next step; return False if there was nothing to do within the time."""
@@ -240,6 +242,15 @@ class Unfinished:
         if not failed.asked:
             return  # the second answer of one call
         failed.asked = False
+        if isinstance(error, DelayTooLongError) and isinstance(failed.decision, Park):
+            # The levels never take it, and a message that waits here takes room.
+            failed.decision = _last(failed.decision, error)
+            _log_failure(self._listener, failed.message, failed.decision)
+            self._publish(failed)
+            return
+        if isinstance(error, UnsupportedOptionError):
+            self._give_back(failed, error)
+            return
         if error is not None:
             self._warning.failed(f"{error_name(error)}: {error}")
             pause_s = min(_SHORTEST_PAUSE_S * 2**failed.pauses, _LONGEST_PAUSE_S)
@@ -254,6 +265,15 @@ class Unfinished:
             self._tally.dead += 1
         self._acknowledge(failed.message, failed.consumer)
 
+    def _give_back(self, failed: _Failed, error: Exception) -> None:
+        """Let the broker deliver a message again that cannot be stored anywhere else."""
+        log.error("%s: the broker delivers a failed message again: %s", self._listener, error)
+        try:
+            failed.consumer.negative_acknowledge(failed.message.raw)
+        except Exception as lost:  # then it is delivered again, too
+            log.debug("%s: %s: %s", self._listener, failed.message.id, error_name(lost))
+        self._finished()
+
     def _acknowledge(self, message: ReceivedMessage, consumer: Any) -> None:
         try:
             consumer.acknowledge(message.raw)
@@ -266,6 +286,13 @@ class Unfinished:
         with self._changed:
             self.count -= 1
             self._changed.notify_all()
+
+
+def _last(park: Park, error: Exception) -> Bury:
+    """Return the decision for a message that cannot be handled again as decided."""
+    failure = park.failure
+    trace = "" if failure.error is None else trace_of(failure.error)
+    return Bury(failure._replace(reason=f"{failure.reason} (no retry: {error})", trace=trace))
 
 
 def _log_failure(listener: Listener, message: ReceivedMessage, decision: Park | Bury) -> None:

@@ -15,6 +15,7 @@ from delaylevel.consumer import unfinished as module
 from delaylevel.consumer.failure import Bury, Failure, Park
 from delaylevel.consumer.listener import listeners_of
 from delaylevel.consumer.unfinished import Unfinished
+from delaylevel.errors import DelayTooLongError, UnsupportedOptionError
 from fakes import HandClock
 from world import eventually
 
@@ -34,6 +35,7 @@ class Consumer:
 
     def __init__(self) -> None:
         self.acknowledged: list[Any] = []
+        self.returned: list[Any] = []
         self.error: Exception | None = None
 
     def acknowledge(self, raw: Any) -> None:
@@ -41,29 +43,35 @@ class Consumer:
             raise self.error
         self.acknowledged.append(raw)
 
+    def negative_acknowledge(self, raw: Any) -> None:
+        self.returned.append(raw)
+
 
 class FakePublisher:
     """A publisher whose confirmations a test gives.
 
     Attributes:
         calls: delay (None for a dead letter) and function for the outcome of each call.
+        failures: the failed attempt of each call.
         answer: outcome given at once; ``...`` for none.
     """
 
     def __init__(self) -> None:
         self.calls: list[tuple[timedelta | None, Done]] = []
+        self.failures: list[Failure] = []
         self.answer: Any = ...
 
     def park(self, message: Any, delay: timedelta, failure: Failure, done: Done) -> None:
-        self._take(delay, done)
+        self._take(delay, failure, done)
 
     def bury(self, message: Any, failure: Failure, done: Done) -> None:
-        self._take(None, done)
+        self._take(None, failure, done)
 
     def close(self) -> None:
         pass
 
-    def _take(self, delay: timedelta | None, done: Done) -> None:
+    def _take(self, delay: timedelta | None, failure: Failure, done: Done) -> None:
+        self.failures.append(failure)
         self.calls.append((delay, done))
         if self.answer is not ...:
             done(self.answer)
@@ -226,3 +234,60 @@ def test_there_is_a_limit_to_unfinished_messages(scene: Scene) -> None:
         pass
     assert not scene.unfinished.full
     assert len(scene.consumer.acknowledged) == 1000
+
+
+def test_a_delay_that_the_levels_do_not_take_makes_a_dead_letter(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        scene.add(Park(timedelta(days=400), Failure(error, "ValueError: no")))
+    scene.unfinished.work()
+    ((_, done),) = scene.publisher.calls
+    done(DelayTooLongError("a delay of 400d is too long", delay_ms=4, maximum_delay_ms=3))
+    scene.unfinished.work()
+    (_, (delay, done)) = scene.publisher.calls
+    assert delay is None
+    failure = scene.publisher.failures[-1]
+    assert failure.reason == "ValueError: no (no retry: a delay of 400d is too long)"
+    assert "Traceback" in failure.trace
+    assert "to the dead-letter topic" in caplog.text
+    done(None)
+    scene.unfinished.work()
+    assert scene.consumer.acknowledged == [scene.raw]
+    counts = scene.listener.stats.counts()
+    assert (counts.retried, counts.dead, scene.unfinished.count) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("decision", [PARK, Bury(FAILURE)])
+def test_the_broker_keeps_a_message_that_cannot_be_stored_elsewhere(
+    scene: Scene, decision: Park | Bury, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.publisher.answer = UnsupportedOptionError("it was encrypted")
+    scene.add(decision)
+    while scene.unfinished.work():
+        pass
+    assert scene.consumer.returned == [scene.raw]
+    assert scene.consumer.acknowledged == []
+    assert scene.unfinished.count == 0
+    assert "it was encrypted" in caplog.text
+
+
+def test_a_thread_that_cannot_be_started_is_started_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(threaded=True)
+    scene.publisher.answer = None
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            scene.add(PARK)
+    assert scene.unfinished.count == 0
+    scene.add(PARK)
+    eventually(lambda: scene.consumer.acknowledged, "the acknowledgement", 5)
+    scene.unfinished.close(time.monotonic() + 5)
