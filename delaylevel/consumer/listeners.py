@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -255,13 +255,25 @@ class Listeners:
 
     async def __aenter__(self) -> Self:
         """Start; coroutines run in the running loop."""
-        loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.start, loop)
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start, asyncio.get_running_loop()))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread goes on, and nobody else would stop what it starts.
+            await _ended(starting)
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Finish what runs, and stop."""
-        await asyncio.to_thread(self.close)
+        """Finish what runs, and stop; if this is cancelled, without waiting for handlers."""
+        closing = asyncio.ensure_future(asyncio.to_thread(self.close))
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            self._hurry.set()
+            await _ended(closing)
+            raise
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Subscribe and handle messages in the background; :meth:`close` ends it.
@@ -349,6 +361,13 @@ class Listeners:
                 f"listeners need a delaylevel.DelayLevelClient, not {type(self.client).__name__}; "
                 "it serves coroutines, too"
             )
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Wait for the end of a task, even if that is cancelled."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
 
 
 def _joined(started: list[Started]) -> bool:
