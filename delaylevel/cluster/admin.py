@@ -262,7 +262,7 @@ class Admin(OperatorAdmin):
         # With automatic topic creation the call itself would create a missing topic, unpartitioned.
         self.partitioned_metadata(topic)
         body = _EARLIEST if earliest else _LATEST
-        path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
+        path = topic.subscription_path(subscription)
         for attempt in range(_BUSY_TRIES):
             try:
                 self._rest.put(path, body)
@@ -278,14 +278,14 @@ class Admin(OperatorAdmin):
         return sorted(self._rest.get(f"{topic.rest_path}/subscriptions") or ())
 
     def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
-        path = f"{partition.rest_path}/subscription/{quote(subscription, safe='')}"
+        path = partition.subscription_path(subscription)
         self._rest.post(f"{path}/expireMessages/{older_than_s}")
 
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False
     ) -> None:
         """Delete a subscription of a topic, with the messages that only it has retained."""
-        path = f"{topic.rest_path}/subscription/{quote(subscription, safe='')}"
+        path = topic.subscription_path(subscription)
         self._rest.delete(path, force="true" if force else "false")
 
     def partition_stats(self, partition: TopicName) -> PartitionStats:

@@ -66,6 +66,13 @@ class TopicName:
         local = quote(self.local, safe="")
         return f"persistent/{quote(self.tenant)}/{quote(self.namespace)}/{local}"
 
+    def subscription_path(self, subscription: str) -> str:
+        """Return the path of a subscription in the admin REST interface."""
+        name = quote(subscription, safe="")
+        if "%" in subscription or "+" in subscription:
+            name = quote(name, safe="")  # the broker decodes it twice
+        return f"{self.rest_path}/subscription/{name}"
+
     @property
     def partition_index(self) -> int | None:
         """The index in the name of a partition; None for other topics."""
