@@ -127,15 +127,10 @@ class ListenerSettings(_TableSettings):
     def _check_position(cls, value: str | None) -> str | None:
         return _one_of(value, _POSITIONS)
 
-    @field_validator("concurrency", "batch")
+    @field_validator("concurrency", "batch", "receiver_queue_size")
     @classmethod
     def _check_count(cls, value: int | None) -> int | None:
         return _at_least(value, 1)
-
-    @field_validator("receiver_queue_size")
-    @classmethod
-    def _check_queue(cls, value: int | None) -> int | None:
-        return _at_least(value, 0)
 
     @field_validator("retry")
     @classmethod

@@ -295,6 +295,11 @@ def _consumer_options(options: dict[str, Any]) -> dict[str, Any]:
             close = difflib.get_close_matches(name, [*OWN_OPTIONS, *(known - set(_TAKEN))], 1)
             hint = f"did you mean {close[0]}?" if close else "remove it"
             raise InvalidInputError(f"{name} is not an option of a listener: {hint}")
+    if options.get("receiver_queue_size") == 0:
+        raise InvalidInputError(
+            "receiver_queue_size=0 works neither with a time limit for receiving nor with a "
+            "partitioned topic: write 1 or more"
+        )
     position = options.get("initial_position")
     if isinstance(position, str):
         if position.lower() not in _POSITIONS:

@@ -77,7 +77,7 @@ class Subscribed:
                     return None
                 try:
                     self._consumer = self._subscribe()
-                except pulsar.PulsarException as error:
+                except Exception as error:  # also one of a function for tokens
                     self._failed(error)
                 else:
                     self._pause_s = 0.0

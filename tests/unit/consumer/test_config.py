@@ -178,6 +178,7 @@ def test_a_wrong_file_is_refused_in_our_own_words(write: Write, text: str, expec
         ("LISTENERS_CONCURENCY", "2", "LISTENERS_CONCURENCY is not a setting: its name ends with"),
         ("LISTENERS_CONCURRENCY", "two", r"LISTENERS_CONCURRENCY\): must be a whole number"),
         ("LISTENERS_BILL_BATCH", "0", r"LISTENERS_BILL_BATCH\): must be at least 1"),
+        ("LISTENERS_RECEIVER_QUEUE_SIZE", "0", r"must be at least 1"),
         ("LISTENERS_DEDUPLICATE", "maybe", "must be true or false"),
         ("PRODUCER_BILL_BATCHING_ENABLED", "1", "is not a setting"),
     ],

@@ -178,6 +178,7 @@ def test_a_wrong_handler_is_refused(handler: Any, said: str) -> None:
         ({"filter": lambda: True}, "filter takes exactly one positional argument"),
         ({"schema": pulsar.schema.StringSchema}, r"write StringSchema\(...\)"),
         ({"initial_position": "first"}, "earliest or latest"),
+        ({"receiver_queue_size": 0}, "receiver_queue_size=0 works neither"),
         ({"concurency": 3}, "did you mean concurrency"),
         ({"receiver_queue": 3}, "did you mean receiver_queue_size"),
         ({"frobnicate": 3}, "remove it"),

@@ -128,3 +128,12 @@ def test_a_stop_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     threading.Timer(0.1, source._stopping.set).start()
     assert source.get() is None
     source.close()
+
+
+def test_any_exception_is_tried_again() -> None:
+    source = subscribed()
+    source.start()
+    broken = source.get()
+    source._subscribe.errors.append(OSError("no file with a token"))  # type: ignore[attr-defined]
+    source.fail(broken, pulsar.AlreadyClosed())
+    assert source.get() is not broken
