@@ -60,6 +60,9 @@ class HandledMessages(Protocol):
     def release(self, message: ReceivedMessage) -> None:
         """End the claim of a message that was not handled with success; it may have none."""
 
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every ID is stored; return False if that takes longer, in seconds."""
+
     def close(self) -> None:
         """Store what is not stored yet, and release the store."""
 

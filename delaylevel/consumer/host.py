@@ -48,9 +48,11 @@ class Parts(NamedTuple):
         self, messages: Iterable[ReceivedMessage], consumer: Any, error: BaseException, tally: Tally
     ) -> None:
         """Decide about messages whose attempt failed, and hand them over to the unfinished ones."""
-        for message in messages:
+        # All claims end, whatever happens then.
+        decided = [(message, self.handling.failed(message, error)) for message in messages]
+        for message, decision in decided:
             tally.failed += 1
-            self.unfinished.add(message, consumer, self.handling.failed(message, error))
+            self.unfinished.add(message, consumer, decision)
 
     def finish(
         self, verdict: Verdict, message: ReceivedMessage, consumer: Any, tally: Tally

@@ -57,6 +57,9 @@ class Started:
                 stack.callback(self.handled.close)
             stack.callback(lambda: self.publisher.close(_LEAST_S + left_s(until_s)))
             stack.callback(self.unfinished.close, until_s)
+            if self.handled is not None:
+                # A confirmation of an ID lets its message be acknowledged.
+                stack.callback(lambda: self.handled.flush(min(_LEAST_S, left_s(until_s))))
 
 
 def host_of(client: Any) -> Host | None:

@@ -225,7 +225,7 @@ class TopicIdLog:
 
     def _settle(self, failure: str | None) -> None:
         with self._changed:
-            sent, self._sent = self._sent or [], None
+            sent = self._sent or []
             waiting: list[tuple[int, Callable[[], object]]] = []
             if failure is None:
                 self._pause_s = self._retry_s = 0.0
@@ -235,9 +235,13 @@ class TopicIdLog:
                 self._pause_s = min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
                 self._retry_s = time.monotonic() + self._pause_s
                 self._opening = not self._closed
-            self._changed.notify_all()
-        for _, saved in (*sent, *waiting):
-            saved()
+        try:
+            for _, saved in (*sent, *waiting):
+                saved()
+        finally:
+            with self._changed:  # a flush ends after these calls
+                self._sent = None
+                self._changed.notify_all()
         if failure is None:
             self._warning.over()
             self._send()

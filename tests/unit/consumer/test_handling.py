@@ -54,6 +54,9 @@ class Handled:
     def release(self, message: ReceivedMessage) -> None:
         self.reserved.discard(message.id)
 
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
     def close(self) -> None:
         pass
 
