@@ -51,15 +51,16 @@ class Started:
         Args:
             until_s: time to stop waiting, by ``time.monotonic()``.
         """
+        handled = self.handled
         with ExitStack() as stack:  # backwards
             stack.callback(self.running.close)
-            if self.handled is not None:
-                stack.callback(self.handled.close)
+            if handled is not None:
+                stack.callback(handled.close)
             stack.callback(lambda: self.publisher.close(_LEAST_S + left_s(until_s)))
             stack.callback(self.unfinished.close, until_s)
-            if self.handled is not None:
+            if handled is not None:
                 # A confirmation of an ID lets its message be acknowledged.
-                stack.callback(lambda: self.handled.flush(min(_LEAST_S, left_s(until_s))))
+                stack.callback(lambda: handled.flush(min(_LEAST_S, left_s(until_s))))
 
 
 def host_of(client: Any) -> Host | None:
