@@ -60,7 +60,7 @@ class ListenerCollector:
         )
 
         found = [
-            ((each.business_topic, each.subscription, each.name), each.stats.counts())
+            ((each.topic, each.subscription, each.name), each.stats.counts())
             for each in self._app.listeners
         ]
         for name, text in _COUNTERS:
@@ -91,7 +91,7 @@ class ListenerCollector:
         )
         health = self._app.health()
         for each in self._app.listeners:
-            labels = (each.business_topic, each.subscription, each.name)
+            labels = (each.topic, each.subscription, each.name)
             state = health.get((each.topic, each.subscription))
             subscribed.add_metric(labels, int(state is not None and state.subscribed))
         yield subscribed
@@ -145,7 +145,7 @@ def _subscribed(listener: Listener, state: ListenerHealth | None) -> ProbeCheck:
 def _section(listener: Listener, state: ListenerHealth | None) -> StatusSection:
     counts = listener.stats.counts()
     facts = {
-        "Topic": listener.business_topic,
+        "Topic": listener.topic,
         "Subscription": f"{listener.subscription} ({listener.subscription_type.name})",
         "In progress": f"{counts.in_progress:,}",
         **{name.capitalize(): f"{getattr(counts, name):,}" for name, _ in _COUNTERS},

@@ -158,6 +158,44 @@ def test_a_start_that_is_cancelled_leaves_nothing(world: RealWorld, runner: AppR
     assert not world.admin.partition_stats(world.name("orders")).subscriptions["billing"].consumers
 
 
+def test_a_stop_that_is_cancelled_waits_for_no_handler(world: RealWorld, runner: AppRunner) -> None:
+    seen: list[str] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append("began")
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def run() -> None:
+        async with runner.app:
+            while not seen:
+                await asyncio.sleep(0.01)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(run())
+        while not seen:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # in the stop now, which takes 30 s
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 15)
+        assert seen == ["began", "cancelled"]
+
+    runner.app.on(
+        world.topic("orders"),
+        subscription="billing",
+        retry=Backoff("20s"),
+        initial_position="earliest",
+    )(handle)
+    send(world, b"order 1")
+    asyncio.run(cancel())
+    assert not runner.app.health()
+    assert backlog(world, "orders") == 1
+
+
 @pytest.mark.parametrize("name", ["a+b", "100%", "a%2Bb", "a b#c?d=é&,"])
 def test_every_name_of_a_subscription_names_that_of_the_retries(
     world: RealWorld, runner: AppRunner, name: str
