@@ -21,7 +21,7 @@ _COLUMNS = (
     Column("subject", wide=True),
     Column("says", head="RESULT"),
 )
-_MARKS = {State.OK: "ok", State.FAILED: "FAIL", State.SKIPPED: "-"}
+_MARKS = {State.OK: "ok", State.WARNING: "warn", State.FAILED: "FAIL", State.SKIPPED: "-"}
 
 
 @examples(
@@ -65,18 +65,24 @@ def doctor(
     connection = settings.connection()
     findings = list(examination.examine(connection, topic, namespace=namespace, options=exam))
     failed = [finding for finding in findings if finding.state is State.FAILED]
+    warned = [finding for finding in findings if finding.state is State.WARNING]
+    skipped = [finding for finding in findings if finding.state is State.SKIPPED]
     if output in ("table", "wide"):
         _print_tables(findings, output)
-        for finding in failed:
+        for finding in (*failed, *warned):
             click.echo()
             click.echo(f"{finding.check} ({finding.subject}):")
-            for problem in finding.outcome.problems:
+            for problem in (*finding.outcome.problems, *finding.outcome.warnings):
                 click.echo(f"  {problem.says}")
             for remedy in finding.remedies:
                 click.echo(f"  -> {remedy}")
     else:
         emit([finding_view(finding) for finding in findings], _COLUMNS, output)
     note(f"{len(failed)} of {len(findings)} checks failed." if failed else "All is well.")
+    if warned:
+        note(f"Warnings: {', '.join(finding.check for finding in warned)}.")
+    if skipped:
+        note(f"Not checked: {', '.join(finding.check for finding in skipped)}.")
     if failed:
         raise SystemExit(1)
 
@@ -89,6 +95,7 @@ def finding_view(finding: Finding) -> dict[str, Any]:
         "state": finding.state.value,
         "says": finding.says,
         "problems": [problem.says for problem in finding.outcome.problems],
+        "warnings": [problem.says for problem in finding.outcome.warnings],
         "remedies": list(finding.remedies),
     }
 

@@ -40,6 +40,7 @@ _STATS = {
     "subscriptionBacklogSize": "false",
     "getEarliestTimeInBacklog": "true",
 }
+_REFUSED = (401, 403, 404, 405)  # 405: the broker has no policies for single topics
 _BUSY_TRIES = 40
 _BUSY_PAUSE_S = 0.05
 
@@ -110,13 +111,7 @@ class Admin(OperatorAdmin):
         return self._rest.request("GET", "brokers/version").data.decode().strip().strip('"')
 
     def broker_settings(self) -> BrokerSettings:
-        try:
-            value = self._rest.get("brokers/configuration/runtime")
-        except AdminError as error:
-            if error.status in (401, 403, 404, 405):
-                return BrokerSettings()  # only superusers may
-            raise
-        return read.broker_settings(value)
+        return read.broker_settings(self._get_if("brokers/configuration/runtime", _REFUSED) or {})
 
     def runtime_configuration(self) -> dict[str, str]:
         """Return all settings of the running broker.
@@ -135,11 +130,11 @@ class Admin(OperatorAdmin):
         return instant_ms(parsedate_to_datetime(date)) if date else None
 
     def delayed_delivery(self, topic: TopicName) -> DelayedDelivery | None:
-        """Return the delayed-delivery policy of a topic or else its namespace; None if unset."""
-        value = self._rest.get(f"{topic.rest_path}/delayedDelivery", applied="false")
+        """Return the delayed-delivery policy in force for a topic; None if it is not known."""
+        value = self._get_if(f"{topic.rest_path}/delayedDelivery", (405,), applied="true")
         if not value:
             value = self._rest.get(f"namespaces/{_namespace(topic.namespace_path)}/delayedDelivery")
-        return DelayedDelivery(bool(value["active"]), int(value["tickTime"])) if value else None
+        return read.delayed_delivery(value) if value else None
 
     # --- namespaces ------------------------------------------------------------------------
 
@@ -229,13 +224,7 @@ class Admin(OperatorAdmin):
         )
 
     def max_message_size(self, topic: TopicName) -> int | None:
-        try:
-            limit = self._rest.get(f"{topic.rest_path}/maxMessageSize")
-        except AdminError as error:
-            if error.status in (401, 403, 404, 405):
-                return None  # 405: the broker has no policies for single topics
-            raise
-        return int(limit) if limit else None
+        return int(self._get_if(f"{topic.rest_path}/maxMessageSize", _REFUSED) or 0) or None
 
     def set_topic_policies(self, topic: TopicName, policies: TopicPolicies) -> None:
         path = topic.rest_path
@@ -394,6 +383,15 @@ class Admin(OperatorAdmin):
         except NotFoundError:
             return []
         return read.schema_versions(value)
+
+    def _get_if(self, path: str, refused: tuple[int, ...], **query: str) -> Any:
+        """Return an answer; None if its status is one of ``refused``."""
+        try:
+            return self._rest.get(path, **query)
+        except AdminError as error:
+            if error.status in refused:
+                return None
+            raise
 
 
 def _namespace(namespace: str) -> str:

@@ -15,6 +15,7 @@ from .values import (
     BacklogQuota,
     BrokerSettings,
     ConsumerStats,
+    DelayedDelivery,
     LedgerInfo,
     NamespacePolicies,
     PartitionStats,
@@ -60,6 +61,16 @@ def namespace_policies(value: Mapping[str, Any]) -> NamespacePolicies:
         subscription_expiration_min=value.get("subscription_expiration_time_minutes"),
         backlog_quotas=tuple(sorted(quotas, key=lambda quota: quota.type)),
         replication_clusters=frozenset(value.get("replication_clusters") or ()),
+    )
+
+
+def delayed_delivery(value: Mapping[str, Any]) -> DelayedDelivery:
+    """Read a delayed-delivery policy; brokers omit fields that they do not know."""
+    return DelayedDelivery(
+        active=bool(value["active"]),
+        tick_ms=int(value["tickTime"]),
+        max_delay_ms=int(value.get("maxDeliveryDelayInMillis") or 0),
+        fixed_delay_ms=int(value.get("fixedDeliveryDelayInMillis") or 0),
     )
 
 

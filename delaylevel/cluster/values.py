@@ -221,10 +221,14 @@ class DelayedDelivery:
     Attributes:
         active: False if the broker delivers delayed messages at once.
         tick_ms: precision of the delivery time, ms.
+        max_delay_ms: longest delay that the broker accepts, ms; 0 for no limit.
+        fixed_delay_ms: delay of every message, whatever its own delivery time, ms; 0 for none.
     """
 
     active: bool
     tick_ms: int
+    max_delay_ms: int = 0
+    fixed_delay_ms: int = 0
 
 
 @dataclass(frozen=True)

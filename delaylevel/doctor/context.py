@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.targets.identity import topic_stats
 from delaylevel.cluster.values import (
     BrokerSettings,
+    DelayedDelivery,
     NamespacePolicies,
     PartitionStats,
     TopicMetadata,
@@ -22,7 +24,7 @@ from delaylevel.cluster.values import (
 from delaylevel.errors import NotFoundError, PermissionDeniedError
 from delaylevel.model.clock import Clock
 from delaylevel.model.delivery import Delivery
-from delaylevel.model.level_topic import LevelTopicDescription, Member
+from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription, Member, Mover
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import members
 from delaylevel.topics.stats import LevelTopicStats, read_stats
@@ -71,6 +73,18 @@ class ClusterContext:
             return self.admin.runtime_configuration()
         except PermissionDeniedError:
             return None
+
+    @cached_property
+    def release(self) -> tuple[int, int, int] | None:
+        """Major, minor and patch number of the broker; None if it does not tell them."""
+        try:
+            numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", self.admin.version())
+        except PermissionDeniedError:
+            return None
+        if numbers is None:
+            return None
+        major, minor, patch = map(int, numbers.groups())
+        return major, minor, patch
 
     def in_parallel(self, request: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Return the results of a request for each item, in the order of the items."""
@@ -127,6 +141,35 @@ class LevelTopicContext:
         names = [TopicName.parse(target) for target in self.description.targets]
         found = self.cluster.in_parallel(lambda name: topic_stats(self.admin, name), names)
         return dict(zip(names, found, strict=True))
+
+    @cached_property
+    def broker_delays(self) -> dict[TopicName, int]:
+        """The longest delay that we request from the broker, in ms, by topic."""
+        description, found = self.description, {}
+        if description.mover is Mover.FUNCTION:
+            for index, level in enumerate(description.levels):
+                longest_ms = level.hand_off_after_ms(level.partitions - 1)
+                found[description.level_topic(index)] = longest_ms
+            found[description.held_topic] = description.hold_pause_ms
+        if description.final_window is FinalWindow.BROKER:
+            finest = description.levels[len(description.levels) - 1]
+            there = [name for name, stats in self.targets.items() if stats is not None]
+            found.update(dict.fromkeys(there, finest.near_due_ms))
+        return found
+
+    @cached_property
+    def delay_policies(self) -> dict[TopicName, DelayedDelivery | None]:
+        """The policies of those topics and of all targets that exist; None for an unknown one."""
+        there = [name for name, stats in self.targets.items() if stats is not None]
+        names = list(dict.fromkeys([*self.broker_delays, *there]))
+        found = self.cluster.in_parallel(self._delay_policy, names)
+        return dict(zip(names, found, strict=True))
+
+    def _delay_policy(self, topic: TopicName) -> DelayedDelivery | None:
+        try:
+            return self.admin.delayed_delivery(topic)
+        except NotFoundError:
+            return None  # a missing member topic is the finding of another check
 
     @property
     def target_partitions(self) -> dict[TopicName, PartitionStats]:

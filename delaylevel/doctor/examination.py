@@ -19,7 +19,7 @@ from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.topic_name import TopicName
 from delaylevel.topics import registry as topics
 
-from . import cluster_checks, feature_check, running_checks, topic_checks
+from . import cluster_checks, delay_checks, feature_check, running_checks, topic_checks
 from .context import ClusterContext, ExamOptions, LevelTopicContext
 from .finding import CheckResult, Finding, Problem
 
@@ -38,6 +38,10 @@ TOPIC_CHECKS: tuple[tuple[str, Callable[[LevelTopicContext], CheckResult]], ...]
     ("target subscriptions", topic_checks.target_subscriptions),
     ("delayed delivery", topic_checks.delayed_delivery),
     ("dispatch thread", topic_checks.dispatch_thread),
+    ("delay limit", delay_checks.delay_limit),
+    ("fixed delay", delay_checks.fixed_delay),
+    ("strict delivery", delay_checks.strict_delivery),
+    ("delay tracker", delay_checks.delay_tracker),
     ("read-ahead", running_checks.read_ahead),
     ("deduplication", topic_checks.deduplication),
     ("features", feature_check.features),

@@ -11,6 +11,7 @@ class State(str, enum.Enum):
     """The result of a check."""
 
     OK = "ok"
+    WARNING = "warning"
     FAILED = "failed"
     SKIPPED = "skipped"
 
@@ -36,11 +37,13 @@ class CheckResult:
         problems: the problems, the worst first.
         note: a remark on a check without problems, or the reason why it was skipped.
         skipped: True if the check could not run.
+        warnings: possible problems, which do not count as failures.
     """
 
     problems: tuple[Problem, ...] = ()
     note: str = ""
     skipped: bool = False
+    warnings: tuple[Problem, ...] = ()
 
     @classmethod
     def skip(cls, reason: str) -> CheckResult:
@@ -51,6 +54,11 @@ class CheckResult:
     def failed(cls, says: str, remedy: str) -> CheckResult:
         """Return the outcome of a check that found one problem."""
         return cls((Problem(says, remedy),))
+
+    @classmethod
+    def warn(cls, says: str, remedy: str) -> CheckResult:
+        """Return the outcome of a check that found a possible problem."""
+        return cls(warnings=(Problem(says, remedy),))
 
     @classmethod
     def of(cls, problems: Iterable[Problem], note: str = "") -> CheckResult:
@@ -77,18 +85,22 @@ class Finding:
         """The result of the check."""
         if self.outcome.problems:
             return State.FAILED
+        if self.outcome.warnings:
+            return State.WARNING
         return State.SKIPPED if self.outcome.skipped else State.OK
 
     @property
     def says(self) -> str:
-        """The first problem, or the remark, in one line."""
-        problems = self.outcome.problems
+        """The first problem or warning, or the remark, in one line."""
+        problems = self.outcome.problems or self.outcome.warnings
         if not problems:
-            return self.outcome.note
+            note = self.outcome.note
+            return f"not checked: {note}" if self.outcome.skipped else note
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         return problems[0].says + more
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """The remedies of all problems, without duplicates."""
-        return tuple(dict.fromkeys(problem.remedy for problem in self.outcome.problems))
+        """The remedies of all problems and warnings, without duplicates."""
+        found = (*self.outcome.problems, *self.outcome.warnings)
+        return tuple(dict.fromkeys(problem.remedy for problem in found))

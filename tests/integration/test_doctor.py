@@ -198,6 +198,11 @@ def coarse_tick(ward: Ward) -> None:
     ward.post(f"namespaces/{ward.target.namespace_path}/delayedDelivery", value)
 
 
+def short_delays_only(ward: Ward) -> None:
+    value = {"active": True, "tickTime": 1000, "maxDeliveryDelayInMillis": 30_000}
+    ward.post(f"namespaces/{ward.target.namespace_path}/delayedDelivery", value)
+
+
 def far_read_ahead(ward: Ward) -> None:
     conf = ward.folder / "bookkeeper.conf"
     conf.write_text("journalDirectory=/data\ndbStorage_readAheadCacheBatchSize=1000\n")
@@ -279,6 +284,7 @@ PLANTED = [
     ("target subscriptions", exclusive_subscription),
     ("delayed delivery", no_delayed_delivery),
     ("delayed delivery", coarse_tick),
+    ("delay limit", short_delays_only),
     ("read-ahead", far_read_ahead),
     ("deduplication", no_deduplication),
     ("mover", no_mover),

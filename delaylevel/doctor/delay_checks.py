@@ -1,0 +1,171 @@
+"""Checks of settings and versions of the broker that break its delayed delivery.
+
+The version and the settings are those of the broker that answers. The other brokers of a cluster
+are not visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from delaylevel.cluster.values import DelayedDelivery
+from delaylevel.model.formatting import format_duration
+from delaylevel.model.topic_name import TopicName
+
+from .context import LevelTopicContext
+from .finding import CheckResult, Problem
+
+_NOT_USED = "not used: the broker delays no message of this level topic"
+_NO_SUPERUSER = "only superusers may read the broker's settings"
+_LIMIT = "delayedDeliveryMaxDelayInMillis"
+_STRICT = "isDelayedDeliveryDeliverAtTimeStrict"
+_TRACKER = "delayedDeliveryTrackerFactoryClassName"
+_BUCKET = "BucketDelayedDeliveryTrackerFactory"
+# apache/pulsar#25996
+_STALLING = ((4, 2, 1), (4, 2, 2))
+_BUCKET_FIXES = "apache/pulsar#26230, #26240 and #26251"
+# Releases from before these fixes (July 2026), by their line; earlier lines have no later release.
+_LAST_LOSING = {(4, 2): 2, (4, 0): 10}
+_OTHER_WAY = "use --final-window tracker with a mover other than the Function"
+
+
+def delay_limit(context: LevelTopicContext) -> CheckResult:
+    """Check that the broker accepts the delays that the Function and the final window need."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+
+    def problems() -> Iterator[Problem]:
+        for topic, needed_ms in context.broker_delays.items():
+            limit_ms = limit_of(topic)
+            if limit_ms and limit_ms < needed_ms:
+                yield Problem(
+                    f"{topic} refuses delays of more than {format_duration(limit_ms)}, and needs "
+                    f"{format_duration(needed_ms)}: the broker disconnects whoever sends such a "
+                    "message, and clients send it again without end",
+                    f"`{_setting(topic, context.delay_policies[topic])} --maxDelay {needed_ms}ms`, "
+                    f"or {_LIMIT}=0 in broker.conf",
+                )
+
+    def limit_of(topic: TopicName) -> int | None:
+        policy = context.delay_policies[topic]
+        if policy is not None:
+            return policy.max_delay_ms
+        told = (context.cluster.configuration or {}).get(_LIMIT)
+        return None if told is None else int(told)
+
+    return _result(
+        context,
+        list(problems()),
+        [topic for topic in context.broker_delays if limit_of(topic) is None],
+        f"delays of up to {format_duration(max(context.broker_delays.values()))} are accepted",
+    )
+
+
+def fixed_delay(context: LevelTopicContext) -> CheckResult:
+    """Check that no policy replaces the delivery times of our messages by a fixed delay.
+
+    It delays messages that the dispatcher publishes when they are due, too.
+    """
+
+    def problems() -> Iterator[Problem]:
+        for topic, policy in context.delay_policies.items():
+            if policy is None or not policy.fixed_delay_ms:
+                continue
+            delay = format_duration(policy.fixed_delay_ms)
+            ours = topic in context.broker_delays
+            effect = (
+                "the broker ignores the delivery times of our messages"
+                if ours
+                else "messages that are published when they are due come that late"
+            )
+            yield Problem(
+                f"{topic} delays every message by {delay} (fixed-delay policy): {effect}",
+                f"`{_setting(topic, policy)} --fixed-delay 0`; if the namespace has the policy, "
+                "this exempts the topic",
+            )
+
+    unknown = [topic for topic, policy in context.delay_policies.items() if policy is None]
+    return _result(context, list(problems()), unknown, "no topic has a fixed delay")
+
+
+def strict_delivery(context: LevelTopicContext) -> CheckResult:
+    """Check that a strict broker is not of a version that leaves due messages undelivered."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+    configuration, release = context.cluster.configuration, context.cluster.release
+    if release is not None and release not in _STALLING:
+        return CheckResult(note=f"Pulsar {_text(release)} delivers, strict or not")
+    if configuration is None:
+        return CheckResult.skip(_NO_SUPERUSER)
+    if configuration.get(_STRICT) != "true":
+        return CheckResult(note=f"{_STRICT}=false")
+    if release is None:
+        return CheckResult.skip(
+            f"the broker is strict and does not tell its version; {_text(_STALLING[0])} and "
+            f"{_text(_STALLING[1])} leave due messages undelivered"
+        )
+    return CheckResult.failed(
+        f"Pulsar {_text(release)} with {_STRICT}=true leaves due messages undelivered until "
+        "another message is published (apache/pulsar#25996)",
+        f"set {_STRICT}=false in broker.conf and restart the brokers (messages then come up to a "
+        f"tick early), upgrade to a release with apache/pulsar#26012, or {_OTHER_WAY}",
+    )
+
+
+def delay_tracker(context: LevelTopicContext) -> CheckResult:
+    """Check that the broker's bucket tracker is not of a version that loses messages."""
+    if not context.broker_delays:
+        return CheckResult(note=_NOT_USED)
+    configuration, release = context.cluster.configuration, context.cluster.release
+    if configuration is None:
+        return CheckResult.skip(_NO_SUPERUSER)
+    tracker = configuration.get(_TRACKER)
+    if tracker is None:
+        return CheckResult.skip(f"the broker does not tell {_TRACKER}")
+    if not tracker.endswith(_BUCKET):
+        return CheckResult(note=tracker.rpartition(".")[2])
+    remedy = (
+        f"set {_TRACKER}=org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory "
+        f"in broker.conf and restart the brokers, or {_OTHER_WAY}"
+    )
+    if release is not None and _loses_messages(release):
+        return CheckResult.failed(
+            f"Pulsar {_text(release)} with {_BUCKET} may never deliver some messages (fixed by "
+            f"{_BUCKET_FIXES})",
+            remedy,
+        )
+    version = "a version that it does not tell" if release is None else _text(release)
+    return CheckResult.warn(
+        f"the broker uses {_BUCKET}, and Pulsar {version}: releases without {_BUCKET_FIXES} may "
+        "never deliver some messages",
+        f"look for these fixes in the release notes of the broker; without them, {remedy}",
+    )
+
+
+def _result(
+    context: LevelTopicContext, problems: list[Problem], unknown: list[TopicName], note: str
+) -> CheckResult:
+    """Return the outcome; unknown policies are only a reason to skip if there is no problem."""
+    if unknown and not problems:
+        return CheckResult.skip(
+            f"the broker does not tell the delayed-delivery policy of {unknown[0]}"
+            + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+        )
+    return CheckResult.of(problems, note)
+
+
+def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:
+    """Return the command that sets the policy of a topic, which replaces all of its fields."""
+    tick_ms = 1000 if policy is None else policy.tick_ms
+    state = "--disable" if policy is not None and not policy.active else "--enable"
+    return f"pulsar-admin topicPolicies set-delayed-delivery {topic} {state} --time {tick_ms}ms"
+
+
+def _loses_messages(release: tuple[int, int, int]) -> bool:
+    """Return true if the bucket tracker of a release lacks the fixes for certain."""
+    last = _LAST_LOSING.get(release[:2])
+    return release < (4, 2, 0) if last is None else release[2] <= last
+
+
+def _text(release: tuple[int, int, int]) -> str:
+    return ".".join(map(str, release))
