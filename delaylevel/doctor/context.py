@@ -159,7 +159,7 @@ class LevelTopicContext:
 
     @cached_property
     def delay_policies(self) -> dict[TopicName, DelayedDelivery | None]:
-        """The policies of those topics and of all targets that exist; None for an unknown one."""
+        """The policies of those topics and of all targets; None if only the broker's apply."""
         there = [name for name, stats in self.targets.items() if stats is not None]
         names = list(dict.fromkeys([*self.broker_delays, *there]))
         found = self.cluster.in_parallel(self._delay_policy, names)

@@ -50,15 +50,15 @@ def delay_limit(context: LevelTopicContext) -> CheckResult:
         policy = context.delay_policies[topic]
         if policy is not None:
             return policy.max_delay_ms
-        told = (context.cluster.configuration or {}).get(_LIMIT)
-        return None if told is None else int(told)
+        configuration = context.cluster.configuration
+        # Earlier brokers have neither the setting nor a limit.
+        return None if configuration is None else int(configuration.get(_LIMIT, 0))
 
-    return _result(
-        context,
-        list(problems()),
-        [topic for topic in context.broker_delays if limit_of(topic) is None],
-        f"delays of up to {format_duration(max(context.broker_delays.values()))} are accepted",
-    )
+    found = list(problems())
+    if not found and None in map(limit_of, context.broker_delays):
+        return CheckResult.skip(_NO_SUPERUSER)
+    longest = format_duration(max(context.broker_delays.values()))
+    return CheckResult.of(found, f"delays of up to {longest} are accepted")
 
 
 def fixed_delay(context: LevelTopicContext) -> CheckResult:
@@ -84,8 +84,8 @@ def fixed_delay(context: LevelTopicContext) -> CheckResult:
                 "this exempts the topic",
             )
 
-    unknown = [topic for topic, policy in context.delay_policies.items() if policy is None]
-    return _result(context, list(problems()), unknown, "no topic has a fixed delay")
+    # Without a policy of the topic or its namespace there is none: brokers have no default.
+    return CheckResult.of(problems(), "no topic has a fixed delay")
 
 
 def strict_delivery(context: LevelTopicContext) -> CheckResult:
@@ -140,18 +140,6 @@ def delay_tracker(context: LevelTopicContext) -> CheckResult:
         "never deliver some messages",
         f"look for these fixes in the release notes of the broker; without them, {remedy}",
     )
-
-
-def _result(
-    context: LevelTopicContext, problems: list[Problem], unknown: list[TopicName], note: str
-) -> CheckResult:
-    """Return the outcome; unknown policies are only a reason to skip if there is no problem."""
-    if unknown and not problems:
-        return CheckResult.skip(
-            f"the broker does not tell the delayed-delivery policy of {unknown[0]}"
-            + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
-        )
-    return CheckResult.of(problems, note)
 
 
 def _setting(topic: TopicName, policy: DelayedDelivery | None) -> str:

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.values import DelayedDelivery
 from delaylevel.errors import (
     AdminError,
     BrokerUnreachableError,
@@ -339,3 +340,22 @@ def test_a_connection_passes_address_and_token(servers: Callable[[], Server]) ->
 def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Admin(url)
+
+
+def test_the_delay_policy_of_a_namespace_counts_without_policies_of_topics(
+    servers: Callable[[], Server],
+) -> None:
+    server = servers()
+    # The answers of a 4.0.8 broker with topicLevelPoliciesEnabled=false.
+    policy = {"tickTime": 1000, "active": True, "maxDeliveryDelayInMillis": 70_000}
+
+    def answer(method: str, path: str) -> Answer:
+        if "/namespaces/" in path:
+            return reply(200, policy)
+        return reply(405, {"reason": "Topic level policies is disabled, please enable it"})
+
+    server.answer = answer
+    assert Admin(server.url).delayed_delivery(TOPIC) == DelayedDelivery(True, 1000, 70_000)
+    server.answer = lambda method, path: reply(403, {"reason": "no"})
+    with pytest.raises(PermissionDeniedError):
+        Admin(server.url).delayed_delivery(TOPIC)

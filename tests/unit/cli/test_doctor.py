@@ -1,0 +1,52 @@
+"""Tests of the output of ``delaylevel doctor`` for each state of a check."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from delaylevel.cli import doctor
+from delaylevel.cli.main import cli
+from delaylevel.doctor import Finding, Problem
+from delaylevel.doctor.finding import CheckResult
+
+TOPIC = "persistent://public/default/_orders-delay-level"
+OK = Finding("partitions", TOPIC, CheckResult(note="31 partitions"))
+WARNING = Finding("delay tracker", TOPIC, CheckResult.warn("it may lose messages", "look"))
+SKIPPED = Finding("disk", TOPIC, CheckResult.skip("another machine"))
+FAILED = Finding("mover", TOPIC, CheckResult((Problem("no mover", "run one"),)))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *options: str) -> Result:
+    def examine(*_: Any, **__: Any) -> list[Finding]:
+        return findings
+
+    monkeypatch.setattr(doctor.examination, "examine", examine)
+    arguments = ["--service-url", "pulsar://127.0.0.1:1", "--admin-url", "http://127.0.0.1:1"]
+    return CliRunner().invoke(cli, [*arguments, "doctor", "orders", *options])
+
+
+def test_a_warning_has_a_remedy_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [OK, WARNING, SKIPPED])
+    assert done.exit_code == 0, done.output
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:6]] == ["ok", "warn", "-"]
+    assert "not checked: another machine" in done.stdout
+    assert "it may lose messages\n  -> look" in done.stdout
+    assert "All is well." in done.stderr
+    assert "Warnings: delay tracker." in done.stderr
+    assert "Not checked: disk." in done.stderr
+
+
+def test_a_failure_comes_before_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, [WARNING, FAILED])
+    assert done.exit_code == 1
+    assert done.stdout.index("-> run one") < done.stdout.index("-> look")
+    assert "1 of 2 checks failed." in done.stderr
+    rows = json.loads(run(monkeypatch, [WARNING, FAILED, SKIPPED], "-o", "json").stdout)
+    assert [row["state"] for row in rows] == ["warning", "failed", "skipped"]
+    assert [row["problems"] for row in rows] == [[], ["no mover"], []]
+    assert [row["warnings"] for row in rows] == [["it may lose messages"], [], []]
+    assert rows[2]["says"] == "not checked: another machine"
