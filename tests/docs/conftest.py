@@ -324,7 +324,14 @@ EXPECTED = Expected(
             (
                 "delaylevel dlq replay orders 12:0:-1 "
                 "--new-target persistent://public/default/invoices"
-            ): (_dead("elsewhere", "due"),),
+            ): (_nothing, f"{BRIEF[0]} --target invoices", _dead("elsewhere", "due")),
+            "delaylevel dlq replay orders --all": (
+                _nothing,
+                *BRIEF,
+                _dead("invoices", "due"),
+                f"{BRIEF[0]} --target invoices",
+                _dead("due", "due", "elsewhere"),
+            ),
             "delaylevel dlq show orders 12:0:-1": (_dead("due", "due"),),
             "delaylevel dlq list orders --subscription billing": (_failed,),
             "delaylevel dlq replay orders --subscription billing --all": (_failed,),

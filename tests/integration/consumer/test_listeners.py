@@ -460,7 +460,10 @@ def test_a_consumer_that_is_lost_is_opened_again(orders: Orders) -> None:
             consumer._consumer.close()  # as the client does if the broker refuses it
         orders.send(b"2")
         eventually(lambda: seen[b"2"], "the second message")
-        assert all(state.subscribed for state in orders.app.health().values())
+        eventually(
+            lambda: all(state.subscribed for state in orders.app.health().values()),
+            "all consumers",
+        )
 
 
 def test_a_topic_that_was_deleted_is_received_from_again(orders: Orders) -> None:
