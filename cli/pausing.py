@@ -54,7 +54,7 @@ def pause(settings: Settings, topic: str, target: str | None, output: str) -> No
     type=DURATION_MS,
     default="0s",
     metavar="DURATION",
-    help="Time over which the messages that wait are released; 0s for at once.",
+    help="Time over which the messages are spread, e.g. 10m; 0s for none.",
 )
 @options.output
 @pass_settings

@@ -59,7 +59,9 @@ _PATIENCE_S = 10.0
 @click.option("--event-time", "event_timestamp", type=TIME, help="Event time of the application.")
 @click.option("--id", "message_id", metavar="ID", help="Stable ID (delaylevel.id) of the message.")
 @click.option(
-    "--spread", type=DURATION, help="Longest random time to add to each due time: 5m, 1h."
+    "--spread",
+    type=DURATION,
+    help="Time over which the messages are spread, e.g. 10m; 0s for none.",
 )
 @options.level_topic
 @options.level_namespace
