@@ -21,6 +21,8 @@ from .unfinished import Unfinished
 RECEIVE_MS = 500
 #: Pause after which a waiting host looks whether the listener stops, in seconds.
 WAIT_S = 0.05
+#: Time to wait for further messages of a batch, in seconds.
+BATCH_S = 0.1
 
 
 class Parts(NamedTuple):

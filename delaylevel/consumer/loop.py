@@ -11,20 +11,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import pulsar
 
-from .host import RECEIVE_MS, WAIT_S, Parts, left_s
+from .host import BATCH_S, RECEIVE_MS, WAIT_S, Parts, left_s
 from .message import ReceivedMessage
+from .receiving import ReceivingThreads, Subscribe
 from .subscribed import Subscribed
 
 log = logging.getLogger(__name__)
-
-#: Time to wait for further messages of a batch.
-BATCH_S = 0.1
 
 
 class LoopThread:
@@ -278,57 +274,22 @@ class Tasks:
         return None
 
 
-class LoopListener:
+class LoopListener(ReceivingThreads):
     """The tasks of one listener, and the threads that receive their messages.
 
     Args:
         parts: the listener and what its threads share.
-        subscribe: functions that return a new consumer, given its number: of new messages, and with
-            retries, of retried copies.
+        subscribe: functions that return a new consumer.
         loop: the event loop.
     """
 
-    def __init__(
-        self,
-        parts: Parts,
-        subscribe: list[Callable[[int], Any]],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.listener = parts.listener
-        self._stopping = threading.Event()
-        self._tasks = Tasks(parts, loop, self._stopping)
-        self._sources = [
-            Subscribed(partial(opened, 0), f"{what} of {parts.listener}", self._stopping)
-            for opened, what in zip(subscribe, ("messages", "retries"), strict=False)
+    def __init__(self, parts: Parts, subscribe: Subscribe, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(parts.listener)
+        self._tasks = Tasks(parts, loop, self.stopping)
+        self.threads += [
+            Feeder(parts, source, self._tasks, self.stopping)
+            for (source,) in self.consumers(subscribe, 1)
         ]
-        self._feeders = [
-            Feeder(parts, source, self._tasks, self._stopping) for source in self._sources
-        ]
-
-    def start(self) -> None:
-        """Subscribe, and start the threads.
-
-        Raises:
-            pulsar.PulsarException: a subscription cannot be opened.
-        """
-        for source in self._sources:
-            source.start()
-        for feeder in self._feeders:
-            feeder.start()
-
-    @property
-    def alive(self) -> bool:
-        """True while all threads run."""
-        return all(feeder.is_alive() for feeder in self._feeders)
-
-    @property
-    def ready(self) -> bool:
-        """True while all consumers are subscribed and connected."""
-        return all(source.ready for source in self._sources)
-
-    def stop(self) -> None:
-        """Receive no more messages."""
-        self._stopping.set()
 
     def join(self, until_s: float) -> bool:
         """Wait for running handlers; return True if all of them have ended.
@@ -336,11 +297,9 @@ class LoopListener:
         Args:
             until_s: time to stop waiting, by ``time.monotonic()``.
         """
-        started = [feeder for feeder in self._feeders if feeder.ident is not None]
-        for feeder in started:
-            feeder.join(left_s(until_s))
+        ended = super().join(until_s)
         self._tasks.wait(until_s)
-        return not self.running and not any(feeder.is_alive() for feeder in started)
+        return ended and not self.running
 
     @property
     def running(self) -> int:
@@ -351,5 +310,4 @@ class LoopListener:
         """Cancel what still runs, and close the consumers."""
         if self.running:
             self._tasks.cancel()
-        for source in self._sources:
-            source.close()
+        super().close()

@@ -11,22 +11,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any
 
 import pulsar
 
 from .handling import Verdict
-from .host import RECEIVE_MS, WAIT_S, Parts, left_s, refuse_awaitable
+from .host import BATCH_S, RECEIVE_MS, WAIT_S, Parts, left_s, refuse_awaitable
 from .message import ReceivedMessage
+from .receiving import ReceivingThreads, Subscribe
 from .subscribed import Subscribed
 
 log = logging.getLogger(__name__)
-
-#: Time to wait for further messages of a batch.
-BATCH_S = 0.1
 
 
 class Worker(threading.Thread):
@@ -237,74 +233,26 @@ class Worker(threading.Thread):
         return waiting
 
 
-class ThreadedListener:
-    """The threads of one listener.
+class ThreadedListener(ReceivingThreads):
+    """The threads of one listener, which call its handler.
 
     Args:
         parts: the listener and what its threads share.
-        subscribe: functions that return a new consumer, given its number: of new messages, and with
-            retries, of retried copies.
+        subscribe: functions that return a new consumer.
     """
 
-    def __init__(self, parts: Parts, subscribe: list[Callable[[int], Any]]) -> None:
-        self.listener = listener = parts.listener
-        self._stopping = threading.Event()
-        self._sources: list[Subscribed] = []
-        self._workers: list[Worker] = []
+    def __init__(self, parts: Parts, subscribe: Subscribe) -> None:
+        super().__init__(parts.listener)
+        listener = parts.listener
         locks = [threading.Lock() for _ in range(listener.concurrency)]
-        for opened, what in zip(subscribe, ("messages", "retries"), strict=False):
-            sources = [
-                Subscribed(partial(opened, number), f"{what} of {listener}", self._stopping)
-                for number in range(listener.consumers)
-            ]
-            self._sources += sources
-            self._workers += [
-                Worker(parts, sources[index % len(sources)], locks, index, self._stopping)
-                for index in range(listener.concurrency)
-            ]
-
-    def start(self) -> None:
-        """Subscribe, and start the threads.
-
-        Raises:
-            pulsar.PulsarException: a subscription cannot be opened.
-        """
-        for source in self._sources:
-            source.start()
-        for worker in self._workers:
-            worker.start()
-
-    @property
-    def alive(self) -> bool:
-        """True while all threads run."""
-        return all(worker.is_alive() for worker in self._workers)
-
-    @property
-    def ready(self) -> bool:
-        """True while all consumers are subscribed and connected."""
-        return all(source.ready for source in self._sources)
-
-    def stop(self) -> None:
-        """Receive no more messages."""
-        self._stopping.set()
-
-    def join(self, until_s: float) -> bool:
-        """Wait for running handlers; return True if all of them have ended.
-
-        Args:
-            until_s: time to stop waiting, by ``time.monotonic()``.
-        """
-        started = [worker for worker in self._workers if worker.ident is not None]
-        for worker in started:
-            worker.join(left_s(until_s))
-        return not any(worker.is_alive() for worker in started)
+        self._workers = [
+            Worker(parts, sources[index % len(sources)], locks, index, self.stopping)
+            for sources in self.consumers(subscribe, listener.consumers)
+            for index in range(listener.concurrency)
+        ]
+        self.threads += self._workers
 
     @property
     def running(self) -> int:
         """Number of running calls of the handler."""
         return sum(worker.running for worker in self._workers)
-
-    def close(self) -> None:
-        """Close the consumers."""
-        for source in self._sources:
-            source.close()
