@@ -88,7 +88,7 @@ def test_deletion_of_the_business_topic(
     assert not world.admin.topic_exists(orders)
 
     def orphan() -> Any:
-        output = run("orphans", world.namespace, "-o", "jsonl").output
+        output = run("orphans", world.namespace, "-o", "jsonl").stdout
         (row,) = [json.loads(line) for line in output.split("\n") if line]
         return row if row["parked"] < 2 else None
 

@@ -16,7 +16,7 @@ import urllib3
 
 from delaylevel import DelayLevelClient
 from delaylevel.cluster.connection import Connection
-from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, topic_ids
+from delaylevel.consumer import Deduplication, HandledIds, TopicIdStore, handled_ids, topic_ids
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.topic_name import TopicName
 from world import QUIET, Eventually, RealWorld, eventually
@@ -241,7 +241,10 @@ def test_a_killed_process_handles_only_what_it_had_not_saved(
 
 
 def test_a_refusing_topic_lets_messages_be_acknowledged(
-    opened: Open, world: RealWorld, caplog: pytest.LogCaptureFixture, eventually: Eventually
+    opened: Open,
+    world: RealWorld,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handled = opened()
     save(handled, 1)
@@ -258,6 +261,9 @@ def test_a_refusing_topic_lets_messages_be_acknowledged(
     assert handled.unsaved == 2
     assert not handled.flush(0.1)
     assert "copies of these messages may be handled again after a restart" in caplog.text
+    monkeypatch.setattr(handled_ids, "_FLUSH_S", 0.1)  # it refuses them at the end, too
+    handled.close()
+    assert "2 IDs of handled messages could not be stored" in caplog.text
 
 
 def test_a_closed_producer_is_replaced(opened: Open, eventually: Eventually) -> None:
