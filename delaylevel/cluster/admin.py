@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -268,7 +269,8 @@ class Admin(OperatorAdmin):
 
     def expire_messages(self, partition: TopicName, subscription: str, older_than_s: int) -> None:
         path = partition.subscription_path(subscription)
-        self._rest.post(f"{path}/expireMessages/{older_than_s}")
+        with suppress(ConflictError):  # the broker is doing it already
+            self._rest.post(f"{path}/expireMessages/{older_than_s}")
 
     def delete_subscription(
         self, topic: TopicName, subscription: str, *, force: bool = False

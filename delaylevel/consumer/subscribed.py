@@ -10,6 +10,7 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.background import in_thread
 from delaylevel.cluster.failures import error_name
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _PASSING = (
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 # The client connects again by itself, unless something is wrong for good.
 _DISCONNECTED_S = 60.0
+# Longest wait for the end of a close. The client gives up after 30 s.
+_CLOSE_S = 5.0
 
 
 class Subscribed:
@@ -125,8 +128,20 @@ class Subscribed:
 
 
 def _close(consumer: Any) -> None:
-    try:
-        consumer.close()
-    except Exception as error:
-        # The client raises ValueError for a consumer that the application has closed.
-        log.debug("closing a consumer: %s", error_name(error))
+    """Close a consumer, in a thread of its own.
+
+    A second close at the same moment, such as one by the client, may never return.
+    """
+    closed = threading.Event()
+
+    def close() -> None:
+        try:
+            consumer.close()
+        except Exception as error:
+            # The client raises ValueError for a consumer that the application has closed.
+            log.debug("closing a consumer: %s", error_name(error))
+        finally:
+            closed.set()
+
+    in_thread(close)
+    closed.wait(_CLOSE_S)

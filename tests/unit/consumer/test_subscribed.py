@@ -137,3 +137,16 @@ def test_any_exception_is_tried_again() -> None:
     source._subscribe.errors.append(OSError("no file with a token"))  # type: ignore[attr-defined]
     source.fail(broken, pulsar.AlreadyClosed())
     assert source.get() is not broken
+
+
+def test_a_close_that_never_returns_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CLOSE_S", 0.05)
+    monkeypatch.setattr(module, "_SHORTEST_PAUSE_S", 0.001)
+    source = Subscribed(Broker(), "messages", threading.Event())
+    source.start()
+    first = source.get()
+    release = threading.Event()
+    first.close = lambda: release.wait(20)
+    source.fail(first, "closed")
+    assert source.get() is not first
+    release.set()
