@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from pulsar import ConsumerType, InitialPosition
+from pulsar import InitialPosition
 
 from delaylevel.model.clock import Clock
 
@@ -17,7 +17,7 @@ from .host import Parts, RunningListener, left_s
 from .listener import Listener
 from .loop import LoopListener
 from .parking import RetryPublisher
-from .retry_topics import is_held_for_all
+from .retry_topics import retry_type
 from .threads import ThreadedListener
 from .unfinished import Unfinished
 
@@ -99,9 +99,7 @@ def start_listener(
         unfinished = Unfinished(listener, publisher, clock, threaded=host is None)
         parts = Parts(listener, listener.handling(handled), unfinished, clock)
         opened = [subscribe_to(listener, client, listener.topic, listener.subscription_type)]
-        kind = listener.subscription_type
-        if kind != ConsumerType.KeyShared and not is_held_for_all(level_topic):
-            kind = ConsumerType.Shared  # the broker holds copies back for this type only
+        kind = retry_type(listener.subscription_type, level_topic)
         # A listener without retries gets the dead letters that are replayed.
         retry_topic = publisher.topics.retry.full
         opened.append(subscribe_to(listener, client, retry_topic, kind, earliest=True))
