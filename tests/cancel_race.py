@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pulsar
 
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
+from delaylevel.cluster.http import Rest
 from delaylevel.cluster.values import TopicPolicies
 from delaylevel.dispatcher.service import partition_owners
 from delaylevel.errors import BrokerError
@@ -155,6 +157,21 @@ class CancelRace:
             name = TopicName.parse(self.target)
             self.admin.set_topic_policies(name, TopicPolicies(deduplication=True))
             eventually(lambda: self.admin.partition_stats(name).deduplication, "deduplication")
+
+    @contextmanager
+    def slow_target(self) -> Iterator[Callable[[], None]]:
+        """Let the target take one message per second; the result ends that."""
+        path = f"{TopicName.parse(self.target).rest_path}/publishRate"
+        slow = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
+        with closing(Rest(self._connection.admin_url)) as rest:
+            rest.post(path, slow)
+            eventually(lambda: rest.get(path, applied="true") == slow, "the limit")
+            yield lambda: rest.delete(path)
+
+    def target_is_unused(self) -> bool:
+        """Return True if the target has no producer."""
+        with closing(Rest(self._connection.admin_url)) as rest:
+            return not rest.get(f"{TopicName.parse(self.target).rest_path}/stats")["publishers"]
 
     def __enter__(self) -> CancelRace:
         return self

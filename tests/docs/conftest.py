@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import re
 import shlex
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pulsar
@@ -29,6 +26,7 @@ from delaylevel.consumer.parking import RetryPublisher
 from delaylevel.model.clock import SystemClock
 from delaylevel.model.level_topic import Mover
 from delaylevel.mover.local import LocalMover
+from loading import load
 
 Step = str | Callable[[Any], None]  # a command line, or an action for the reader
 
@@ -224,13 +222,7 @@ def _cluster(reader: Any) -> None:
 
 def _secured(reader: Any) -> None:
     """Start a broker with tokens and TLS, and write an administrator's client.conf."""
-    place = Path(__file__).parents[1] / "integration/secured/conftest.py"
-    spec = importlib.util.spec_from_file_location("secured", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module here
-    spec.loader.exec_module(module)
+    module = load("tests/integration/secured/conftest.py", "secured")
     secured = module.Secured(reader.folder)
     reader.stack.callback(secured.broker.remove)
     secured.broker.start()

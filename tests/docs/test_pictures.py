@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from loading import load
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_picture", ROOT / "tools/make_picture.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module here
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = _tool()
+TOOL = load("tools/make_picture.py")
 
 
 @pytest.mark.parametrize("name", TOOL.NAMES)

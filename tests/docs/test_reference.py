@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from loading import load
+
 ROOT = Path(__file__).parents[2]
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "make_reference", ROOT / "tools/make_reference.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module here
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = _tool()
+TOOL = load("tools/make_reference.py")
 PUBLIC = [(module, item) for module in TOOL.MODULES for item in TOOL.public(module)]
 
 

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,11 @@ from delaylevel import topics
 from delaylevel.broker.embedded import EmbeddedBroker
 from delaylevel.cluster.admin import Admin
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
 from delaylevel.dispatcher import Dispatcher, DispatchSettings
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import FinalWindow, LevelTopicDescription
 from delaylevel.model.strategy import Levels, PartitionBy, PartitionStrategy
-from delaylevel.model.topic_name import TopicName
 from world import MakeClient, MakeLevelTopic, RealWorld, eventually, quiet_client, stored_messages
 
 pytestmark = pytest.mark.broker
@@ -133,15 +130,11 @@ def test_a_suspended_dispatcher_releases_nothing_that_was_cancelled(
     # the broker has not read. It sends them again when it goes on, and nobody else uses the name
     # of its producer then. The broker takes them if no higher sequence ID came.
     description = level_topic(LEVELS, final_window=FinalWindow.TRACKER, features=("cancel",))
-    target = TopicName.parse(description.targets[0]).rest_path
     delivery = Delivery.EFFECTIVELY_ONCE
     with (
         CancelRace(connection, description, delivery, tmp_path / "race") as race,
-        closing(Rest(connection.admin_url)) as rest,
+        race.slow_target() as end_of_limit,
     ):
-        slow = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
-        rest.post(f"{target}/publishRate", slow)
-        eventually(lambda: rest.get(f"{target}/publishRate", applied="true") == slow, "the limit")
         first = race.start()
         eventually(race.owned, "an owner")
         begin_ms = now_ms() + 7_000  # what is due 5 s after the first record is never cancelled
@@ -156,10 +149,9 @@ def test_a_suspended_dispatcher_releases_nothing_that_was_cancelled(
         before = len(race.released())
         race.start()
         eventually(lambda: race.owned_by(race.processes[1]), "a takeover")
-        rest.delete(f"{target}/publishRate")
+        end_of_limit()
         eventually(lambda: race.decided(plan), "all outcomes", 120)
-        found = f"{target}/stats"
-        eventually(lambda: not rest.get(found)["publishers"], "no producer of the target")
+        eventually(race.target_is_unused, "no producer of the target")
         first.send_signal(signal.SIGCONT)
         eventually(lambda: len(set(race.owners().values())) == 2, "shares of both")
         print(f"{before} of {len(names)} released before", dict(audit(race, plan)))

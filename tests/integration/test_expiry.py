@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from window_world import LEVELS, WindowWorld
 
 from background import Moving
 from delaylevel.cluster.connection import Connection
-from delaylevel.cluster.http import Rest
 from delaylevel.dispatcher.stats import OwnerStats
 from delaylevel.model import envelope as env
 from delaylevel.model.delivery import Delivery
 from delaylevel.model.level_topic import Expired, FinalWindow
-from delaylevel.model.topic_name import TopicName
 from delaylevel.mover.dead_letters import replay
 from delaylevel.topics.lifecycle import pause, resume
 from world import MakeLevelTopic, RealWorld, eventually
@@ -120,15 +117,11 @@ def test_a_suspended_dispatcher_releases_nothing_that_expired(
     # read. It sends them again when it goes on, and nobody else uses the name of its producer then.
     window = make(world, level_topic, tmp_path, expire_after_ms=3_000, expired=Expired.DEAD_LETTER)
     description = window.description
-    target = TopicName.parse(description.targets[0]).rest_path
     delivery = Delivery.EFFECTIVELY_ONCE
     with (
         CancelRace(connection, description, delivery, tmp_path / "race") as race,
-        closing(Rest(connection.admin_url)) as rest,
+        race.slow_target() as end_of_limit,
     ):
-        slow = {"publishThrottlingRateInMsg": 1, "publishThrottlingRateInByte": -1}
-        rest.post(f"{target}/publishRate", slow)
-        eventually(lambda: rest.get(f"{target}/publishRate", applied="true") == slow, "the limit")
         first = race.start()
         eventually(race.owned, "an owner")
         due_ms = window.now_ms() + 1_000
@@ -141,10 +134,9 @@ def test_a_suspended_dispatcher_releases_nothing_that_expired(
         eventually(lambda: window.now_ms() > due_ms + 3_000, "the expiry")
         race.start()
         eventually(lambda: race.owned_by(race.processes[1]), "a takeover")
-        rest.delete(f"{target}/publishRate")
+        end_of_limit()
         eventually(lambda: race.backlog() == 0, "the end of all messages", 120)
-        found = f"{target}/stats"
-        eventually(lambda: not rest.get(found)["publishers"], "no producer of the target")
+        eventually(race.target_is_unused, "no producer of the target")
         first.send_signal(signal.SIGCONT)
         owner = f":{first.pid}"
         race.processes[1].terminate()

@@ -15,6 +15,16 @@ from delaylevel.errors import UnsupportedOptionError
 from delaylevel.testing import MemoryPulsar
 
 
+def failing(memory: MemoryPulsar) -> tuple[RetryPublisher, ReceivedMessage]:
+    """Return a received message, and the publisher of its copies."""
+    client = memory.client()
+    consumer = client.subscribe("orders", "billing")
+    client.create_producer("orders").send(b"pay")
+    publisher = RetryPublisher(client, "orders", "billing")
+    topic = "persistent://public/default/orders"
+    return publisher, ReceivedMessage(consumer.receive(), topic, "billing", 0)
+
+
 def test_a_message_comes_back_after_a_day_in_memory() -> None:
     with MemoryPulsar() as memory:
         client = memory.client()
@@ -40,12 +50,7 @@ def test_a_message_comes_back_after_a_day_in_memory() -> None:
 
 def test_outcomes_are_known_at_once_in_memory() -> None:
     with MemoryPulsar() as memory:
-        client = memory.client()
-        consumer = client.subscribe("orders", "billing")
-        client.create_producer("orders").send(b"pay")
-        publisher = RetryPublisher(client, "orders", "billing")
-        topic = "persistent://public/default/orders"
-        message = ReceivedMessage(consumer.receive(), topic, "billing", 0)
+        publisher, message = failing(memory)
         outcomes: list[Exception | None] = []
         failure = Failure(None, "no money")
         publisher.park(message, timedelta(hours=5), failure, outcomes.append)
@@ -59,12 +64,7 @@ def test_outcomes_are_known_at_once_in_memory() -> None:
 
 def test_a_failing_function_for_the_outcome_breaks_nothing() -> None:
     with MemoryPulsar() as memory:
-        client = memory.client()
-        consumer = client.subscribe("orders", "billing")
-        client.create_producer("orders").send(b"pay")
-        publisher = RetryPublisher(client, "orders", "billing")
-        topic = "persistent://public/default/orders"
-        message = ReceivedMessage(consumer.receive(), topic, "billing", 0)
+        publisher, message = failing(memory)
 
         def fail(error: Exception | None) -> None:
             raise ValueError

@@ -5,13 +5,10 @@ Other languages run the same file. The test of the Java producer is in clients/j
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from delaylevel.model.level_topic import (
     MissingTarget,
 )
 from delaylevel.model.pauses import ALL, Pauses
+from loading import load
 
 ROOT = Path(__file__).parents[3]
 SPEC = ROOT / "spec"
@@ -30,20 +28,7 @@ VECTORS: dict[str, list[dict[str, Any]]] = json.loads((SPEC / "vectors.json").re
 SCHEMA: dict[str, Any] = json.loads((SPEC / "description.schema.json").read_text("utf-8"))
 
 
-def _tool() -> ModuleType:
-    """Return tools/make_vectors.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "make_vectors", ROOT / "tools" / "make_vectors.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = _tool()
+TOOL = load("tools/make_vectors.py")
 
 
 @pytest.mark.parametrize("section", VECTORS)
