@@ -137,12 +137,15 @@ class AsyncPartition:
         self._called -= 1
 
     async def _wait_for(self, turn: _Turn) -> None:
-        turn.deadline = asyncio.get_running_loop().time() + self._timeout_s
+        loop = asyncio.get_running_loop()
+        turn.deadline = loop.time() + self._timeout_s
         self._turns.append(turn)
         if self.producer is None:
             self._start()
         else:
-            self._call_turns()
+            # Not in this step: to await a future that is set does not suspend the task, which
+            # would overtake those whose turns have come.
+            loop.call_soon(self._call_turns)
         await turn.future
 
     def _call_turns(self) -> None:
