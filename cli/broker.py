@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from delaylevel.broker.distribution import PULSAR_VERSION
 from delaylevel.broker.embedded import BrokerStatus, EmbeddedBroker, fetch, instances
 from delaylevel.errors import AlreadyRunningError
 
@@ -18,6 +19,7 @@ from .output import Column, emit, emit_one, note
 _COLUMNS = (
     Column("name"),
     Column("state"),
+    Column("version"),
     Column("service_url"),
     Column("admin_url"),
     Column("functions"),
@@ -37,6 +39,7 @@ def view(status: BrokerStatus) -> dict[str, Any]:
     return {
         "name": status.name,
         "state": "running" if status.running else "stopped",
+        "version": status.version,
         "service_url": status.service_url,
         "admin_url": status.admin_url,
         "functions": status.functions,
@@ -65,6 +68,7 @@ def broker() -> None:
     "delaylevel broker start",
     "delaylevel broker start --functions --name second",
     "delaylevel broker start --broker-conf brokerDeduplicationEnabled=true",
+    f"delaylevel broker start --name other --version {PULSAR_VERSION}",
 )
 @broker.command()
 @name_option
@@ -87,24 +91,41 @@ def broker() -> None:
     metavar="MIB",
     help="Size of the Java heap; 400 at the first start.",
 )
+@click.option(
+    "--version",
+    metavar="VERSION",
+    help=f"Version of the server; by default that of the last start, at first {PULSAR_VERSION}.",
+)
 @options.output
 def start(
-    name: str, functions: bool | None, conf: dict[str, str], heap_mb: int | None, output: str
+    name: str,
+    functions: bool | None,
+    conf: dict[str, str],
+    heap_mb: int | None,
+    version: str | None,
+    output: str,
 ) -> None:
-    """Start an instance. The first start downloads the server.
+    """Start an instance. The first start of a version downloads that server.
 
-    An instance that is already running is left as it is; a start with other settings is refused.
+    An instance that is already running is left as it is; a start with other settings is refused. So
+    is a server that is older than the one that wrote the data of the instance.
     """
     settings = {key.strip(): value.strip() for key, value in conf.items()} or None
     instance = EmbeddedBroker(
-        name, functions=functions, conf=settings, heap_mb=heap_mb, report=note
+        name,
+        functions=functions,
+        conf=settings,
+        heap_mb=heap_mb,
+        report=note,
+        version=version,
     )
     try:
         status = instance.start()
     except AlreadyRunningError:
         status = instance.status()
         changes = settings is not None or heap_mb is not None
-        if changes or functions not in (None, status.functions):
+        others = functions not in (None, status.functions) or version not in (None, status.version)
+        if changes or others:
             raise
         note(f"The broker {name!r} runs already.")
     emit_one(view(status), _COLUMNS, output)
@@ -180,11 +201,13 @@ def _follow(instance: EmbeddedBroker, position: int) -> None:
                 time.sleep(_FOLLOW_SECONDS)
 
 
-@examples("delaylevel broker fetch")
+@examples("delaylevel broker fetch", f"delaylevel broker fetch --version {PULSAR_VERSION}")
 @broker.command("fetch")
-def fetch_command() -> None:
-    """Download the server with Maven.
+@click.option("--version", default=PULSAR_VERSION, metavar="VERSION", help="Version of the server.")
+def fetch_command(version: str) -> None:
+    """Download a server with Maven, and print its folder.
 
-    A later start then needs no network.
+    A later start then needs no network. Servers of several versions are kept side by side; delete
+    the folder of one that you no longer need.
     """
-    click.echo(str(fetch(note)))
+    click.echo(str(fetch(note, version)))

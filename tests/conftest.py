@@ -48,6 +48,8 @@ FAST_CONF: dict[str, str | int | float | bool] = {
     "backlogQuotaCheckIntervalInSeconds": 1,
 }
 TEST_HEAP_MB = HEAP_MB
+# tools/make_versions.py runs the tests with the servers of several versions.
+_VERSION = os.environ.get("DELAYLEVEL_TEST_BROKER_VERSION")
 _BROKER_FIXTURES = {
     "broker",
     "broker_with",
@@ -108,7 +110,9 @@ def _embedded(
     heap_mb: int = TEST_HEAP_MB,
 ) -> EmbeddedBroker:
     settings = {**FAST_CONF, **(conf or {})}
-    return small_broker(directory, conf=settings, functions=functions, heap_mb=heap_mb)
+    return small_broker(
+        directory, conf=settings, functions=functions, heap_mb=heap_mb, version=_VERSION
+    )
 
 
 @pytest.fixture(scope="session")

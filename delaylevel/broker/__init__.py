@@ -1,6 +1,12 @@
 """A private real Pulsar broker for first steps and tests; Docker is not needed."""
 
-from .distribution import PULSAR_VERSION, distribution_directory, fetch, is_fetched
+from .distribution import (
+    PULSAR_VERSION,
+    distribution_directory,
+    fetch,
+    fetched_versions,
+    is_fetched,
+)
 from .embedded import BrokerStatus, EmbeddedBroker, instances, running_instance
 
 __all__ = [
@@ -9,6 +15,7 @@ __all__ = [
     "EmbeddedBroker",
     "distribution_directory",
     "fetch",
+    "fetched_versions",
     "instances",
     "is_fetched",
     "running_instance",

@@ -13,53 +13,97 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from delaylevel.cluster.local_brokers import DIRECTORIES
-from delaylevel.errors import PrerequisiteError
+from delaylevel.cluster.local_brokers import DIRECTORIES, FIRST_PULSAR_VERSION
+from delaylevel.errors import InvalidInputError, PrerequisiteError
 
-PULSAR_VERSION = "4.0.8"
+PULSAR_VERSION = FIRST_PULSAR_VERSION
 MINIMUM_JAVA = 17
-_ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{PULSAR_VERSION}:tar.gz:bin"
+_OLDEST = (3, 0, 0)  # earlier servers have other options at the start
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:[.-][A-Za-z0-9][A-Za-z0-9.-]{0,40})?")
+_RELEASES = "https://pulsar.apache.org/release-notes/"
 _MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
 _MAVEN_TIMEOUT_SECONDS = 1800
+# Maven's words for a file that none of its repositories has.
+_ABSENT = re.compile(r"[Cc]ould not find artifact|was not found in")
 
 Report = Callable[[str], None]
 
 
-def distribution_directory() -> Path:
-    """Return the directory of the fetched server: ``$XDG_CACHE_HOME/delaylevel/…``."""
-    return Path(DIRECTORIES.user_cache_dir) / f"apache-pulsar-{PULSAR_VERSION}"
+def release_of(version: str) -> tuple[int, int, int]:
+    """Return major, minor and patch number of a server's version, which can be compared.
+
+    Raises:
+        InvalidInputError: it is not the full version of a server that can be started here.
+    """
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise InvalidInputError(
+            f"{version!r} is not the full version of a Pulsar server: use one like "
+            f"{PULSAR_VERSION}. {_RELEASES} lists the releases."
+        )
+    release = (int(match[1]), int(match[2]), int(match[3]))
+    if release < _OLDEST:
+        raise InvalidInputError(
+            f"Pulsar {version} cannot be started here: use 3.0.0 or later, or start that server "
+            "yourself and pass its address (--service-url, --admin-url)."
+        )
+    return release
 
 
-def is_fetched() -> bool:
-    """Return whether the server is fetched."""
-    return (distribution_directory() / "bin" / "pulsar").is_file()
+def distribution_directory(version: str = PULSAR_VERSION) -> Path:
+    """Return the directory of a fetched server: ``$XDG_CACHE_HOME/delaylevel/…``.
+
+    Args:
+        version: the full version of the server.
+    """
+    release_of(version)
+    return Path(DIRECTORIES.user_cache_dir) / f"apache-pulsar-{version}"
 
 
-def fetch(report: Report = lambda message: None) -> Path:
-    """Fetch and unpack the Pulsar server, once even if several processes call this.
+def is_fetched(version: str = PULSAR_VERSION) -> bool:
+    """Return whether a server is fetched.
 
-    Maven uses the user's own settings (mirrors, proxies, local repository).
+    Args:
+        version: the full version of the server.
+    """
+    return (distribution_directory(version) / "bin" / "pulsar").is_file()
+
+
+def fetched_versions() -> list[str]:
+    """Return the versions of the servers that are fetched, oldest first."""
+    found = Path(DIRECTORIES.user_cache_dir).glob("apache-pulsar-*/bin/pulsar")
+    names = (path.parents[1].name.removeprefix("apache-pulsar-") for path in found)
+    return sorted(filter(_VERSION.fullmatch, names), key=release_of)
+
+
+def fetch(report: Report = lambda message: None, version: str = PULSAR_VERSION) -> Path:
+    """Fetch and unpack a Pulsar server, once even if several processes call this.
+
+    Servers of several versions are kept side by side. Maven uses the user's own settings (mirrors,
+    proxies, local repository).
 
     Args:
         report: function that receives lines about the progress.
+        version: the full version of the server.
 
     Returns:
         The directory of the server.
 
     Raises:
+        InvalidInputError: this is not a version of a server that can be started here.
         PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
     """
-    home = distribution_directory()
-    if is_fetched():
+    home = distribution_directory(version)
+    if is_fetched(version):
         return home
     java()
     home.parent.mkdir(parents=True, exist_ok=True)
     with locked(home.with_name(f"{home.name}.lock")):
-        if is_fetched():
+        if is_fetched(version):
             return home
         with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetch-") as scratch:
-            report(f"Fetching the Pulsar server {PULSAR_VERSION} with Maven (about 240 MB) ...")
-            archive = _download(Path(scratch))
+            report(f"Fetching the Pulsar server {version} with Maven (about 240 MB) ...")
+            archive = _download(Path(scratch), version)
             report("Unpacking it ...")
             unpacked = _unpack(archive, Path(scratch))
             shutil.rmtree(home, ignore_errors=True)  # an incomplete tree of an earlier version
@@ -120,7 +164,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _download(folder: Path) -> Path:
+def _download(folder: Path, version: str) -> Path:
+    artifact = f"org.apache.pulsar:pulsar-server-distribution:{version}:tar.gz:bin"
     maven = shutil.which("mvn")
     if maven is None:
         raise PrerequisiteError(
@@ -133,7 +178,7 @@ def _download(folder: Path) -> Path:
         "--quiet",
         "--strict-checksums",
         _MAVEN_GOAL,
-        f"-Dartifact={_ARTIFACT}",
+        f"-Dartifact={artifact}",
         f"-DoutputDirectory={folder}",
     ]
     try:
@@ -149,14 +194,22 @@ def _download(folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise PrerequisiteError(
-            f"Maven did not fetch {_ARTIFACT} within {_MAVEN_TIMEOUT_SECONDS // 60} minutes: "
+            f"Maven did not fetch {artifact} within {_MAVEN_TIMEOUT_SECONDS // 60} minutes: "
             "check the network and try again."
         ) from None
     archives = sorted(folder.glob("pulsar-server-distribution-*.tar.gz"))
     if answer.returncode != 0 or not archives:
         output = [line for line in (answer.stdout + answer.stderr).splitlines() if line.strip()]
+        if any(_ABSENT.search(line) for line in output):
+            fetched = ", ".join(fetched_versions())
+            raise PrerequisiteError(
+                f"Maven finds no Pulsar server {version} in its repositories. {_RELEASES} lists "
+                f"the releases{f'; fetched already: {fetched}' if fetched else ''}. If that one "
+                "exists, check the repositories in Maven's settings.xml. Its output:\n  "
+                + output[0]
+            )
         raise PrerequisiteError(
-            f"Maven could not fetch {_ARTIFACT} (exit code {answer.returncode}). Check the network "
+            f"Maven could not fetch {artifact} (exit code {answer.returncode}). Check the network "
             "and Maven's settings.xml. Its output:\n  " + "\n  ".join(output[:5])
         )
     return archives[0]

@@ -23,16 +23,18 @@ from delaylevel.cluster.local_brokers import (
     instances,
     instances_directory,
     load_instance,
+    load_version,
     marker,
     running_instance,
     save_instance,
+    save_version,
     status_of,
 )
 from delaylevel.errors import AlreadyRunningError, BrokerError, InvalidInputError
 
 from . import process
 from .conf import ConfValue, conf_text, environment, start_command, write_conf
-from .distribution import Report, fetch, java, locked
+from .distribution import PULSAR_VERSION, Report, fetch, java, locked, release_of
 from .ready import NotReadyError, RegistrationLoopError, wait_ready
 
 __all__ = ["BrokerStatus", "EmbeddedBroker", "fetch", "instances", "running_instance"]
@@ -47,8 +49,9 @@ _PORT_WAIT_SECONDS = 5
 class EmbeddedBroker:
     """An instance of Pulsar standalone with its own data and its own loopback ports.
 
-    A later start in the same directory uses the same ports and configuration, unless others are
-    given. As a context manager, it starts the instance and stops it at the end.
+    A later start in the same directory uses the same server, ports and configuration, unless
+    others are given. A server older than the one that wrote the data is refused. As a context
+    manager, it starts the instance and stops it at the end.
 
     Args:
         name: name of the instance, unique for this user, and of its folder in the state directory.
@@ -59,9 +62,11 @@ class EmbeddedBroker:
         token: token of a superuser, if ``conf`` requires one; it is not stored.
         follow_parent: True to end the broker when this process dies for any reason.
         report: function that receives lines about the progress of fetching and starting.
+        version: version of the server, e.g. ``3.3.9``; None for that of the last start, at first
+            `PULSAR_VERSION`.
 
     Raises:
-        InvalidInputError: the name or directory cannot be used.
+        InvalidInputError: the name, directory or version cannot be used.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class EmbeddedBroker:
         token: str | None = None,
         follow_parent: bool = False,
         report: Report = log.info,
+        version: str | None = None,
     ) -> None:
         if not NAME.fullmatch(name):
             raise InvalidInputError(
@@ -88,6 +94,9 @@ class EmbeddedBroker:
                 f"Pulsar's start script does not support blanks in a path ({self.directory}): "
                 "choose another directory"
             )
+        if version is not None:
+            release_of(version)
+        self._version = version
         self._functions = functions
         self._conf = None if conf is None else {k: conf_text(v) for k, v in conf.items()}
         self._heap_mb = heap_mb
@@ -129,21 +138,21 @@ class EmbeddedBroker:
             The status, with the addresses.
 
         Raises:
-            PrerequisiteError: Java or Maven is missing.
+            InvalidInputError: a later version of the server wrote the data.
+            PrerequisiteError: Java or Maven is missing, or Maven cannot fetch the server.
             AlreadyRunningError: this instance is already running.
             BrokerError: the broker ended or was not ready in time; the text has the end of its log.
         """
-        home = fetch(self._report)
+        self._check_stopped()
+        fetch(self._report, self._choose_version())
         # Private to this user, because the configuration may contain secrets.
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(self.directory / "lock"):
-            status = self.status()
-            if status.running:
-                raise AlreadyRunningError(
-                    f"The embedded broker {self.name!r} is already running (process {status.pid}, "
-                    f"{status.service_url}, {status.admin_url}): use it, or stop it first."
-                )
+            self._check_stopped()
             self._end_watcher()
+            version = self._choose_version()  # another process may have started a later one
+            home = fetch(self._report, version)
+            save_version(self.directory, version)
             self._start(home, timeout_seconds)
         return self.status()
 
@@ -203,6 +212,28 @@ class EmbeddedBroker:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+    def _check_stopped(self) -> None:
+        status = self.status()
+        if status.running:
+            raise AlreadyRunningError(
+                f"The embedded broker {self.name!r} is already running (Pulsar {status.version}, "
+                f"process {status.pid}, {status.service_url}, {status.admin_url}): use it, or stop "
+                "it first."
+            )
+
+    def _choose_version(self) -> str:
+        """Return the version of the server for the next start, never one older than the data."""
+        wrote = load_version(self.directory)
+        version = self._version or wrote or PULSAR_VERSION
+        if wrote is not None and release_of(version) < release_of(wrote):
+            raise InvalidInputError(
+                f"Pulsar {wrote} has written the data in {self.directory}, and {version}, which is "
+                f"older, may not be able to read them: start it with version {wrote} or later, or "
+                "use another instance. If you do not need the data, delete them first "
+                f"(`delaylevel broker stop --name {self.name} --delete-data`)."
+            )
+        return version
 
     def _start(self, home: Path, timeout_seconds: float) -> None:
         """Launch the process until it is ready; repeat a start that failed by chance."""
@@ -269,7 +300,7 @@ class EmbeddedBroker:
         fresh = [port for port in process.free_ports(6) if port not in kept]
         if 0 in ports or not all(map(process.port_is_free, ports)):
             ports = [fresh.pop(), fresh.pop()]
-        if not (self.directory / "data").exists():
+        if not (self.directory / "data" / "metadata").exists():
             # Chosen once: the stored data names the storage node by its port.
             bookie_port = fresh.pop()
         write_conf(

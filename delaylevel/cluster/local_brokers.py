@@ -23,8 +23,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The XDG layout on every system: Pulsar's start script fails on the blank in "Application Support",
 # the standard directory on macOS.
 DIRECTORIES = Unix("delaylevel")
+#: Version of the server of instances whose data name none: from before there was a choice.
+FIRST_PULSAR_VERSION = "4.0.8"
 
 _FILE = "instance.json"
+# With the data, which only this version of the server and later ones can read.
+_VERSION_FILE = "data/pulsar-version"
 _EXEC_SECONDS = 1.0
 _EXEC_POLL_SECONDS = 0.002
 
@@ -41,6 +45,7 @@ class BrokerStatus:
         service_url, admin_url: its addresses, the same at every start if possible.
         functions: True if it has the functions worker.
         started_ms: time of the last start, ms since the epoch.
+        version: version of its server; None if it has never been started.
     """
 
     name: str
@@ -51,6 +56,7 @@ class BrokerStatus:
     admin_url: str
     functions: bool
     started_ms: int | None
+    version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,23 @@ def save_instance(directory: Path, saved: SavedInstance) -> None:
     scratch.replace(directory / _FILE)
 
 
+def load_version(directory: Path) -> str | None:
+    """Return the version of the server that wrote the data; None if there are no data."""
+    try:
+        return (directory / _VERSION_FILE).read_text("utf-8").strip() or FIRST_PULSAR_VERSION
+    except OSError:
+        return FIRST_PULSAR_VERSION if (directory / "data").is_dir() else None
+
+
+def save_version(directory: Path, version: str) -> None:
+    """Replace the version of the server atomically."""
+    path = directory / _VERSION_FILE
+    path.parent.mkdir(exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.write_text(f"{version}\n", encoding="utf-8")
+    scratch.replace(path)
+
+
 def status_of(name: str, directory: Path) -> BrokerStatus:
     """Return the status of an instance; check the process, as a state file may be out of date."""
     saved = load_instance(directory)
@@ -112,6 +135,7 @@ def status_of(name: str, directory: Path) -> BrokerStatus:
         admin_url=saved.admin_url if saved else "",
         functions=saved is not None and saved.functions,
         started_ms=saved.started_ms if saved else None,
+        version=load_version(directory),
     )
 
 

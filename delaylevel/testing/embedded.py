@@ -36,11 +36,18 @@ _START_S = 120.0
 def small_broker(directory: Path, **options: Any) -> EmbeddedBroker:
     """Return a small broker that ends with this process; it is not started.
 
+    The environment variable ``DELAYLEVEL_BROKER_VERSION`` names another version of its server.
+
     Args:
         directory: directory for its data.
         options: further arguments of `EmbeddedBroker`.
     """
-    settings: dict[str, Any] = {"conf": CONF, "heap_mb": HEAP_MB, "follow_parent": True}
+    settings: dict[str, Any] = {
+        "conf": CONF,
+        "heap_mb": HEAP_MB,
+        "follow_parent": True,
+        "version": os.environ.get("DELAYLEVEL_BROKER_VERSION"),
+    }
     return EmbeddedBroker("test", directory=directory, **{**settings, **options})
 
 

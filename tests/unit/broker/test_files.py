@@ -16,7 +16,7 @@ from delaylevel.broker.conf import environment, write_conf
 from delaylevel.broker.embedded import EmbeddedBroker, instances, running_instance
 from delaylevel.broker.ready import RegistrationLoopError, RegistrationMonitor, wait_ready
 from delaylevel.cluster import local_brokers
-from delaylevel.errors import InvalidInputError, PrerequisiteError
+from delaylevel.errors import BrokerError, InvalidInputError, PrerequisiteError
 
 
 def program(folder: Path, name: str, script: str) -> Path:
@@ -101,6 +101,81 @@ def test_a_broken_archive_leaves_nothing_behind(empty_machine: Path) -> None:
         distribution.fetch()
     folder = distribution.distribution_directory().parent
     assert [path.name for path in folder.iterdir()] == ["apache-pulsar-4.0.8.lock"]
+
+
+@pytest.mark.parametrize("version", ["", "4", "4.0", "latest", "4.0.8/../..", "v4.0.8", "-4.0.8"])
+def test_a_text_that_is_no_version_is_refused(version: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"not the full version.*like 4\.0\.8.*releases"):
+        EmbeddedBroker("x", version=version)
+    with pytest.raises(InvalidInputError, match="not the full version"):
+        distribution.fetch(version=version)
+
+
+def test_a_server_that_cannot_be_started_here_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"2\.11\.4 cannot be started.*3\.0\.0 or later"):
+        EmbeddedBroker("x", version="2.11.4")
+
+
+def test_a_version_that_does_not_exist(empty_machine: Path) -> None:
+    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    program(
+        empty_machine, "mvn", "echo '[ERROR] Could not find artifact server:9.9.9 in there'; exit 1"
+    )
+    for version in ("4.0.8", "3.0.17"):
+        fetched = distribution.distribution_directory(version)
+        program(fetched / "bin", "pulsar", "exit 0")
+    with pytest.raises(
+        PrerequisiteError,
+        match=r"(?s)no Pulsar server 9\.9\.9.*release.*already: 3\.0\.17, 4\.0\.8\..*Could not",
+    ):
+        distribution.fetch(version="9.9.9")
+    assert not distribution.is_fetched("9.9.9")
+    assert distribution.fetch(version="3.0.17").name == "apache-pulsar-3.0.17"
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "starts"),
+    [
+        (None, None, "4.0.8"),
+        (None, "3.0.17", "3.0.17"),
+        ("", None, "4.0.8"),  # data from before there was a choice
+        ("", "4.0.8", "4.0.8"),
+        ("", "4.1.2", "4.1.2"),
+        ("3.3.9", None, "3.3.9"),
+        ("3.3.9", "4.0.8", "4.0.8"),
+        ("4.10.0", "4.9.9", None),
+        ("4.0.8", "3.3.9", None),
+        ("", "3.0.17", None),
+    ],
+)
+def test_a_server_older_than_the_data_is_not_started(
+    empty_machine: Path, tmp_path: Path, stored: str | None, given: str | None, starts: str | None
+) -> None:
+    directory = tmp_path / "instance"
+    if stored is not None:
+        (directory / "data").mkdir(parents=True)
+    if stored:
+        local_brokers.save_version(directory, stored)
+    for version in filter(None, (stored, given, "4.0.8")):
+        home = distribution.distribution_directory(version)
+        program(home / "bin", "pulsar", f"echo this is {version}")
+        (home / "conf").mkdir(exist_ok=True)
+        for name in ("standalone.conf", "broker.conf", "bookkeeper.conf", "functions_worker.yml"):
+            (home / "conf" / name).touch()
+    program(empty_machine, "java", """echo 'openjdk version "17"' >&2""")
+    broker = EmbeddedBroker("other", directory=directory, version=given)
+    if starts is None:
+        wrote = stored or "4.0.8"
+        with pytest.raises(
+            InvalidInputError, match=rf"Pulsar {wrote} has written.*{given}, which is older.*--name"
+        ):
+            broker.start()
+        assert not broker.log_file.exists()
+        assert broker.status().version == wrote
+        return
+    with pytest.raises(BrokerError, match=rf"(?s)ended with code 0.*this is {starts}"):
+        broker.start()
+    assert broker.status().version == starts
 
 
 def test_configuration_overrides_replace_and_add(
