@@ -97,7 +97,7 @@ def translate(error: BaseException) -> click.ClickException | None:
             return click.ClickException(
                 f"this command needs {name}: pip install 'delaylevel[{extra}]'"
             )
-    if isinstance(error, getattr(sys.modules.get("_pulsar"), "PulsarException", ())):
+    if isinstance(error, getattr(sys.modules.get("pulsar"), "PulsarException", ())):
         name = type(error).__name__
         if name in _UNREACHABLE_CLIENT_ERRORS:
             return NotReached(

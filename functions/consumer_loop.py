@@ -14,6 +14,7 @@ from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.client_parts.receiving import receive_of
 from delaylevel.cluster.failures import error_name
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.repeated_warning import RepeatedWarning
@@ -168,7 +169,7 @@ class ConsumerLoop:
 
     def _receive(self, consumer: Any, relay: Relay, description: LevelTopicDescription) -> None:
         received = 0
-        receive = getattr(consumer, "_consumer", consumer).receive  # past the client's wrapper
+        receive = receive_of(consumer)
         report_at_s = relay.now_s() + _REPORT_S
         while not (self._stop.is_set() and not relay.in_flight):
             if relay.has_room and not self._stop.is_set():

@@ -18,6 +18,7 @@ from typing import Any
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.client_parts.receiving import acknowledging, core_of_messages
 from delaylevel.cluster.failures import error_name, is_too_large
 from delaylevel.cluster.own_producers import OwnOutcome, OwnProducers
 from delaylevel.cluster.port import TopicAdmin
@@ -124,7 +125,8 @@ class Relay:
         target_client: Callable[[str], Any] | None = None,
     ) -> None:
         self._consumer = consumer
-        self._raw_consumer = getattr(consumer, "_consumer", consumer)  # past the client's wrapper
+        self._raw_consumer = acknowledging(consumer)
+        self._core_of = core_of_messages()
         self._clock = clock or SystemClock()
         self._router = MessageRouter(description, describe, self._clock, start, now_s)
         self._limit = in_flight
@@ -164,7 +166,7 @@ class Relay:
 
     def offer(self, received: Any) -> None:
         """Forward a message that the consumer delivered."""
-        received = getattr(received, "_message", received)  # past the client's wrapper
+        received = self._core_of(received)
         source = sys.intern(received.topic_name())
         message_id = received.message_id()
         message = parked_message(

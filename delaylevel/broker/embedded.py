@@ -62,7 +62,7 @@ class EmbeddedBroker:
         token: token of a superuser, if ``conf`` requires one; it is not stored.
         follow_parent: True to end the broker when this process dies for any reason.
         report: function that receives lines about the progress of fetching and starting.
-        version: version of the server, e.g. ``3.3.9``; None for that of the last start, at first
+        version: version of the server, e.g. ``3.3.6``; None for that of the last start, at first
             `PULSAR_VERSION`.
 
     Raises:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from delaylevel.model.message import batch_size
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 Callback = Callable[[Any, Any], Any]
 
 UNPROVEN = "Unproven"
-_UNCONFIRMED = "no confirmation"
+#: Name of the failure of a message without an answer.
+NO_CONFIRMATION = "no confirmation"
 # After a flush, callbacks follow within a moment, if at all.
 _PATIENCE_S = 10.0
 _POLL_S = 0.0005
@@ -142,7 +143,7 @@ class BatchAckTracker:
         confirmed = 0
         for outcome in self._outcomes:
             if not outcome:
-                return _UNCONFIRMED
+                return NO_CONFIRMATION
             ((result, message_id),) = outcome.items()
             if result != OK:
                 return result_name(result)
@@ -168,3 +169,10 @@ def await_outcomes(outcomes: Iterable[dict[Any, Any]]) -> None:
     for outcome in outcomes:
         while not outcome and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
+
+def await_answers(answers: Sequence[Any], count: int) -> None:
+    """Wait until there are as many answers as messages, for a limited time."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(answers) < count and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-import _pulsar
 import pulsar
 
 from delaylevel.model.message import Payload
 
-from .batch_acks import BatchAckTracker, Callback, await_outcomes
+from .batch_acks import NO_CONFIRMATION, BatchAckTracker, Callback, await_answers, await_outcomes
+from .client_parts.sending import MessageBuilder, calls_back_later, producer_core
 from .failures import OK, TOO_LARGE, close_quietly, error_name, result_name, translate_errors
 from .schemas import bytes_schema
 
@@ -81,7 +81,7 @@ class Publisher(Generic[Item]):
     def __init__(self, producer: Any, bulk: bool = False) -> None:
         self.producer = producer
         # Below the client's Python: its checks of every argument would cost as much as the rest.
-        self._core: Any = producer._producer if type(producer) is pulsar.Producer else None
+        self._core: Any = producer_core(producer)
         self._tracker: BatchAckTracker | None = None
         if self._core is not None:
             self._tracker = BatchAckTracker(
@@ -90,8 +90,8 @@ class Publisher(Generic[Item]):
             )
         # The messages that the tracker does not count.
         self._sent = 0
-        # For a producer in memory, whose flush returns after all callbacks.
-        self._outcomes: dict[Any, Any] = {}
+        # For a producer without a core.
+        self._outcomes = _CheckedOutcomes()
         self._items: list[tuple[Item, dict[Any, Any]]] = []
 
     def send(
@@ -141,8 +141,9 @@ class Publisher(Generic[Item]):
         sequence_id: int | None,
         item: Item | None,
     ) -> bool:
-        """Send a message with a producer in memory; the arguments are those of `send`."""
-        outcomes = self._outcomes
+        """Send a message with a producer without a core; the arguments are those of `send`."""
+        answers = self._outcomes.answers
+        outcomes: dict[Any, Any] = self._outcomes
         if item is not None:
             outcomes = {}
             self._items.append((item, outcomes))
@@ -155,6 +156,7 @@ class Publisher(Generic[Item]):
                 refused.append(result)
             else:
                 outcomes.setdefault(result, message_id)
+                answers.append(None)
 
         send_checked(self.producer, message, properties, deliver_at_ms, sequence_id, answered)
         sending = False
@@ -178,6 +180,8 @@ class Publisher(Generic[Item]):
             failure = error_name(error)
         if self._core is not None:
             await_outcomes(outcomes for _, outcomes in self._items)
+        elif calls_back_later(self.producer):
+            await_answers(self._outcomes.answers, sent)
         stored: list[Item] = []
         failed: list[tuple[Item, str]] = []
         for item, outcomes in self._items:
@@ -192,7 +196,7 @@ class Publisher(Generic[Item]):
             failure = None  # every message is confirmed, even if the flush itself failed
         elif failure is None:
             tracker = self._tracker
-            failure = _failure(self._outcomes) if tracker is None else tracker.failure()
+            failure = self._outcomes.failure(sent) if tracker is None else tracker.failure()
         self._start(batch_empty=True)
         return failure, stored, failed
 
@@ -208,8 +212,26 @@ class Publisher(Generic[Item]):
         if self._tracker is not None:
             self._tracker.start(batch_empty)
         self._sent = 0
-        self._outcomes = {}
+        self._outcomes = _CheckedOutcomes()
         self._items = []
+
+
+class _CheckedOutcomes(dict[Any, Any]):
+    """The distinct results of messages, and an element for each answer.
+
+    Attributes:
+        answers: a list to which threads of the client append.
+    """
+
+    __slots__ = ("answers",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[None] = []
+
+    def failure(self, sent: int) -> str | None:
+        """Return the name of the first failure; None if all messages that were sent are stored."""
+        return _failure(self) or (None if len(self.answers) >= sent else NO_CONFIRMATION)
 
 
 def needs_own_batch(message: Payload, properties: Mapping[str, str]) -> bool:
@@ -273,7 +295,7 @@ def build_message(
     sequence_id: int | None,
 ) -> Any:
     """Return a message of the client's core; 0 is no time and no sequence ID either."""
-    builder = _pulsar.MessageBuilder()
+    builder = MessageBuilder()
     if message.value is None:
         builder.set_null_value()
     else:
@@ -300,7 +322,7 @@ def send_checked(
     sequence_id: int | None,
     callback: Callable[[Any, Any], Any] | None,
 ) -> None:
-    """Send a message through the methods of ``pulsar.Producer``, for a producer in memory."""
+    """Send a message through the public methods of a producer without a core."""
     producer.send_async(
         message.value,
         callback,
@@ -318,4 +340,4 @@ def _failure(outcomes: dict[Any, Any]) -> str | None:
     for outcome in outcomes:
         if outcome != OK:
             return result_name(outcome)
-    return None if outcomes else "no confirmation"
+    return None if outcomes else NO_CONFIRMATION

@@ -23,6 +23,7 @@ from delaylevel.model.message import (
 from delaylevel.model.position import EARLIEST, Position
 from delaylevel.model.source_partition import SourcePartition
 
+from .client_parts.receiving import read_next_of
 from .failures import translate_errors
 from .port import OperatorAdmin
 
@@ -94,7 +95,7 @@ def messages_in_range(
     if start >= end:
         return
     reader = _open_reader(client, partition_topic, start, queue)
-    read_next = _core_read_next(reader)
+    read_next = read_next_of(reader)
     until = (end.ledger, end.entry, end.batch)
     try:
         while True:
@@ -143,7 +144,7 @@ class PartitionReader:
 
     def __init__(self, client: Any, topic: str, start: Position) -> None:
         self._reader = _open_reader(client, topic, start, RECEIVER_QUEUE_SIZE)
-        self._read_next = _core_read_next(self._reader)
+        self._read_next = read_next_of(self._reader)
 
     def receive(self, timeout_ms: int) -> Any | None:
         """Return the next message of the client's core; None if none comes within the timeout."""
@@ -221,12 +222,6 @@ def _await_message(
         f"{topic} has messages before {end} but delivered none within {poll_timeout_ms} ms: is the "
         "broker overloaded? Nothing was acknowledged"
     )
-
-
-def _core_read_next(reader: Any) -> Callable[[int], Any]:
-    # Past the client's wrappers, where there are some: it is called for every message.
-    read_next: Callable[[int], Any] = getattr(reader, "_reader", reader).read_next
-    return read_next
 
 
 def _following(message_id: Any, at: tuple[int, int, int], end: tuple[int, int, int]) -> int:

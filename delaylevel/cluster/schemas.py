@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import _pulsar
 from pulsar.schema import BytesSchema, Schema
 
 from delaylevel.model.envelope import SchemaRef
 from delaylevel.model.topic_name import TopicName
 
+from .client_parts.sending import set_schema_info, type_named
 from .port import TopicAdmin
 from .values import SchemaVersion
 
@@ -110,10 +110,8 @@ class EncodedSchema(Schema):
     """
 
     def __init__(self, schema_type: str, definition: str) -> None:
-        super().__init__(bytes, getattr(_pulsar.SchemaType, schema_type), None, schema_type)
-        self._schema_info = _pulsar.SchemaInfo(
-            getattr(_pulsar.SchemaType, schema_type), schema_type, definition
-        )
+        super().__init__(bytes, type_named(schema_type), _parsed(definition), schema_type)
+        set_schema_info(self, schema_type, definition)
 
     def encode(self, obj: bytes) -> bytes:
         """Return the payload unchanged."""
@@ -122,6 +120,13 @@ class EncodedSchema(Schema):
     def decode(self, data: bytes) -> bytes:
         """Return the payload unchanged."""
         return data
+
+
+def _parsed(definition: str) -> Any:
+    try:
+        return json.loads(definition)
+    except ValueError:
+        return None  # a primitive type
 
 
 def _type_name(info: Any) -> str:

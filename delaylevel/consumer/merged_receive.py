@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import pulsar
 
 from delaylevel.cluster.background import after_fork
+from delaylevel.cluster.client_parts.receiving import consumer_cores
 from delaylevel.cluster.failures import is_ok
 from delaylevel.producer.calls import interruptible
 from delaylevel.producer.results import error_of
@@ -21,6 +23,8 @@ from delaylevel.producer.results import error_of
 # An answer of the client while Python shuts down aborts the process.
 _EXIT_S = 1.0
 _POLL_S = 0.001
+# Wait for each consumer in turn.
+_TURN_MS = 20
 # Leaving a callback takes microseconds, but the thread must get a processor.
 _LEAVE_S = 0.02
 # A batch takes at most this number of messages from each of the other consumers.
@@ -45,15 +49,19 @@ class MergedReceive:
     """Receiving from several consumers; several threads may do it.
 
     Each consumer has one request at a time, so messages of a consumer keep their order, and at most
-    one of them waits here. Nothing polls. In memory, where no call waits, each consumer is tried.
+    one of them waits here. In memory, where no call waits, each consumer is tried. Only a client
+    without the private parts for it is polled.
 
     Args:
         consumers: the consumers; :meth:`batch_receive` waits for the first one only.
     """
 
     def __init__(self, consumers: Sequence[Any]) -> None:
-        self._cores = [consumer._consumer for consumer in consumers]
-        self._waits = all(hasattr(core, "receive_async") for core in self._cores)
+        cores = consumer_cores(consumers)
+        self._cores = list(consumers) if cores is None else cores
+        # Without the client's private parts, the public consumers are asked in turns.
+        self._polls = cores is None
+        self._waits = cores is not None and all(hasattr(core, "receive_async") for core in cores)
         self._arrived: SimpleQueue[_Arrived] = SimpleQueue()
         self._lock = threading.Lock()
         self._asked = [False] * len(self._cores)
@@ -72,8 +80,10 @@ class MergedReceive:
             pulsar.Timeout: there is no message.
             pulsar.PulsarException: a consumer failed.
         """
+        if self._polls:
+            return self._receive_in_turns(timeout_millis)
         if not self._waits:
-            return self._receive_now()
+            return self._receive_now(0)
         found = self._take()
         if found is None:
             with interruptible():
@@ -97,9 +107,12 @@ class MergedReceive:
                 if not more:
                     break
                 found += more
-        if not self._waits:
+        if not (self._waits or self._polls):
             for index in others:
                 found += [(index, message) for message in self._cores[index].batch_receive()]
+        if self._polls:
+            for index in others:
+                found += self._waiting_of(index)
         return found
 
     def drop(self) -> None:
@@ -150,6 +163,14 @@ class MergedReceive:
             found.append((arrived.number, arrived.message))
         return found
 
+    def _waiting_of(self, index: int) -> list[tuple[int, Any]]:
+        """Return the messages that a public consumer has; it is asked until it has none."""
+        found: list[tuple[int, Any]] = []
+        with contextlib.suppress(pulsar.Timeout):
+            while len(found) < _MOST_IN_BATCH:
+                found.append((index, self._cores[index].receive(_TURN_MS)))
+        return found
+
     def _ask(self, indices: Sequence[int]) -> None:
         """Request a message of each of these consumers that has no request."""
         if not self._waits:
@@ -170,12 +191,23 @@ class MergedReceive:
         self._asked[index] = False
         self._arrived.put(_Arrived(index, result, message))
 
-    def _receive_now(self) -> tuple[int, Any]:
+    def _receive_in_turns(self, timeout_millis: int | None) -> tuple[int, Any]:
+        """Return the next message, by waiting for a short time for each of the consumers."""
+        until_s = None if timeout_millis is None else time.monotonic() + timeout_millis / 1000
+        while True:
+            try:
+                return self._receive_now(_TURN_MS)
+            except pulsar.Timeout:
+                if until_s is not None and time.monotonic() >= until_s:
+                    raise
+
+    def _receive_now(self, timeout_ms: int) -> tuple[int, Any]:
+        """Return the next message after one turn; each consumer may wait for the timeout."""
         count = len(self._cores)
         for _ in range(count):
             index = self._turn = (self._turn + 1) % count
             try:
-                return index, self._cores[index].receive(0)
+                return index, self._cores[index].receive(timeout_ms)
             except pulsar.Timeout as error:
                 timeout = error
         raise timeout

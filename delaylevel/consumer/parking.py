@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.client_parts.receiving import message_core
+from delaylevel.cluster.client_parts.sending import has_core
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.dead_letter_topic import DeadLetterTopic
 from delaylevel.cluster.failures import close_quietly, is_ok, is_too_large, result_name
@@ -23,7 +25,6 @@ from delaylevel.model.due_time import LATEST_DUE_MS
 from delaylevel.model.level_topic import LevelTopicDescription
 from delaylevel.model.message import ParkedMessage, parked_message
 from delaylevel.model.router import Router
-from delaylevel.producer.calls import has_core
 from delaylevel.producer.results import error_of
 from delaylevel.topics import members
 
@@ -360,7 +361,9 @@ class _Once:
 def _fields_of(message: ReceivedMessage) -> ParkedMessage:
     """Return the fields of a received message; unreadable ones are marked."""
     at = message.message_id
-    return parked_message(message.raw._message, at.ledger_id(), at.entry_id(), at.batch_index())
+    return parked_message(
+        message_core(message.raw), at.ledger_id(), at.entry_id(), at.batch_index()
+    )
 
 
 def _at_once(work: Callable[[], None]) -> None:

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pulsar
 
+from delaylevel.cluster.client_parts.receiving import wrapped_receive
+from delaylevel.cluster.client_parts.sending import has_schema, schema_of
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import AdminError, InvalidInputError, UnsupportedOptionError
@@ -70,9 +71,7 @@ class RetryingConsumer:
         self._merged = MergedReceive(self._consumers)
         # Of the retry topic: a ledger belongs to one topic.
         self._ledgers: set[int] = set()
-        # The client's own code checks arguments and wraps messages.
-        core = SimpleNamespace(receive=self._receive, batch_receive=self._batch_receive)
-        self._merged_consumer = SimpleNamespace(_consumer=core, _schema=consumer._schema)
+        self._next, self._next_batch = wrapped_receive(consumer, self._receive, self._batch_receive)
 
     def receive(self, timeout_millis: int | None = None) -> pulsar.Message:
         """Return the next message of the business topic, or the next one that comes back.
@@ -83,12 +82,12 @@ class RetryingConsumer:
         Raises:
             pulsar.Timeout: no message came.
         """
-        return pulsar.Consumer.receive(self._merged_consumer, timeout_millis)
+        message: pulsar.Message = self._next(timeout_millis)
+        return message
 
     def batch_receive(self) -> list[pulsar.Message]:
         """Return the next batch of the business topic, and messages that have come back."""
-        found: list[pulsar.Message] = pulsar.Consumer.batch_receive(self._merged_consumer)
-        return found
+        return self._next_batch()
 
     def attempt(self, message: pulsar.Message) -> int:
         """Return the number of the present attempt to handle a message, from 1."""
@@ -284,7 +283,7 @@ def retrying(
         if consumer_type is None:
             consumer_type = _type_of(admin, TopicName.parse(consumer.topic()), subscription)
         options = {
-            "schema": consumer._schema,
+            "schema": schema_of(consumer, consumer_options.get("schema")),
             "initial_position": pulsar.InitialPosition.Earliest,
             **consumer_options,
             "consumer_type": retry_type(consumer_type, description),
@@ -305,7 +304,7 @@ def _check(consumer: Any, client: Any) -> TopicAdmin:
     if isinstance(consumer, RetryingConsumer):
         raise InvalidInputError("the consumer comes from retrying() already: use it as it is")
     receive = getattr(consumer, "receive", None)
-    if receive is None or inspect.iscoroutinefunction(receive) or not hasattr(consumer, "_schema"):
+    if receive is None or inspect.iscoroutinefunction(receive) or not has_schema(consumer):
         raise InvalidInputError(
             f"retrying() needs a pulsar.Consumer, not {type(consumer).__module__}."
             f"{type(consumer).__name__}"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from delaylevel.cluster.client_parts.receiving import message_core
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.publisher import UNBATCHED_SETTINGS, close_all, open_producer
 from delaylevel.cluster.publisher import Publisher as PlainPublisher
@@ -33,7 +34,7 @@ class SchemaKey(NamedTuple):
     @classmethod
     def of(cls, raw: Any) -> SchemaKey:
         """Return the schema of a ``pulsar.Message``."""
-        version = int(raw._message.int_schema_version())
+        version = int(message_core(raw).int_schema_version())
         if version < 0:
             return NO_SCHEMA
         return cls(TopicName.parse(raw.topic_name()).without_partition.full, version)

@@ -13,25 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pulsar
 import pulsar.asyncio
 
-from delaylevel.errors import DelayTooLongError, InvalidInputError
-from delaylevel.model.level_topic import FinalWindow, Mover
-
-from .async_calls import (
-    SharedCall,
-    close,
-    close_client,
-    flush,
-    in_thread,
+from delaylevel.cluster.client_parts.aio import (
+    ASYNCIO_CREATE_PRODUCER,
+    check_create_producer,
     open_producer,
     reading_client,
 )
+from delaylevel.cluster.client_parts.sending import schema_of
+from delaylevel.cluster.schemas import bytes_schema
+from delaylevel.errors import DelayTooLongError, InvalidInputError
+from delaylevel.model.level_topic import FinalWindow, Mover
+
+from .async_calls import SharedCall, close, close_client, flush, in_thread
 from .async_partition import AsyncPartition, timeout_ms
-from .asyncio_checks import (
-    ASYNCIO_CREATE_PRODUCER,
-    asyncio_errors,
-    check_message_arguments,
-    check_producer_arguments,
-)
+from .asyncio_checks import asyncio_errors, check_message_arguments
 from .asyncio_scheduling import AsyncScheduling
 from .client import OWN_OPTIONS, BaseClient
 from .client_errors import client_errors
@@ -355,7 +350,7 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             producer = await super().create_producer(topic, *args, **kwargs)
             return remember(producer, given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs))
         options = given_options(ASYNCIO_CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
-        await check_producer_arguments(topic, options)
+        await check_create_producer(topic, options)
         find = functools.partial(
             self._prepare,
             topic,
@@ -375,7 +370,8 @@ class AsyncDelayLevelClient(BaseClient, pulsar.asyncio.Client):
             create_producer = functools.partial(open_producer, self)
             business = await create_producer(topic, **options)
             try:
-                setup = await in_thread(functools.partial(setup.created, business._schema))
+                schema = schema_of(business, options.get("schema") or bytes_schema())
+                setup = await in_thread(functools.partial(setup.created, schema))
                 setup = setup._replace(reading=reading_client(self))
                 return AsyncDelayLevelProducer(create_producer, business, setup)
             except BaseException:

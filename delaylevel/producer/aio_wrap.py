@@ -9,6 +9,14 @@ from typing import Any
 
 import pulsar.asyncio
 
+from delaylevel.cluster.client_parts.aio import (
+    ASYNCIO_CREATE_PRODUCER,
+    check_create_producer,
+    open_producer,
+    partitions_of,
+    reading_client,
+)
+from delaylevel.cluster.client_parts.sending import schema_of
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.errors import InvalidInputError
 from delaylevel.model.clock import Clock, SystemClock
@@ -16,8 +24,8 @@ from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
 
 from .aio import AsyncDelayLevelProducer
-from .async_calls import in_thread, open_producer, reading_client
-from .asyncio_checks import ASYNCIO_CREATE_PRODUCER, asyncio_errors, check_producer_arguments
+from .async_calls import in_thread
+from .asyncio_checks import asyncio_errors
 from .base import BaseProducer
 from .client import admin_for, prepare_wrapped
 from .options import given_options
@@ -72,7 +80,7 @@ async def wrap(
         producer_options["block_if_queue_full"] = block_if_queue_full
     topic = TopicName.parse(producer.topic()).without_partition.full
     given = given_options(ASYNCIO_CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
-    await check_producer_arguments(topic, given)
+    await check_create_producer(topic, given)
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
@@ -87,7 +95,7 @@ async def wrap(
         topic,
         given,
         admin,
-        client._client.get_topic_partitions,
+        partitions_of(client),
         clock or getattr(client, "_delaylevel_clock", None) or SystemClock(),
         level_topic=delay_level_topic,
         level_namespace=delay_level_namespace,
@@ -102,7 +110,9 @@ async def wrap(
         for warning in (setup.warning, assumptions):
             if warning:
                 warnings.warn(warning, stacklevel=2)
-        setup = await in_thread(functools.partial(setup.created, producer._schema))
+        setup = await in_thread(
+            functools.partial(setup.created, schema_of(producer, given.get("schema")))
+        )
         setup = setup._replace(reading=reading_client(client))
         return AsyncDelayLevelProducer(functools.partial(open_producer, client), producer, setup)
 

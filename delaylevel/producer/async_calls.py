@@ -6,17 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import _pulsar
 import pulsar.asyncio
 
 from delaylevel.cluster import background
+from delaylevel.cluster.client_parts.aio import blocking_call, blocking_close, plain_close
 
-from .asyncio_checks import ASYNCIO_CREATE_PRODUCER
 from .calls import in_client
-from .plain_checks import CLIENT
 from .results import is_transient
 
 T = TypeVar("T")
@@ -25,28 +22,6 @@ T = TypeVar("T")
 def may_pass(error: BaseException) -> bool:
     """Return True if an opening that failed with this error can succeed later."""
     return isinstance(error, pulsar.asyncio.PulsarException) and is_transient(error.error())
-
-
-async def open_producer(client: Any, topic: str, **settings: Any) -> Any:
-    """Create a producer as ``pulsar.asyncio.Client.create_producer`` does, and lose none.
-
-    The client's own call forgets a producer whose creation ends after the call was cancelled; it
-    stays connected. If the event loop is closed by then, the process dies.
-
-    Args:
-        client: a ``pulsar.asyncio.Client``.
-        topic, settings: the arguments of ``create_producer``.
-    """
-    core = _GuardedCore(client._client)
-    try:
-        return await ASYNCIO_CREATE_PRODUCER(
-            SimpleNamespace(_client=core),
-            topic,
-            **settings,
-        )
-    except BaseException:
-        core.abandon()
-        raise
 
 
 async def flush(producer: Any) -> None:
@@ -70,24 +45,13 @@ async def close_client(client: pulsar.asyncio.Client) -> None:
     The client's own call ends while the client's thread still runs Python code. If the program ends
     then, one process in ten aborts.
     """
-    await _without_callback(client._client.close)
-
-
-def reading_client(client: pulsar.asyncio.Client) -> pulsar.Client:
-    """Return a client for blocking readers in threads, with the connections of an asyncio client.
-
-    It is not to be closed.
-    """
-    plain = CLIENT.__new__(CLIENT)
-    plain._client, plain._consumers = client._client, []
-    return plain
+    call = blocking_close(client)
+    await (plain_close(client) if call is None else _without_callback(call))
 
 
 async def _synchronously(producer: Any, call: str) -> None:
-    if not isinstance(producer, pulsar.asyncio.Producer):
-        await getattr(producer, call)()
-        return
-    await _without_callback(getattr(producer._producer, call))
+    blocking = blocking_call(producer, call)
+    await (getattr(producer, call)() if blocking is None else _without_callback(blocking))
 
 
 async def _without_callback(call: Callable[[], None]) -> None:
@@ -103,46 +67,6 @@ async def _without_callback(call: Callable[[], None]) -> None:
 def _guarded(call: Callable[[], None]) -> None:
     with in_client:
         call()
-
-
-class _GuardedCore:
-    """The client's native core, for one producer, which is closed if nobody can take it."""
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self._created: Any = None
-        self._abandoned = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def create_producer_async_v2(
-        self, topic: str, conf: Any, callback: Callable[[Any], None]
-    ) -> None:
-        """Create a producer; the client's thread calls back with it, or with an error."""
-
-        def created(outcome: Any) -> None:
-            if isinstance(outcome, _pulsar.Producer):
-                self._created = outcome
-            # In this order, either this thread or the event loop's sees what the other one wrote.
-            if self._abandoned:
-                self._close()
-                return
-            try:
-                callback(outcome)
-            except RuntimeError:  # the event loop is closed
-                self._close()
-
-        self._core.create_producer_async_v2(topic, conf, created)
-
-    def abandon(self) -> None:
-        """Close the producer, now or when it is created."""
-        self._abandoned = True
-        self._close()
-
-    def _close(self) -> None:
-        if self._created is not None:
-            self._created.close_async(lambda result: None)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

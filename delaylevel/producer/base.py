@@ -9,6 +9,7 @@ from typing import Any
 
 from pulsar.schema import BytesSchema
 
+from delaylevel.cluster.client_parts.sending import has_core, schema_of
 from delaylevel.cluster.compression import compression_name
 from delaylevel.cluster.schemas import reference_to
 from delaylevel.model.due_time import due_time_ms, expiry_ms
@@ -19,7 +20,6 @@ from delaylevel.model.message import ParkedMessage
 from delaylevel.model.outcome import Outcome, Receipt
 
 from .at_exit import at_exit
-from .calls import has_core
 from .level_topic_cache import LevelTopicCache
 from .options import window_producer_settings
 from .outcome_watch import OutcomeWatch, stored_outcome
@@ -43,7 +43,7 @@ class BaseProducer:
     ) -> None:
         self._create_producer = create_producer
         self._business = business
-        self._schema = business._schema
+        self._schema = setup.schema if setup.schema is not None else schema_of(business)
         routing = Routing(
             setup.description,
             setup.target,

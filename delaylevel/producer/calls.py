@@ -15,12 +15,17 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-import _pulsar
 import pulsar
 
 from delaylevel.cluster.background import Starter, after_fork, in_thread
+from delaylevel.cluster.client_parts.parts import CREATE_PRODUCER, ClientPart, has
+from delaylevel.cluster.client_parts.sending import (
+    NativeOpening,
+    calls_back_later,
+    closing_core,
+    has_core,
+)
 
-from .plain_checks import CREATE_PRODUCER
 from .results import error_of
 
 # The client's calls without waiting take microseconds.
@@ -89,11 +94,6 @@ class Confirmation:
         return self._message_id
 
 
-def has_core(client: Any) -> bool:
-    """Return True for a client with the C++ core, whose calls may wait for the broker."""
-    return type(getattr(client, "_client", None)) is _pulsar.Client
-
-
 class PartitionOpener:
     """Opening of producers through a client's ``create_producer``.
 
@@ -111,10 +111,10 @@ class PartitionOpener:
     def __init__(self, create_producer: Callable[..., Any]) -> None:
         self._create_producer = create_producer
         client = getattr(create_producer, "__self__", None)
-        self._core: Any = getattr(client, "_client", None)
+        self._client: Any = client
         real = has_core(client)
         own = getattr(create_producer, "__func__", None) is CREATE_PRODUCER
-        self._native = real and own
+        self._native = real and own and has(ClientPart.OPENING)
         self.start: Starter = in_thread if real else _at_once
 
     def open(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
@@ -128,17 +128,13 @@ class PartitionOpener:
             self.start(partial(self._open_blocking, topic, settings, done))
 
     def _open_native(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
-        recorder = _CallRecorder()
-        producer = CREATE_PRODUCER(recorder, topic, **settings)
-
-        def opened(result: Any, core: Any) -> None:
-            if result != pulsar.Result.Ok:
+        def opened(result: Any, producer: Any) -> None:
+            if result == pulsar.Result.Ok:
+                done(producer, None)
+            else:
                 done(None, error_of(result))
-                return
-            producer._producer, producer._client = core, self._core
-            done(producer, None)
 
-        self._core.create_producer_async(*recorder.arguments, opened)
+        NativeOpening(self._client, topic, settings).start(opened)
 
     def _open_blocking(self, topic: str, settings: dict[str, Any], done: Opened) -> None:
         try:
@@ -147,18 +143,6 @@ class PartitionOpener:
             done(None, error)
         else:
             done(producer, None)
-
-
-class _CallRecorder:
-    """Replacement of a client that records what its Python code would give to the C++ core."""
-
-    arguments: tuple[Any, ...] = ()
-
-    def __init__(self) -> None:
-        self._client = self
-
-    def create_producer(self, *arguments: Any) -> None:
-        self.arguments = arguments
 
 
 class GroupCommit:
@@ -250,14 +234,23 @@ after_fork(in_client.__init__)  # type: ignore[misc]
 
 def close_async(producer: Any, done: Done) -> None:
     """Start to close a producer; its pending messages fail."""
-    core: Any = getattr(producer, "_producer", None)
-    if type(producer) is pulsar.Producer and type(core) is _pulsar.Producer:
+    core = closing_core(producer)
+    if core is not None:
         core.close_async(
             lambda result: done(None if result == pulsar.Result.Ok else error_of(result))
         )
         return
+    if calls_back_later(producer):
+        in_thread(partial(_close_blocking, producer, done))
+        return
     # Not the client's own class: an extended producer, or one of the in-memory Pulsar.
     done(first_error([producer.close]))
+
+
+def _close_blocking(producer: Any, done: Done) -> None:
+    with in_client:
+        error = first_error([producer.close])
+    done(error)
 
 
 def ignore(_: Exception | None) -> None:

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import pulsar
 
 from delaylevel.cluster.admin import Admin
+from delaylevel.cluster.client_parts.checks import check_create_producer
+from delaylevel.cluster.client_parts.parts import CLIENT, CREATE_PRODUCER
+from delaylevel.cluster.client_parts.sending import schema_of
 from delaylevel.cluster.connection import Connection
 from delaylevel.cluster.failures import close_quietly
 from delaylevel.cluster.port import TopicAdmin
+from delaylevel.cluster.schemas import bytes_schema
 from delaylevel.model.clock import Clock, SystemClock
 from delaylevel.model.level_topic import FinalWindow, Mover
 from delaylevel.model.topic_name import TopicName
@@ -20,7 +24,6 @@ from delaylevel.model.topic_name import TopicName
 from .client_errors import client_errors
 from .existing import check_pair, options_of, remember
 from .options import given_options
-from .plain_checks import CLIENT, CREATE_PRODUCER, check_producer_arguments
 from .producer import DelayLevelProducer
 from .setup import ProducerSetup, StrategyArgument, prepare
 from .size_limit import DEFAULT_MAX_MESSAGE_SIZE
@@ -197,7 +200,7 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             producer = super().create_producer(topic, *args, **kwargs)
             return remember(producer, given_options(CREATE_PRODUCER, topic, args, kwargs))
         options = given_options(CREATE_PRODUCER, topic, args, kwargs, OWN_OPTIONS)
-        check_producer_arguments(topic, options)
+        check_create_producer(topic, options)
         with client_errors():
             setup = self._prepare(
                 topic,
@@ -215,7 +218,8 @@ class DelayLevelClient(BaseClient, pulsar.Client):
             create_producer = super().create_producer
             business = create_producer(topic, **options)
             try:
-                created = setup.created(business._schema)._replace(reading=self)
+                schema = schema_of(business, options.get("schema") or bytes_schema())
+                created = setup.created(schema)._replace(reading=self)
                 return DelayLevelProducer(create_producer, business, created)
             except BaseException:
                 close_quietly(business, "producer")
@@ -289,7 +293,7 @@ def wrap(
     name = TopicName.parse(producer.topic())
     topic = name.without_partition.full
     given = given_options(CREATE_PRODUCER, topic, (), producer_options, _WRAP_OPTIONS)
-    check_producer_arguments(topic, given)
+    check_create_producer(topic, given)
     if admin is None:
         admin = getattr(client, "admin", None)
     if admin is None and admin_url is not None:
@@ -320,7 +324,8 @@ def wrap(
         plain: Any = (
             super(DelayLevelClient, client) if isinstance(client, DelayLevelClient) else client
         )
-        setup = setup.created(producer._schema)._replace(reading=client)
+        schema = schema_of(producer, given.get("schema"))
+        setup = setup.created(schema)._replace(reading=client)
         return DelayLevelProducer(plain.create_producer, producer, setup)
 
 

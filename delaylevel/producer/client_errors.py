@@ -54,13 +54,13 @@ def client_errors() -> Iterator[None]:
 
 def as_client_error(error: DelayLevelError) -> DelayLevelError:
     """Make an error an exception of the Pulsar client, too, and return it."""
-    if not hasattr(error, "_result"):
+    if not hasattr(error, "_client_result"):
         result = _result(error)
         named = getattr(pulsar, result.name, None)
         is_exception = isinstance(named, type) and issubclass(named, pulsar.PulsarException)
         base = named if is_exception else pulsar.PulsarException
         error.__class__ = _pair(type(error), base)  # type: ignore[arg-type]
-        error._result = result  # type: ignore[attr-defined]
+        error._client_result = result  # type: ignore[attr-defined]
     return error
 
 
@@ -80,6 +80,8 @@ def _pair(kind: type[DelayLevelError], named: type[Exception]) -> type[DelayLeve
         "__doc__": kind.__doc__,
         # The text of pulsar.asyncio starts with the number of a result.
         "__str__": kind.__str__,
+        # As in pulsar.asyncio.
+        "error": lambda self: self._client_result,
         # The class cannot be found by its name.
         "__reduce__": lambda self: (_restore, (kind, self.args, self.__dict__)),
     }
@@ -95,7 +97,7 @@ def _restore(
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
-    del error._result  # type: ignore[attr-defined]
+    del error._client_result  # type: ignore[attr-defined]
     return as_client_error(error)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pulsar
 
 from delaylevel.cluster.background import in_thread
+from delaylevel.cluster.client_parts.sending import client_core, service_url
 from delaylevel.cluster.port import TopicAdmin
 from delaylevel.cluster.values import PublisherStats
 from delaylevel.errors import AdminError, InvalidInputError
@@ -193,21 +194,14 @@ def _closed(producer: Any) -> bool:
 
 def _check_cluster(producer: Any, client: Any) -> None:
     """Refuse a producer whose client is connected to another address."""
-    ours, theirs = getattr(client, "_client", None), getattr(producer, "_client", None)
-    if ours is theirs or ours is None or theirs is None:
+    if client_core(client) is client_core(producer):
         return
-    addresses = [_address(theirs), _address(ours)]
+    addresses = [service_url(producer), service_url(client)]
     if None not in addresses and addresses[0] != addresses[1]:
         raise InvalidInputError(
             f"the producer is connected to {addresses[0]}, and the client to {addresses[1]}: give "
             "wrap() the client that created the producer"
         )
-
-
-def _address(native: Any) -> str | None:
-    """Return the service URL of a native client; None with a client that does not tell it."""
-    info = getattr(native, "get_service_info", None)
-    return None if info is None else str(info().service_url)
 
 
 def _partitioned(topic: TopicName, partitions_of: Callable[[str], Any]) -> bool:

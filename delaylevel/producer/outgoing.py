@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import _pulsar
-import pulsar
-from pulsar.schema import BytesSchema
+from delaylevel.cluster.client_parts.checks import check_message
+from delaylevel.cluster.client_parts.sending import MessageBuilder
+from delaylevel.cluster.schemas import bytes_schema
 
-_CHECKS = pulsar.Producer()
-_CHECKS._schema = BytesSchema()
+_BYTES = bytes_schema()
 
 
 def build(
@@ -24,7 +23,7 @@ def build(
     Raises:
         TypeError: an argument has a type that the core does not accept.
     """
-    builder = _pulsar.MessageBuilder()
+    builder = MessageBuilder()
     builder.content(body)
     builder.properties(properties)
     if partition_key:
@@ -50,5 +49,6 @@ def check_types(
     deliver_at: int | None,
 ) -> None:
     """Raise the client's own errors for arguments that it would refuse later."""
-    keys = (properties, partition_key, ordering_key)
-    _CHECKS._build_msg(body, *keys, None, None, False, event_timestamp, deliver_at, None)
+    keys = (partition_key, ordering_key)
+    none = (None, None, False)
+    check_message(_BYTES, body, properties, keys, none, event_timestamp, deliver_at)

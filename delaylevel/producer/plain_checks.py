@@ -1,8 +1,6 @@
 """The checks that the plain client's own code makes of arguments, run without a broker.
 
 So the same mistakes raise the same exceptions as with the plain client, in each of its versions.
-The functions are bound when this module is imported: an application may replace ``pulsar.Client``
-with our own client.
 """
 
 from __future__ import annotations
@@ -10,22 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pulsar
-
-CLIENT = pulsar.Client
-CREATE_PRODUCER = pulsar.Client.create_producer
-_BUILD_MESSAGE = pulsar.Producer._build_msg
-
-
-def check_producer_arguments(topic: Any, options: dict[str, Any]) -> None:
-    """Raise the exception of ``pulsar.Client.create_producer`` for arguments of a wrong type.
-
-    Args:
-        topic: the topic as the application gave it.
-        options: the other arguments that were given, by name.
-    """
-    native = SimpleNamespace(create_producer=lambda *_: None)
-    CREATE_PRODUCER(SimpleNamespace(_client=native), topic, **options)
+from delaylevel.cluster.client_parts.checks import check_message
 
 
 def check_message_arguments(
@@ -45,16 +28,13 @@ def check_message_arguments(
     if have_usual_types(properties, kept, not_parkable):
         return
     partition_key, ordering_key, event_timestamp = kept
-    _BUILD_MESSAGE(
-        SimpleNamespace(_schema=schema),
+    check_message(
+        schema,
         content,
         properties,
-        partition_key,
-        ordering_key,
-        *not_parkable,
+        (partition_key, ordering_key),
+        not_parkable,
         event_timestamp,
-        None,
-        None,
     )
 
 
@@ -69,8 +49,8 @@ def check_encoded(schema: Any, content: Any) -> bytes | None:
         return None
     body = schema.encode(content)
     if not isinstance(body, bytes):
-        encoded = SimpleNamespace(_schema=SimpleNamespace(encode=lambda _: body))
-        _BUILD_MESSAGE(encoded, content, *[None] * 5, False, None, None, None)
+        encoded = SimpleNamespace(encode=lambda _: body)
+        check_message(encoded, content, None, (None, None), (None, None, False), None)
     return body  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pulsar
 from pulsar.schema import BytesSchema
 
+from delaylevel.cluster.client_parts.sending import producer_core
+
 from .at_exit import at_exit
 from .calls import Done, PartitionOpener, close_async, first_error, ignore, interruptible, run_all
 from .client_errors import client_errors
@@ -293,8 +295,9 @@ class DelayLevelProducer(Scheduling):
 
         def opened(made: Any) -> None:
             with self._lock:
-                if not self._closed and type(made) is pulsar.Producer:
-                    self._sends[key] = made._producer.send_async
+                core = producer_core(made)
+                if not self._closed and core is not None:
+                    self._sends[key] = core.send_async
 
         def given(count: int) -> None:
             self._sent[route.level] += count

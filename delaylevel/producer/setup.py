@@ -65,6 +65,7 @@ class ProducerSetup(NamedTuple):
         reference: the schema of the payloads, once the business topic is open; None for bytes.
         admin: the admin interface, or None.
         reading: a ``pulsar.Client`` for readers, which only blocks threads that call it.
+        schema: the schema of the application's own producer, once this is open.
     """
 
     description: LevelTopicDescription
@@ -81,6 +82,7 @@ class ProducerSetup(NamedTuple):
     reference: SchemaRef | None = None
     admin: TopicAdmin | None = None
     reading: Any = None
+    schema: Any = None
 
     def created(self, schema: Any) -> ProducerSetup:
         """Create the level topic if it is missing; return the setup with its description.
@@ -95,7 +97,9 @@ class ProducerSetup(NamedTuple):
         if self.watch is not None:
             self.watch(description)
         reference = self._reference_to(schema)
-        return self._replace(description=description, create=None, reference=reference)
+        return self._replace(
+            description=description, create=None, reference=reference, schema=schema
+        )
 
     def _reference_to(self, schema: Any) -> SchemaRef | None:
         """Return the reference to a schema: to its registered version, if the registry can be read.

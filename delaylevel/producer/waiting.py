@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import _pulsar
+from delaylevel.cluster.client_parts.sending import not_stored
 
 from .calls import Confirmation, Done
 from .results import result_of
@@ -42,7 +42,7 @@ class WaitingMessage:
         """Call the callback for a message that is not sent."""
         if isinstance(self.callback, Confirmation):
             self.callback.error = error
-        self.callback(result_of(error), _pulsar.MessageId(-1, -1, -1, 0))
+        self.callback(result_of(error), not_stored())
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import pulsar
 
 from delaylevel.cluster.background import Starter, in_thread
+from delaylevel.cluster.client_parts.sending import producer_core
 from delaylevel.cluster.failures import (
     MESSAGE_REFUSALS,
     OK,
@@ -317,8 +318,7 @@ class TargetProducer(Generic[Item]):
         self._opened = opened
         self._verification.begin(opened)
         # Below the client's checks in Python: this runs for every message.
-        producer = opened.producer
-        self._core = producer._producer if type(producer) is pulsar.Producer else None
+        self._core = producer_core(opened.producer)
         self._entries = EntryOutcomes(opened.entry_limits if self._core is not None else None)
         self._confirmed_s = self._connected_s = self._now_s()
         state.opened(opened.last_number)

@@ -1,0 +1,106 @@
+"""Cores of readers, consumers and received messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from .parts import CONSUMER, ClientPart, has
+
+_SCHEMA_BYTES = 8
+
+
+def read_next_of(reader: Any) -> Callable[[int], Any]:
+    """Return the fastest function that reads a message: it takes a timeout in ms.
+
+    The message is one of the client's core, or has the same methods.
+    """
+    core = getattr(reader, "_reader", None) if has(ClientPart.READER) else None
+    if core is not None:
+        read: Callable[[int], Any] = core.read_next
+        return read
+    public = reader.read_next
+    return lambda timeout_ms: PublicMessage(public(timeout_ms))
+
+
+def receive_of(consumer: Any) -> Callable[[int], Any]:
+    """Return the fastest function that receives a message: it takes a timeout in ms."""
+    receive: Callable[[int], Any] = acknowledging(consumer).receive
+    return receive
+
+
+def acknowledging(consumer: Any) -> Any:
+    """Return the fastest object with the methods of a consumer that take messages of the core."""
+    core = getattr(consumer, "_consumer", None) if has(ClientPart.CONSUMER) else None
+    return consumer if core is None else core
+
+
+def consumer_cores(consumers: Sequence[Any]) -> list[Any] | None:
+    """Return the cores of consumers; None without the part."""
+    if not has(ClientPart.CONSUMER):
+        return None
+    return [consumer._consumer for consumer in consumers]
+
+
+def wrapped_receive(
+    consumer: Any, receive: Callable[..., Any], batch_receive: Callable[[], list[Any]]
+) -> tuple[Callable[..., Any], Callable[[], list[Any]]]:
+    """Return the methods ``receive`` and ``batch_receive`` of a consumer with another source.
+
+    Args:
+        consumer: a consumer with the schema.
+        receive, batch_receive: sources of messages of the core; without the part, of messages that
+            the client has wrapped.
+    """
+    if not has(ClientPart.CONSUMER):
+        return receive, batch_receive
+    # The client's own code checks arguments and wraps messages.
+    core = SimpleNamespace(receive=receive, batch_receive=batch_receive)
+    owner = SimpleNamespace(_consumer=core, _schema=consumer._schema)
+    return partial(CONSUMER.receive, owner), partial(CONSUMER.batch_receive, owner)
+
+
+def message_core(message: Any) -> Any:
+    """Return the message of the core, or an object with its methods."""
+    return core_of_messages()(message)
+
+
+def core_of_messages() -> Callable[[Any], Any]:
+    """Return the function of :func:`message_core`, for loops."""
+    return _core_of if has(ClientPart.MESSAGE) else _with_methods_of_core
+
+
+def _core_of(message: Any) -> Any:
+    return getattr(message, "_message", message)
+
+
+def _with_methods_of_core(message: Any) -> Any:
+    return message if isinstance(message, PublicMessage) else PublicMessage(message)
+
+
+class PublicMessage:
+    """A received message with the methods of the core's messages, by public ones.
+
+    Args:
+        message: a ``pulsar.Message``.
+    """
+
+    __slots__ = ("_public",)
+
+    def __init__(self, message: Any) -> None:
+        self._public = message
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._public, name)
+
+    def length(self) -> int:
+        """Return the size of the payload, in bytes."""
+        return len(self._public.data())
+
+    def int_schema_version(self) -> int:
+        """Return the number of the schema's version; -1 without a schema."""
+        raw = self._public.schema_version()
+        data = raw.encode("latin-1") if isinstance(raw, str) else bytes(raw or b"")
+        return int.from_bytes(data, "big") if len(data) == _SCHEMA_BYTES else -1
