@@ -37,6 +37,10 @@ class SourcePartition:
         """The parsed name of the partition."""
         return TopicName.parse(self.topic)
 
+    def ready_until_ms(self, now_ms: int) -> int:
+        """Return the latest publish time of a message that is ready now, ms since the epoch."""
+        return now_ms - self.hand_off_after_ms
+
 
 def source_partitions(description: LevelTopicDescription) -> tuple[SourcePartition, ...]:
     """Return the partitions that a mover of this level topic reads, from coarse to fine levels."""

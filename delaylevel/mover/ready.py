@@ -116,7 +116,7 @@ def _stored_bound(
     if last is None or last.next_entry <= start:
         # A message that is published from now on is not ready sooner (save for its clock's skew).
         return ReadyBound(start, now_ms + source.hand_off_after_ms)
-    ready_until_ms = now_ms - source.hand_off_after_ms
+    ready_until_ms = source.ready_until_ms(now_ms)
     slack_ms = max(1, lead_ms // 2)
     found = admin.message_id_at(topic, ready_until_ms + 1)
     if found is None or found > last:
@@ -140,7 +140,7 @@ def _search(
     The broker searches from the first entry that it still has. If the time of that one is wrong,
     the broker finds nothing ready until that time has passed.
     """
-    ready_until_ms = now_ms - source.hand_off_after_ms
+    ready_until_ms = source.ready_until_ms(now_ms)
     low, wrong = 0, False  # everything before low is read
     for _ in range(_ROUNDS):
         low = entries.first_after(low, ready_until_ms)

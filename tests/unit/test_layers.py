@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "run": ("dispatcher", "mover", "topics", "cluster", "structures", "model"),
     "inspection": ("dispatcher.journal", "topics", "cluster", "structures", "model"),
     "consumer": ("producer", "topics", "cluster", "structures", "model"),
+    "simulation": ("mover.topic_thread", "model"),
     "functions": ("mover", "topics", "cluster", "model"),
     "spark_sync": ("inspection", "mover", "topics", "cluster", "model"),
     "broker": ("cluster",),
@@ -44,7 +45,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("cluster", "structures", "model"),
     ),
     "doctor": (
-        *("spark_sync", "functions", "inspection", "consumer", "dispatcher", "mover", "producer"),
+        *(
+            "simulation",
+            "spark_sync",
+            "functions",
+            "inspection",
+            "consumer",
+            "dispatcher",
+            "mover",
+            "producer",
+        ),
         *("topics", "cluster", "structures", "model"),
     ),
 }
