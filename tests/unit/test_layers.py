@@ -45,21 +45,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("cluster", "structures", "model"),
     ),
     "doctor": (
-        *(
-            "simulation",
-            "spark_sync",
-            "functions",
-            "inspection",
-            "consumer",
-            "dispatcher",
-            "mover",
-            "producer",
-        ),
+        *("spark_sync", "functions", "inspection", "consumer", "dispatcher", "mover", "producer"),
         *("topics", "cluster", "structures", "model"),
     ),
 }
 ROOMS["demo"] = ("doctor", "broker", *ROOMS["doctor"])
-ROOMS["cli"] = ("demo", "run", *ROOMS["demo"])
+ROOMS["cli"] = ("demo", "run", "simulation", *ROOMS["demo"])
 #: What every room may import: modules without a room, and the room `web`.
 LEAVES = ("errors", "installed", "prometheus", "web", "__version__")
 #: Modules that only re-export names of the rooms. No room imports them.
